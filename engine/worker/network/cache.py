@@ -243,8 +243,8 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: first those made of rows of this cache, then those of
-        prompts that join.
+        """A new cache with other blocks: first blocks made of rows of this cache, then blocks for
+        the prompts that join.
 
         Args:
             staying: the blocks made of rows of this cache, `width` rows each.

@@ -125,8 +125,8 @@ class DecoderSampler:
         return self._rounds(queue, self._current_forward(length), ending, done)
 
     def _current_forward(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, for at least `length` positions. The last
-        one is used again if it has that adapter in the same version, and enough positions."""
+        """The forward pass with the adapter as it is now, for at least `length` positions. That of
+        the last call is used again if it has this adapter in this version, and enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
         current_adapter = (self._adapter, version)
         if (

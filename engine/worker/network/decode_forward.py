@@ -244,9 +244,9 @@ class _Product:
     """One linear layer with its adapter, merged or as a second product of low rank."""
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
-        """Prepare the product of `adapted`, the layer as the training forward has it, and those of
-        the adapter's two factors, unless it is merged into the weight. With `pack` a second copy of
-        the weight is made in a faster layout."""
+        """Prepare the product with the weight of `adapted`, a layer of the training forward, and
+        the products with the adapter's two factors, unless the adapter is merged into the weight.
+        With `pack` a second copy of the weight is made in a faster layout."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale
@@ -274,7 +274,7 @@ class _Products(NamedTuple):
 
     @classmethod
     def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
-        """Those of these matrices; `pack` as `_Product` takes it."""
+        """The products of a layer's four matrices; `pack`: see `_Product`."""
         return cls(*(_Product(adapted, pack=pack) for adapted in linears))
 
 

@@ -280,8 +280,8 @@ class Decoder:
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        # The packed tokens that predict something, each once, and which of them predicts each
-        # label: an index of `rows`.
+        # `rows`: the packed tokens that predict a label, each once. `row_of_label`: which of `rows`
+        # predicts each label.
         rows, row_of_label = batch.source.unique(return_inverse=True)
         # On a CPU a few more rows are computed, so that products come in few sizes: the tokens in
         # `rows` stand first.

@@ -80,7 +80,7 @@ class _Batch:
     keys: torch.Tensor
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep the rows with these numbers alone, in that order."""
+        """Keep only the rows with these numbers, in that order."""
         index = torch.tensor(numbers, device=self.mask.device)
         _take_rows(self.cache, index)
         self.rows = [self.rows[i] for i in numbers]
@@ -302,7 +302,7 @@ class HubSampler:
 
 
 def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
-    """The rows of both batches in one; None where there are none."""
+    """The rows of both batches in one batch. Either may be None, without rows; None if both are."""
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
@@ -315,8 +315,8 @@ def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.T
 
 
 def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
-    """The batch after each row has drawn a token from its logits [rows, vocab], without the rows
-    that ended with it; None where all did. `done` is called for those that ended."""
+    """Let each row draw a token from its logits [rows, vocab]. Returns the batch without the rows
+    that end with this token, for which `done` is called; None if all rows end."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
     going_on = _append_tokens(batch, logprobs, ending, done)

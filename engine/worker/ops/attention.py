@@ -133,7 +133,7 @@ class Attention:
         padded = _padded_of(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         shared = self._of_their_prefixes(qkv, bucket)
-        # Those of the prefix first, then those of the suffix; [suffixes, 2 kv_heads, tokens, dim].
+        # Of each suffix: those of its prefix, then its own; [suffixes, 2 kv_heads, tokens, dim].
         keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
@@ -335,8 +335,8 @@ class VarlenPlan:
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:
-    """The packed row of every key, sequence by sequence: those of the prefixes, then for each
-    suffix with tokens those of its prefix and its own. int64."""
+    """The number of the packed token behind every key, int64: first the tokens of the prefixes;
+    then, for each suffix with tokens, the tokens of its prefix and its own."""
     prefix_starts = start_offsets(layout.prefixes, offset=0)
     offset = sum(layout.prefixes)  # of the next suffix in the packed order
     keys = [torch.arange(offset)]  # of the prefixes: their own tokens

@@ -349,9 +349,9 @@ def _sums_by_key(
 def _joint_gradient(
     dq_by_token: torch.Tensor, dk_by_token: torch.Tensor, dv_by_token: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of qkv, [rows, length, heads + 2 kv_heads, dim], from that of the scaled queries
-    [rows, length, kv_heads, group, dim] and those of keys and values [rows, length, kv_heads, 1,
-    dim]."""
+    """The gradient of qkv, [rows, length, heads + 2 kv_heads, dim], from the gradients of the
+    scaled queries [rows, length, kv_heads, group, dim] and of the keys and values, each [rows,
+    length, kv_heads, 1, dim]."""
     sizes = _Sizes(*dq_by_token.shape)
     rows, length, kv_heads, _, dim = sizes
     dqkv = dq_by_token.new_empty((rows, length, sizes.heads + 2 * kv_heads, dim))

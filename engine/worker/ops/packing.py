@@ -371,8 +371,8 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
-    """The number after that of the last suffix that can share a bucket with suffix `first`: their
-    prefixes are of similar length."""
+    """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
+    prefix is not of similar length; len(layout.suffixes) if there is none."""
     # The prefixes are sorted by length, so that of suffix `first` is the bucket's shortest.
     longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
     end = first
