@@ -146,9 +146,9 @@ def _is_json_container(text: str) -> bool:
 
 
 def _last_line_apart(gold: str) -> Core:
-    """Split a reference answer around its last line, or around the last number in it.
+    """Split a reference answer around its last line, or around the last number in that line.
 
-    It is the number if the line has one and no more than LONG_WORDS words.
+    The number is taken if the line has one and is short: no more than LONG_WORDS words.
     """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line

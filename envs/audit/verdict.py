@@ -71,7 +71,7 @@ def _probe_lines(findings: Findings) -> list[ProbeLine]:
 
 
 def _verdict(risks: Sequence[str], weaknesses: Sequence[str]) -> str:
-    """The verdict on a scorer: risk, warn (it has weaknesses alone) or ok."""
+    """The verdict on a scorer: risk, warn (it has weaknesses and no risk) or ok."""
     if risks:
         return "risk"
     return "warn" if weaknesses else "ok"

@@ -110,13 +110,13 @@ def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
     the user's others.
     """
     if counted_apart:
-        allowed_tasks = limits.processes + OURS
+        allowed_threads = limits.processes + OURS
         words = f"processes {limits.processes}"
     else:
         # The kernel counts every process of the user, not only ours, so these are added.
-        allowed_tasks = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
-        words = f"processes {allowed_tasks} with the user's own"
-    return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_tasks) else []
+        allowed_threads = _threads_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
+        words = f"processes {allowed_threads} with the user's own"
+    return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_threads) else []
 
 
 def _set_limit(resource_id: int, value: int) -> bool:
@@ -188,6 +188,7 @@ def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
 
     A private folder inside one that is covered needs no cover of its own. Raises OSError.
     """
+    # Others may not enter them.
     private_folders = {
         parent for path in paths for parent in path.parents if not parent.stat().st_mode & 0o001
     }
@@ -247,7 +248,7 @@ def _uids_in_use() -> set[int]:
     return uids
 
 
-def _tasks_of_user() -> int:
+def _threads_of_user() -> int:
     """How many threads this user has, over all processes of the machine; 0 if this is not Linux.
 
     Processes that end meanwhile are skipped.

@@ -68,15 +68,15 @@ FORWARD = [
     Fault(
         "a row continues the prompt of the first group",
         "ops/attention.py",
-        "prompt = qkv[each.start : each.stop, heads:]",
+        "prompt = qkv[continuation.start : continuation.stop, heads:]",
         "prompt = qkv[suffixes[0].start : suffixes[0].stop, heads:]",
         (GROUPS + "[blocks]",),
     ),
     Fault(
         "a prompt learns nothing from the rows that continue it",
         "ops/attention.py",
-        "dqkv[each.start : each.stop, ctx.heads :] += dprompt",
-        "dqkv[each.start : each.stop, ctx.heads :] += 0 * dprompt",
+        "dqkv[continuation.start : continuation.stop, ctx.heads :] += dprompt",
+        "dqkv[continuation.start : continuation.stop, ctx.heads :] += 0 * dprompt",
         (GROUPS + "[blocks]",),
     ),
     Fault(
@@ -235,8 +235,8 @@ FORWARD = [
     Fault(
         "positions are not turned back in the backward pass",
         "ops/fused_ops.py",
-        "rotate(gradient, cos, -sin, unrotated)",
-        "rotate(gradient, cos, sin, unrotated)",
+        "rotate(gradient, cos, -sin, out=unrotated)",
+        "rotate(gradient, cos, sin, out=unrotated)",
         ("ops/test_kernels.py::test_heads_are_normalised_and_rotated_and_values_left_alone", SFT),
     ),
     Fault(

@@ -64,7 +64,7 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
             raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
         for position, is_trained in enumerate(row.loss_mask):
             if is_trained:
-                source.append(i * length + position - 1)
+                source.append(i * length + position - 1)  # the token before, in flattened ids
                 labels.append(row.ids[position])
                 row_numbers.append(i)
     return Batch(ids, _int64(source), _int64(labels), _int64(row_numbers))

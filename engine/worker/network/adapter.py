@@ -287,7 +287,7 @@ class FlatAdapter:
         """Draw the A factors that PEFT would draw with this seed; the B factors stay zero."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for factors, part in self._adapted():
+            for factors, part in self._adapted_parts():
                 a, b = factors.a[part.a], factors.b[part.b]
                 # PEFT draws A and B when it constructs their layers, and then A once more. The
                 # first two draws are thrown away: they only move the generator on.
@@ -295,7 +295,7 @@ class FlatAdapter:
                     _peft_draw(shape, generator)
                 a.copy_(_peft_draw(a.shape, generator))
 
-    def _adapted(self) -> Iterator[tuple[Factors, Part]]:
+    def _adapted_parts(self) -> Iterator[tuple[Factors, Part]]:
         """Yield every adapted projection: its layer's factors, and its part of them."""
         for factors in self.factors:
             if factors is not None:
@@ -320,7 +320,7 @@ class FlatAdapter:
         """The gradients gathered by backward passes, under the names of `state`; views, not
         copies."""
         tensors = {}
-        for factors, part in self._adapted():
+        for factors, part in self._adapted_parts():
             assert factors.a.grad is not None and factors.b.grad is not None  # made in `_next_leaf`
             tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
             tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
@@ -341,7 +341,7 @@ class FlatAdapter:
     def _named_views(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (PEFT's name, view of the buffer) for the factors A and B of every projection that
         has an adapter."""
-        for factors, part in self._adapted():
+        for factors, part in self._adapted_parts():
             yield f"{PREFIX}{part.module}.lora_A.weight", factors.a.detach()[part.a]
             yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
 

@@ -64,13 +64,13 @@ class Cache:
         *,
         like: torch.Tensor,
     ) -> None:
-        """Allocate columns for the tokens that all rows will generate, and lay out the prompts'
+        """Allocate columns, each for one generated token of every row, and lay out the prompts'
         keys and values.
 
         Args:
-            prompts: one for each block of `width` rows.
+            prompts: one for each block. A block is `width` rows that continue the same prompt.
             starts: [blocks * width], for each row the first column that it may see.
-            columns_written: how many columns count as written; the caller copies them in.
+            columns_written: how many columns hold tokens already; the caller copies them in.
             like: a tensor of the dtype and on the device to work in.
         """
         self.shape = shape
@@ -243,8 +243,8 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: first those made of rows of this cache, then those of
-        prompts that join.
+        """A new cache with other blocks: first blocks made of rows of this cache, then blocks for
+        the prompts that join.
 
         Args:
             staying: the blocks made of rows of this cache, `width` rows each.

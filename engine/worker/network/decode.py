@@ -125,8 +125,8 @@ class DecoderSampler:
         return self._rounds(queue, self._current_forward(length), ending, done)
 
     def _current_forward(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, for at least `length` positions. The last
-        one is used again if it has that adapter in the same version, and enough positions."""
+        """The forward pass with the adapter as it is now, for at least `length` positions. That of
+        the last call is used again if it has this adapter in this version, and enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
         current_adapter = (self._adapter, version)
         if (
@@ -273,8 +273,8 @@ class _Batch:
         self._append_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
-        """Prepare the steps until the cache's window is full again: compute their random numbers
-        and, with graphs, capture the step."""
+        """Prepare for the steps that will fill the cache's window: compute their random numbers
+        and, if steps run as CUDA graphs, capture one."""
         self._graph: _Graph | None = None  # frees its memory before the next one is captured
         self._random_numbers = None  # [rows, window]; None if greedy
         if self.ending.params.temperature:
@@ -282,8 +282,9 @@ class _Batch:
             # In its first column a row reads its token 0 and draws token 1.
             token_numbers = columns - cache.starts_on_device[:, None] + 1
             self._random_numbers = uniforms(self._keys[:, None], token_numbers)
-        # Without graphs `_graph` stays None. With the bound method `_compute` in its place this
-        # object would refer to itself, and hold the weights until cycles are next collected.
+        # Without graphs `_graph` stays None, and `step` calls `_compute`. If `_graph` held that
+        # bound method instead, this object would refer to itself and keep the weights alive until
+        # cycles are next collected; `_Graph` calls the method without keeping it.
         if self.graphs:
             self._graph = _Graph(self._compute)
 

@@ -50,7 +50,7 @@ class _StoringAttention:
     positions: torch.Tensor
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """See `Attend`."""
+        """See `Attend`. Also writes the tokens' keys and values into `prompts`."""
         kv_heads = self.prompts.keys.shape[2]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
         self.prompts.keys[layer][self.numbers, :, self.positions] = k
@@ -67,7 +67,7 @@ class Forward:
         Args:
             weights: base alone or with an adapter, merged or not.
             vocab: ids at or above it get no logits.
-            length: how many positions there may be, those of rows that have ended included.
+            length: how many positions a row may reach; that of a row that has ended still grows.
         """
         self.decoder = decoder
         self.length = length
@@ -88,12 +88,12 @@ class Forward:
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
         values, the logits after the last token of each, [prompts, vocab] float32)."""
-        read = self._no_keys_yet([len(prompt) for prompt in prompts])
+        keys_and_values = self._no_keys_yet([len(prompt) for prompt in prompts])
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
-        for chunk in _chunks(read.lengths, PREFILL_TOKENS[device.type]):
-            logits[chunk] = self._read_chunk(prompts, chunk, into=read)
-        return read, logits
+        for chunk in _chunks(keys_and_values.lengths, PREFILL_TOKENS[device.type]):
+            logits[chunk] = self._read_chunk(prompts, chunk, into=keys_and_values)
+        return keys_and_values, logits
 
     def _no_keys_yet(self, lengths: list[int]) -> Prompts:
         """Memory, filled with zeros, for the keys and values of prompts of these lengths."""
@@ -244,9 +244,9 @@ class _Product:
     """One linear layer with its adapter, merged or as a second product of low rank."""
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
-        """Prepare the product of `adapted`, the layer as the training forward has it, and those of
-        the adapter's two factors, unless it is merged into the weight. With `pack` a second copy of
-        the weight is made in a faster layout."""
+        """Prepare the product with the weight of `adapted`, a layer of the training forward, and
+        the products with the adapter's two factors, unless the adapter is merged into the weight.
+        With `pack` a second copy of the weight is made in a faster layout."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale
@@ -274,7 +274,7 @@ class _Products(NamedTuple):
 
     @classmethod
     def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
-        """Those of these matrices; `pack` as `_Product` takes it."""
+        """The products of a layer's four matrices; `pack`: see `_Product`."""
         return cls(*(_Product(adapted, pack=pack) for adapted in linears))
 
 

@@ -76,10 +76,10 @@ class _RopeTables:
     def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
         if self.tables is None or self.tables[0].shape[0] < length:
-            self.tables = self._made(max(length, self.least_length))
+            self.tables = self._new_tables(max(length, self.least_length))
         return self.tables
 
-    def _made(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _new_tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """New tables for exactly `length` positions."""
         positions = torch.arange(length, device=self.device).float()
         angles = torch.outer(positions, self.inverse_frequencies)[:, None]
@@ -201,6 +201,7 @@ class Decoder:
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
+            # Only on a CPU, and only where memory allows a second copy of the weights.
             merge = self.device.type == "cpu" and self.packs_weights
             adapter.applied = Weights(self, adapter, merge=merge)
         return adapter.applied.refresh()
@@ -279,10 +280,11 @@ class Decoder:
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        # The packed tokens that predict something, each once, and which of them predicts each
-        # label: an index of `rows`.
+        # `rows`: the packed tokens that predict a label, each once. `row_of_label`: which of `rows`
+        # predicts each label.
         rows, row_of_label = batch.source.unique(return_inverse=True)
-        # On a CPU a few more rows are computed, so that products come in few sizes.
+        # On a CPU a few more rows are computed, so that products come in few sizes: the tokens in
+        # `rows` stand first.
         computed_rows = rounded_up(rows, len(batch.ids), self.grain)
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
@@ -291,7 +293,7 @@ class Decoder:
         if len(rows) < len(row_of_label):
             # A prompt's last token predicts the first token of each completion: repeat its row.
             hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
-            places = slice(len(row_of_label))
+            places = slice(len(row_of_label))  # in the order of the labels, without padding
         else:
             labels = _labels_by_row(batch.labels, row_of_label, len(computed_rows))
             places = row_of_label
@@ -365,7 +367,7 @@ class _LayerStep:
         """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
         the previous layer, has not been added to it yet; None at the first layer.
 
-        Returns x and delta for the next layer, for `rows` alone if these are set.
+        Returns x and delta for the next layer; if `self.rows` is set, only those of these tokens.
         """
         layer, dropout = self.layer, self.shared.dropout
         _, o, gate_up, down = self.linears
@@ -375,6 +377,7 @@ class _LayerStep:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
         out = self._normed(o(attended, dropout), layer.norm_attended)
         x, y = self._added_then_normed(x, out, layer.norm_mid)
+        # The MLP: the projection `down` of silu(gate) * up.
         out = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
         return x, self._normed(out, layer.norm_mlp)
 
@@ -404,10 +407,10 @@ class _LayerStep:
         layer, decoder = self.layer, self.shared.decoder
         qkv, *_ = self.linears
         heads = qkv(y, self.shared.dropout)
-        if layer.whole_norms is not None:
+        if layer.whole_norms is not None:  # of all heads together, not of each one
             heads = self._wholly_normed(heads, *layer.whole_norms)
         cos, sin = self.shared.cos, self.shared.sin
-        if not layer.rotated:
+        if not layer.rotated:  # this layer does not use positions
             cos, sin = no_rotation(cos, sin)
         layout = HeadLayout(decoder.shape.heads, decoder.shape.kv, decoder.eps)
         return HeadsRope.apply(
@@ -552,19 +555,20 @@ class Weights:
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
-                adapted.append(self._adapted(linear, linear_index))
+                adapted.append(self._adapted_linear(linear, linear_index))
                 linear_index += 1
             qkv, o, gate_up, down = adapted
             self._layers.append((qkv, o, gate_up, down))
 
-    def _adapted(self, linear: Linear, linear_index: int) -> AdaptedLinear:
+    def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
         """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
-        its number among all. Allocates the memory for the merged weight."""
+        its number among all. Allocates memory for the merged weight if the adapter is merged."""
         factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
         merged = torch.empty_like(linear.weight) if self.merging else None
-        return AdaptedLinear(linear, factors, self.adapter.spec.scale * linear.factor, merged)
+        scale = self.adapter.spec.scale * linear.factor
+        return AdaptedLinear(linear, factors, scale=scale, merged=merged)
 
     def of(self, layer: int) -> LayerWeights:
         return self._layers[layer]

@@ -288,6 +288,7 @@ class HubNetwork:
         """(log-probabilities, entropies) of the trained tokens, both [T] float32, from all logits
         of the model; only log-probabilities carry gradients."""
         all_logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
+        # Of the tokens that predict a trained one, without the ids beyond the vocabulary.
         logits = all_logits[batch.source][:, : self.vocab].float() * inverse_temperature
         logprobs = logits.log_softmax(-1)
         with torch.no_grad():

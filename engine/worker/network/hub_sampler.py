@@ -80,7 +80,7 @@ class _Batch:
     keys: torch.Tensor
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep the rows with these numbers alone, in that order."""
+        """Keep only the rows with these numbers, in that order."""
         index = torch.tensor(numbers, device=self.mask.device)
         _take_rows(self.cache, index)
         self.rows = [self.rows[i] for i in numbers]
@@ -91,13 +91,15 @@ class _Batch:
 
     def _drop_unseen_columns(self) -> None:
         """Drop the columns on the left that no row sees, once they are UNSEEN_SHARE of all."""
+        # Padding is on the left, so the row that sees most columns sees the last ones.
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
             _resize(self.cache, self.mask.shape[1] - unseen)
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which is used up by this."""
+        """Add the rows of another batch, which must not be used afterwards. Before, both are padded
+        to the same number of columns, which hold one token of each row."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
@@ -215,8 +217,8 @@ class HubSampler:
             yield
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
-        """Whether to read waiting prompts now. Reading interrupts the rows under way, so it waits
-        for places for many."""
+        """Whether to read waiting prompts now. Reading interrupts the rows under way, so prompts
+        wait until many places are free; if rows cannot be added to the cache, until all are."""
         if not waiting:
             return False
         if batch is None:
@@ -236,8 +238,8 @@ class HubSampler:
         return taken
 
     def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
-        """Read prompts, each once. Returns (their rows, which have drawn nothing yet; the logits
-        after each row's prompt, [rows, vocab] float32)."""
+        """Run prompts through the model, each once. Returns (a batch of their rows, which have
+        drawn nothing yet; the logits after each row's prompt, [rows, vocab] float32)."""
         device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
         cache = DynamicCache(config=self.model.config)
@@ -245,7 +247,7 @@ class HubSampler:
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
         prompt_of_row = _prompt_of_row(prompts, device)
-        if len(rows) > len(prompts):
+        if len(rows) > len(prompts):  # repeat the prompts that have several rows
             _take_rows(cache, prompt_of_row)
         batch = _Batch(
             rows,
@@ -300,7 +302,7 @@ class HubSampler:
 
 
 def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
-    """The rows of both batches in one; None where there are none."""
+    """The rows of both batches in one batch. Either may be None, without rows; None if both are."""
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
@@ -313,8 +315,8 @@ def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.T
 
 
 def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
-    """The batch after each row has drawn a token from its logits [rows, vocab], without the rows
-    that ended with it; None where all did. `done` is called for those that ended."""
+    """Let each row draw a token from its logits [rows, vocab]. Returns the batch without the rows
+    that end with this token, for which `done` is called; None if all rows end."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
     going_on = _append_tokens(batch, logprobs, ending, done)
@@ -355,8 +357,8 @@ def _is_joinable(cache: DynamicCache) -> bool:
 
 
 def _resize(cache: DynamicCache, columns: int) -> None:
-    """Make a cache this many columns long, on the left: columns are dropped there, or added as
-    padding, which the mask must hide. A sliding layer holds the last of them alone, as many as its
+    """Make a cache this many columns long by dropping columns on its left, or by adding padding
+    there, which the mask must hide. A sliding layer holds only the last columns, as many as its
     window lets the next token see."""
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:

@@ -144,6 +144,7 @@ class DecoderNetwork:
         largest one decides how much memory a step takes."""
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
         groups, sizes = _filled(rows, order, budget)
+        # The lowest limit, tried from an equal share upwards, that needs no more microbatches.
         limit = math.ceil(sum(sizes) / len(groups)) if groups else budget
         while limit < budget:
             even_groups, _ = _filled(rows, order, limit)

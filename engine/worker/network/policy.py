@@ -140,10 +140,11 @@ def _load_decoder_network(
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    # An earlier comparison passed and stored it: none is needed now, and transformers' model
+    # An earlier comparison passed and stored the rope: none is needed now, and transformers' model
     # classes, which take over 100 MB and a second, are not imported.
     if known_rope is not None:
-        # KeyError: weights under names that only transformers can map; it loads them below.
+        # KeyError: weights under names that only transformers can map; `_compared_decoder` loads
+        # them through transformers.
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), ""
@@ -159,8 +160,11 @@ def _compared_decoder(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> tuple[Decoder, Choice, float]:
     """Load the model in `path` with transformers, make our own decoder of it, and compare their
-    logits on a few ids. Returns (the decoder, the functions that it now uses, the difference of the
-    logits relative to theirs)."""
+    logits on a few ids. `choice` is the set of functions to try in the decoder.
+
+    Returns (the decoder, the set that it now uses, the difference of its logits from transformers',
+    relative to those).
+    """
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)
     with torch.no_grad():
@@ -199,7 +203,7 @@ def load_transformers(
 
     Args:
         precision: see `pick_dtype`.
-        quantization: "nf4" loads 4-bit weights; "none".
+        quantization: "nf4" loads 4-bit weights, "none" those of the precision.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.

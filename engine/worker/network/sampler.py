@@ -215,6 +215,7 @@ def draw(
         logprobs = without_unlikely(logprobs, params.min_p)
     if params.top_k or params.top_p < 1:
         return _draw_likely(logprobs, params, random_numbers)
+    # Without min_p nothing has been taken out, so the logits give the same probabilities.
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     token = pick(probabilities, random_numbers)
     return token, _at(token, logprobs)
@@ -246,7 +247,8 @@ def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
 def likeliest(
     logprobs: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus.
+    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus, the
+    likeliest that add up to `top_p`.
 
     Args:
         logprobs: [rows, vocab].
@@ -305,8 +307,8 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
     Args:
         probabilities: [rows, vocab] float32; their sum need not be one.
-        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that one times a sum is less than the
-            sum.
+        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that such a number times a sum is
+            less than the sum.
     """
     if probabilities.shape[1] > 4 * BLOCK:  # too many to sum in one go
         return _pick_by_blocks(probabilities, random_numbers)
@@ -316,7 +318,8 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """As `pick`, by sums over blocks of ids: first the block of each row, then the id in it."""
+    """Draw an id from each row, as `pick` does; returns [rows]. The sums over blocks of BLOCK ids
+    show which block a row's id is in, so that only this block is summed id by id."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))

@@ -76,6 +76,7 @@ class Multipliers:
         return cls(
             embedding=float(getattr(config, "embedding_multiplier", None) or 1.0),
             residual=float(getattr(config, "residual_multiplier", None) or 1.0),
+            # Queries and keys both get this factor, so the scores get its square.
             angles=(attention / usual) ** 0.5,
             logits=float(getattr(config, "logits_scaling", None) or 1.0),
         )

@@ -56,7 +56,8 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
-        """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
+        """Prepare what all layers share: the plan of the variable-length kernel, or sequences of
+        similar length padded in buckets.
 
         Args:
             heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
@@ -132,7 +133,7 @@ class Attention:
         padded = _padded_of(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         shared = self._of_their_prefixes(qkv, bucket)
-        # Those of the prefix first, then those of the suffix; [suffixes, 2 kv_heads, tokens, dim].
+        # Of each suffix: those of its prefix, then its own; [suffixes, 2 kv_heads, tokens, dim].
         keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
@@ -191,7 +192,8 @@ class BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
         """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
-        token belongs to one bucket, which writes its gradient; suffixes add to their prompts'."""
+        token belongs to one bucket, which writes its gradient; the suffixes of a prompt then add to
+        the gradients of its keys and values."""
         saved = iter(ctx.saved_tensors)
         kept_by_bucket = iter([list(islice(saved, count)) for count in ctx.counts])
         dqkv = dout.new_empty(ctx.shape)
@@ -200,13 +202,13 @@ class BlockAttention(torch.autograd.Function):
                 next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
             )
             _write(dpadded.flatten(0, 1), bucket, dqkv)
-        for each in ctx.suffixes:
-            bucket = each.suffixes
+        for continuation in ctx.suffixes:
+            bucket = continuation.suffixes
             dprompt, dpadded = causal.continued_gradient(
                 next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
             )
             _write(dpadded.flatten(0, 1), bucket, dqkv)
-            dqkv[each.start : each.stop, ctx.heads :] += dprompt
+            dqkv[continuation.start : continuation.stop, ctx.heads :] += dprompt
         return dqkv, None, None, None
 
 
@@ -221,9 +223,10 @@ def _attended_by_bucket(
     heads = qkv.shape[1] - 2 * kv_heads
     for bucket in prefixes:
         yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
-    for each in suffixes:
-        prompt = qkv[each.start : each.stop, heads:]
-        yield each.suffixes, *causal.continued(prompt, _padded_of(qkv, each.suffixes), kv_heads)
+    for continuation in suffixes:
+        bucket = continuation.suffixes
+        prompt = qkv[continuation.start : continuation.stop, heads:]  # its keys and values
+        yield bucket, *causal.continued(prompt, _padded_of(qkv, bucket), kv_heads)
 
 
 def _qkv_shape(bucket: Bucket, qkv: torch.Tensor) -> torch.Size:
@@ -327,12 +330,13 @@ class VarlenPlan:
             return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
         pairs = zip(layout.owners, layout.suffixes, strict=True)
         key_lengths = [*prefixes, *(prefixes[owner] + length for owner, length in pairs if length)]
-        return cls(_key_rows(layout), prefixes + suffixes, key_lengths, device)
+        query_lengths = prefixes + suffixes
+        return cls(_key_rows(layout), query_lengths, key_lengths, device)
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:
-    """The packed row of every key, sequence by sequence: those of the prefixes, then for each
-    suffix with tokens those of its prefix and its own. int64."""
+    """The number of the packed token behind every key, int64: first the tokens of the prefixes;
+    then, for each suffix with tokens, the tokens of its prefix and its own."""
     prefix_starts = start_offsets(layout.prefixes, offset=0)
     offset = sum(layout.prefixes)  # of the next suffix in the packed order
     keys = [torch.arange(offset)]  # of the prefixes: their own tokens

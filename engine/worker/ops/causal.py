@@ -80,8 +80,9 @@ class _Sizes(NamedTuple):
 
 
 def attended(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """What `CausalAttention` computes. Returns (the output, what `attended_gradient` needs: scaled
-    queries, keys, values and the probabilities of each block)."""
+    """The output of `CausalAttention`, [rows * length, heads * dim], for qkv [rows, length, heads +
+    2 kv_heads, dim], and what `attended_gradient` needs: scaled queries, keys, values and the
+    probabilities of each block."""
     sizes = _Sizes.of(qkv.shape, kv_heads)
     q, k, v = _rows_first(qkv, sizes)
     out, probabilities_by_block = _attended_by_blocks(q, k, v)
@@ -150,8 +151,8 @@ def _block_probabilities(q: torch.Tensor, k: torch.Tensor, group: int) -> torch.
 def attended_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
-    """The gradient of `qkv` in `attended`, which had this shape, from the gradient `dout` of the
-    output."""
+    """The gradient of `attended`'s argument `qkv`, which had the shape `shape`, from the gradient
+    `dout` of its output. `saved` is the list that it returned."""
     q, k, v, *probabilities_by_block = saved
     sizes = _Sizes.of(shape, kv_heads=k.shape[0] // shape[0])
     rows, length, kv_heads, group, dim = sizes
@@ -270,8 +271,8 @@ def _continued_probabilities(
 def continued_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `prompt` and `qkv` in `continued`, of which qkv had this shape, from the
-    gradient `dout` of the output."""
+    """The gradients of `continued`'s arguments `prompt` and `qkv`, from the gradient `dout` of its
+    output. `saved` is the list that it returned, `shape` the shape of qkv."""
     kv_heads = saved[0].shape[0]  # the prompt's keys are saved first
     sizes = _Sizes.of(shape, kv_heads)
     by_head = dout.view(*sizes).permute(2, 0, 1, 3, 4)
@@ -348,13 +349,13 @@ def _sums_by_key(
 def _joint_gradient(
     dq_by_token: torch.Tensor, dk_by_token: torch.Tensor, dv_by_token: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of qkv, [rows, length, heads + 2 kv_heads, dim], from that of the scaled queries
-    [rows, length, kv_heads, group, dim] and those of keys and values [rows, length, kv_heads, 1,
-    dim]."""
+    """The gradient of qkv, [rows, length, heads + 2 kv_heads, dim], from the gradients of the
+    scaled queries [rows, length, kv_heads, group, dim] and of the keys and values, each [rows,
+    length, kv_heads, 1, dim]."""
     sizes = _Sizes(*dq_by_token.shape)
     rows, length, kv_heads, _, dim = sizes
     dqkv = dq_by_token.new_empty((rows, length, sizes.heads + 2 * kv_heads, dim))
-    # The factor is that of `_scaled`.
+    # `_scaled` multiplied the queries by this factor, so their gradient gets it too.
     target = _queries(dqkv, sizes)
     torch.mul(dq_by_token, dim**-0.5, out=target)
     dk, dv = _keys_and_values(dqkv, sizes)

@@ -133,11 +133,11 @@ def _apply_rope(
     # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
-        rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
+        rotate(queries_and_keys.clone(), cos, sin, out=queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
     weight = per_head(q_weight, k_weight, heads, kv_heads)
-    rotate(normed * weight, cos, sin, queries_and_keys)
+    rotate(normed * weight, cos, sin, out=queries_and_keys)
     return normed, inverse, weight
 
 
@@ -155,10 +155,10 @@ def _apply_rope_gradient(
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         unrotated = torch.empty_like(normed)
-        rotate(gradient, cos, -sin, unrotated)  # -sin: back
+        rotate(gradient, cos, -sin, out=unrotated)  # -sin: back
         target.copy_(normalise_gradient(normed, inverse, weight, unrotated))
     else:
-        rotate(gradient, cos, -sin, target)
+        rotate(gradient, cos, -sin, out=target)
     return out
 
 
@@ -469,7 +469,7 @@ class _RopeInputs(NamedTuple):
 
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
-        # Drawn in any case, so that the numbers after them do not depend on `normed`.
+        """Draw them. Weights are drawn in any case: the numbers after them are always the same."""
         q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
         angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
         width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim

@@ -93,7 +93,7 @@ class LoraLinear(torch.autograd.Function):
         da, db, d_low_rank = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
-        if x_needs_grad or dropped_needs_grad:  # not so at the first layer
+        if x_needs_grad or dropped_needs_grad:  # nothing below the first layer is trained
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
@@ -179,7 +179,7 @@ def _factor_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of the adapter's factors a and b, and of its low-rank activations x A^T [N,
     parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
-    input."""
+    input; each part is one of the spans of outputs in `placement`, with r columns of its own."""
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
     d_low_rank = torch.empty_like(low_rank)
@@ -427,7 +427,7 @@ class TokenLogprobs(torch.autograd.Function):
         """(the log-probability of each label, the entropy of its distribution), both [T] float32;
         entropies are zeros unless asked for. If `hidden` [T, hidden] needs a gradient, `slopes` is
         saved in place of the logits: row t is the gradient of token t's log-probability with
-        respect to row t of `hidden`."""
+        respect to row t of `hidden`. Logits are computed for `chunk_rows` rows at a time."""
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)

@@ -28,7 +28,7 @@ LARGE_WEIGHTS = 2**25  # numbers in the weights of its layers
 @cache
 def _onednn() -> Any:
     """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
-    faster, which it is on AMD processors with AVX-512 only."""
+    faster than torch's own: it is faster only on AMD processors with AVX-512."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None

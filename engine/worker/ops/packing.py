@@ -174,8 +174,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
     """The distinct prefixes of the rows, sorted by length so that those of similar length can share
-    a bucket. One that no row begins with is added where the number of packed tokens is no multiple
-    of `grain` of it."""
+    a bucket. If there are not as many packed tokens as `grain` asks for (see `pack`), one more
+    prefix, with which no row begins, fills them up."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % grain(token_total)
@@ -227,7 +227,8 @@ class _PackedOrder:
 def _packed_ids_with_positions(
     rows: Sequence[Row], prefixes: Sequence["_Prefix"], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(the ids, their positions in their rows) of each prefix, then of each suffix."""
+    """Two lists with one tensor for each prefix, then for each suffix: its ids, and their positions
+    in their row. A row's last id is left out, as nothing is predicted from it."""
     prefix_lengths = order.layout.prefixes
     ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
     positions = [torch.arange(length) for length in prefix_lengths]
@@ -239,8 +240,8 @@ def _packed_ids_with_positions(
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
-    `grain` in all (see `pack`)."""
+    """The token numbers `rows`, followed by a few other ones below `token_count`, so that there are
+    as many as `grain` asks for (see `pack`)."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -332,7 +333,7 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 
 
 def continuations(layout: Layout) -> list[Continuation]:
-    """The suffixes by their prompt, without empty ones."""
+    """One entry for each prompt with its suffixes; empty suffixes are left out."""
     starts = start_offsets(layout.prefixes, offset=0)
     groups: list[Continuation] = []
     offset = sum(layout.prefixes)  # where the next suffix begins in the packed order
@@ -370,8 +371,8 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
-    """The number after that of the last suffix that can share a bucket with suffix `first`: their
-    prefixes are of similar length."""
+    """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
+    prefix is not of similar length; len(layout.suffixes) if there is none."""
     # The prefixes are sorted by length, so that of suffix `first` is the bucket's shortest.
     longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
     end = first
@@ -411,8 +412,9 @@ def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
 def _suffix_mask(
     suffixes: Bucket, prefix_lengths: Sequence[int], owner: torch.Tensor
 ) -> torch.Tensor:
-    """The mask of `SuffixBucket`: a suffix token sees all of its prefix, and its suffix up to
-    itself. `owner` numbers each suffix's prefix among those with the lengths `prefix_lengths`."""
+    """The mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length]: a suffix token
+    sees all of its prefix, and its suffix up to itself. `owner` [suffixes] holds for each suffix
+    the number of its prefix, as an index of `prefix_lengths`."""
     longest = max(prefix_lengths)
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
@@ -441,8 +443,8 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
 
 
 def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
-    """The number after that of the last sequence that fits into a bucket that begins with sequence
-    `first`, as `_group_into_buckets` says."""
+    """The end of the bucket that begins with sequence `first`: the number of the next sequence that
+    would bring its padding above MAX_WASTED_PAIRS; len(lengths) if none would."""
     end = first
     unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
     while end < len(lengths):
