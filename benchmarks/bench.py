@@ -160,6 +160,7 @@ def one_round(job: Job, number: int, made: Path, other: Peer) -> dict[str, Any]:
             line[side] = run_peer(other, job, side, made, facts, cores, start, number)
         write_json(BEGUN, line)
     line["matmul"] = matrix_rate(other, job, facts, cores)
+    line["torch_matmul"] = line["matmul"].pop("torch")
     line["load_after"] = os.getloadavg()[0]
     BEGUN.unlink()
     return line
@@ -290,8 +291,9 @@ def work(case: Case, facts: Mapping[str, Any], measured: list[int]) -> float:
 
 def matrix_rate(
     other: Peer, job: Job, facts: Mapping[str, Any], cores: list[int], **more: Any
-) -> dict[str, float]:
-    """GFLOP/s of products at this model's shapes and batch size, on these cores or this device."""
+) -> dict[str, Any]:
+    """GFLOP/s of products at this model's shapes and batch size, on these cores or this device;
+    under `torch` those of `torch.matmul` alone."""
     case = job.case
     tokens = sum(row["tokens"] for row in facts["rows"]) * case.prompts // len(facts["rows"])
     if case.algorithm == "grpo":
@@ -345,7 +347,9 @@ def said(job: Job, number: int, line: pairs.Round) -> str:
                 f"{variant} {own['rate'] / other['rate']:.2f}x"
                 f" (cpu {own['rate_cpu'] / other['rate_cpu']:.2f}x)"
             )
-    parts.append(f"{pairs.share([line]):.0%} of matmul, load {line['load']:.1f}")
+    of_torch = pairs.share([line], "torch_matmul")
+    parts.append(f"{pairs.share([line]):.0%} of matmul ({of_torch:.0%} of torch.matmul)")
+    parts.append(f"load {line['load']:.1f}")
     return ", ".join(parts)
 
 

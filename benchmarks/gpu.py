@@ -117,6 +117,7 @@ def one_round(job: Job, number: int, other: Peer) -> dict[str, Any]:
         # The table's memory column is the device's here, not the machine's.
         line[side] = entry | {"rss_mb": max(peak) / 2**20}
     line["matmul"] = bench.matrix_rate(other, job, facts, cores, device="cuda", repeat=10)
+    del line["matmul"]["torch"]
     del line["matmul"]["gflops_cpu"]  # the processor does not multiply here
     line["bytes_per_s"] = other.ask({"do": "bandwidth"})["bytes_per_s"]
     line["prompt_tokens"] = [row["tokens"] for row in facts["rows"]]

@@ -129,16 +129,17 @@ def loss_gap(rounds: Sequence[Round], variant: str) -> float | None:
     return max(gaps) if gaps else None
 
 
-def share(rounds: Sequence[Round]) -> float:
-    """Our arithmetic per second by the matrix rate measured in the same round.
+def share(rounds: Sequence[Round], rate: str = "matmul") -> float:
+    """Our arithmetic per second by the matrix rate measured in the same round: "matmul" is that of
+    the fastest library, "torch_matmul" that of `torch.matmul`.
 
     By the wall and, where it is known, per processor second; the smaller of the two counts, since
     other work on the machine may slow one side of a quotient alone.
     """
     ratios = [
-        min(line[OURS][name] / rate for name, rate in line["matmul"].items())
+        min(line[OURS][name] / gflops for name, gflops in line[rate].items())
         for line in rounds
-        if OURS in line and line.get("matmul")
+        if OURS in line and line.get(rate)
     ]
     return statistics.median(ratios) if ratios else 0.0
 
