@@ -261,7 +261,7 @@ def _keep_or_drop(
         tasks: the task rows of each environment version, by the version's hash.
         rule: `choices.where`, parsed.
     """
-    heldout = HeldOut(_heldout_tasks(tasks))
+    heldout = HeldOut(_heldout_tasks(tasks))  # finds held-out tasks in answers
     outcome = _Outcome(unindexed=heldout.unindexed)
     split_of_task = {
         (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows

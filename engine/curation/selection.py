@@ -182,7 +182,7 @@ class Rule:
         Raises UserError BAD_ARGUMENT for another name before the @, or a k not from 1 to 1024.
         """
         quoted_text, name, k = match.groups()
-        if quoted_text is not None:
+        if quoted_text is not None:  # an @ within quotes is part of a text
             return quoted_text
         if name != "pass":
             raise self._error(

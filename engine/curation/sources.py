@@ -334,8 +334,8 @@ class Stored:
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     """Find the stored answers of a run that `evaluate(regrade=run_id)` scores again.
 
-    Of a training run these are its held-out answers, or with split="train" its rollouts, of up to
-    eight steps.
+    Of an evaluation these are the answers of all its models; of a training run its held-out
+    answers, or with split="train" its rollouts, at no more than eight of its steps.
 
     Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
     NO_EVALUATION (no answer has a reward).

@@ -115,18 +115,19 @@ def curves_page(
 
     Args:
         keys: the metrics to show; empty for the main ones.
-        matches: shows the logged metrics whose name matches, instead of `keys`; None for `keys`.
+        matches: a test of names; if given, the logged metrics that pass it are shown instead of
+            `keys`.
         limit: the largest number of points of a curve; never more than 30 are shown.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
     shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
-    heldout = _half_behind(run, shown.columns)
+    choosing_half = _half_behind_heldout_metrics(run, shown.columns)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
-        summary = _curve_sentence(row, metrics, shown, heldout)
+        summary = _curve_sentence(row, metrics, shown, choosing_half)
     table = _table_of_curves(shown)
     page = CurvesPage(
         summary=clean_text(summary),
@@ -138,7 +139,8 @@ def curves_page(
         curves=_summaries(shown),
         available=_hidden_names(metrics, shown.columns),
         steps_logged=len(metrics.lines),
-        heldout=heldout,
+        heldout=choosing_half,
+        # A run that has ended logs no further steps.
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=_curve_warnings(metrics, shown.selected_count),
     )
@@ -174,8 +176,9 @@ def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
     return names[:_MOST_AVAILABLE]
 
 
-def _half_behind(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
-    """The tasks that `heldout_*` is measured on; None if no such metric is among `columns`."""
+def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
+    """The half of the held-out tasks on which the `heldout_*` metrics are measured, and by which
+    the run chooses its checkpoint; None if no such metric is among `columns`."""
     shows_heldout = any(name.startswith("heldout_") for name in columns)
     return choosing(run) if shows_heldout else None
 

@@ -133,7 +133,8 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group as a page shows it; all members together get the characters of one rollout."""
+    """One group as a page shows it. The prompt and the answers of all members share `max_chars` of
+    the query, which elsewhere are for one rollout."""
     redact = reading.redact
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)

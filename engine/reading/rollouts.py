@@ -103,7 +103,7 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
     items = _shown_items(reading, picked_rows)
     page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
-    if any(item.half for item in items):
+    if any(item.half for item in items):  # `about` explains that field
         page = replace(page, about=About())
     fitted = fit(
         reading,

@@ -272,6 +272,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
+    # Without an offset the page begins at the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
@@ -340,15 +341,15 @@ def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     """A page with the run's failure, and with the same console lines as `console_page`.
 
-    A run that has not failed gets a page whose `error` has no values. `next` suggests resuming the
-    run if it left a checkpoint. Raises UserError BAD_CURSOR.
+    A run that has not failed gets a page whose `error` has no values. `next` of the page suggests
+    resuming the run if it left a checkpoint. Raises UserError BAD_CURSOR.
     """
     row = reader.row
     # Cursors of this view are those of the console under another name: "error:2:4096".
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    # A run that is being stopped has the reason before it has ended.
+    # A run that is still being stopped has no such state yet, but has the reason already.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
     failure = ShownFailure()
@@ -395,8 +396,8 @@ def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None
 def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
-    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Kind, message and hint of
-    the run's row in the database come before those.
+    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Where the run's row in
+    the database has a kind, message or hint too, that of the row is shown.
     """
     row = reader.row
     redact = reader.redact

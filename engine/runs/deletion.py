@@ -38,10 +38,11 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     RUN_STATE for a run that has not ended, that an open run needs, or on which another run, a
     living deployment or a dataset was built; with `force` a warning names what was built on it.
     """
-    launcher.reap(home)
+    launcher.reap(home)  # gives runs whose processes are gone their new state
     with Store(home) as store:
         named = [(ref, store.get_run(ref)) for ref in refs]
         all_rows = store.list_runs(_ALL_RUNS)
+    # A warning for each ref that was only the beginning of an id.
     warnings = [text for ref, row in named for text in taken_as("run", ref, row.run_id)]
     rows_by_id = {row.run_id: row for _, row in named}
     all_ids = {row.run_id for row in all_rows}

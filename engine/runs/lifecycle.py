@@ -68,19 +68,20 @@ def wait(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait until a run has reached `until`, has ended, or `timeout_s` is over, then return its
-    status. `reached` in it says whether the run has reached `until`.
+    """Wait until a run has reached `until` or has ended, at most `timeout_s` seconds. Returns its
+    status with the added key `reached`: whether the run has reached `until`.
 
     Args:
         until: "end", "first_step", "next_eval" or "alert".
         timeout_s: seconds to wait, from 0 to 50.
-        cursor: `cursor` of an earlier reply, since when evaluations and alerts count; "" for now.
+        cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
+            those from now on.
         on_progress: called with the status at every change and about once a second.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # beyond a bound: the bound
+    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # a time out of range is not refused
     deadline = time.monotonic() + seconds
     launcher.reap(home)
     with Store(home) as store:
@@ -256,8 +257,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
     added: Reply = {"evaluation": scores}
     if names_step:
-        # The status has the step of the metrics, which may be behind this evaluation: they get
-        # their line after the event. They may be ahead of it already, too.
+        # The status has the newest step in the metrics. That may be lower than the step of this
+        # evaluation, because metrics are written after the event, or already higher.
         added["step"] = max(evaluated_step, status["step"] or 0)
     at_step = f" at step {evaluated_step}" if names_step else ""
     text = _scores_text(scores, status) or str(newest.get("message") or "")

@@ -62,6 +62,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope == "all":
             _add_work(page, home, store)
         if scope in ("all", "runs"):
+            # No run has the row id 0: the position 0 of the first page means all runs.
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
     _add_lists(page, home, scope, position, limit)
     return page.reply | {
@@ -237,8 +238,9 @@ def _budget(home: Home, store: Store) -> Reply:
 def _run_entry(home: Home, row: RunRow) -> Reply:
     """A run as an entry of the list of runs.
 
-    Its step and the time left are given only while it holds a device; verdict, reason, note, ledger
-    and the like only where there is any.
+    Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
+    note, the fields of its ledger entry, and an attempt after the first are given where there are
+    any.
     """
     entry: Reply = {
         "run_id": row.run_id,

@@ -128,7 +128,7 @@ class Regrade:
             process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored_rows.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
-                self._record_scores(index + 1, _mean_scores(ref, regraded[ref]))
+                self._record_scores(step=index + 1, scores=_mean_scores(ref, regraded[ref]))
         return regraded
 
     def _record_scores(self, step: int, scores: ModelScores) -> None:
@@ -269,10 +269,11 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
 
 
 def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """The mean scores over the lines of the model `ref`. The means are 0 where there is no line;
-    `success` is None where the environment does not report success."""
+    """The mean scores over the rows with the answers of the model `ref`. Without rows the means are
+    0; `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
+    # Without a measure no scoring succeeded: the count is the same by any measure.
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # without rows every sum is 0
     solved_count = sum(bool(row["success"]) for row in rows)

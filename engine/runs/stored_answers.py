@@ -131,7 +131,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
-        fresh.abandon()
+        fresh.abandon()  # a rescoring that still runs ends at once, without writing its result
         thread.shutdown(cancel_futures=True)
         fresh.close()
 
@@ -196,8 +196,8 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    The arguments are those of `rescoring` and its `begin`; `fresh` gives the env process. Nothing
-    is written where it was abandoned meanwhile.
+    `fresh` gives the env process; if it is abandoned meanwhile, nothing is written. The other
+    arguments are those of `rescoring` and of the function `begin` that it yields.
     """
     started_at = time.monotonic()
 

@@ -181,10 +181,12 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
     gpu = device if device is not None and device.kind == "cuda" else None
     filled.default("quantization", "none")
     if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
+        # The 4-bit weights of nf4 are always computed with in bfloat16.
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filled.sources["precision"] = HARDWARE
-    # Beside smaller weights the activations should fit without checkpointing.
+    # Checkpointing saves memory and costs time. Weights that take less than a third of the memory
+    # leave enough for the activations without it.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
     filled.default("gradient_checkpointing", is_large_model, HARDWARE)
 
@@ -249,9 +251,9 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set the sizes of groups and batches, sampling and the longest sequence of GRPO and of
-    distillation, and what is GRPO's alone."""
-    rows = filled["max_examples"]
+    """Set what GRPO and distillation have in common (the sizes of groups and batches, sampling, the
+    longest sequence), and the settings that only one of them has."""
+    rows = filled["max_examples"]  # None where the number of train rows is not known
     filled.default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
     filled.default("prompts_per_step", prompts_per_step)

@@ -142,6 +142,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     _check_names(algorithm, schema, settings)
     given = {name: value for name, value in settings.items() if value is not None}
     try:
+        # `GIVEN` holds the schemas of what a user gives, in which any setting may be missing.
         checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
         raise invalid_values_error(schema, error, given) from error
@@ -297,13 +298,14 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """The change of the call that mends the unknown names; None if none of them can be mended.
+    """How to correct the call whose settings have these unknown names; None if none of the names
+    can be corrected.
 
-    Names from elsewhere become ours, arguments of the tool become arguments, and settings of
-    another algorithm are left out.
+    A setting under another trainer's name gets our name, an argument of the tool that was put among
+    the settings becomes an argument, and a setting of another algorithm is left out.
     """
     known_names = SCHEMAS[algorithm].model_fields
-    # "" for a name that stands for no setting of ours.
+    # Each unknown name with the setting that it stands for; "" if it stands for none.
     our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
     renamed = {
         our_name: settings[name]

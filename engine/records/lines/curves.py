@@ -127,8 +127,9 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
     """Choose about `points` of the lines, in order; `keys` are the metrics that they are to show.
 
-    The extreme lines are always among them, even if they are more than `points`. While there is
-    room, lines with rare metrics follow, then others that are spread evenly.
+    The first and the last line and those with the lowest and highest values are always among them,
+    even if they are more than `points`. While there is room, lines with rarely measured metrics are
+    added, then others that are spread evenly.
     """
     if len(lines) <= points:
         return list(lines)

@@ -24,7 +24,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
     It is compared with the newest runs of the same environment version, algorithm and start model.
     """
-    new = Making("", config)
+    new = Making(run_id="", config=config)  # it has no id before it is queued
     earlier = [
         (row, making_of_run(home, row.run_id))
         for row in store.list_runs(LOOK_BACK, kind="train")
@@ -93,8 +93,8 @@ def verdict_in_words(row: RunRow) -> str:
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """A warning where the new run changes several choices at once, so that a difference in the
     result cannot be attributed to one of them. [] where it changes none or one."""
-    base = _run_to_compare(home, new, earlier)
-    # Without a config nothing is known of the run to compare with.
+    base = _making_to_compare_with(home, new, earlier)
+    # Without a config nothing is known of how that run was made.
     if base is None or not base.config:
         return []
     changes = changed_names(base, new)
@@ -109,7 +109,7 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     ]
 
 
-def _run_to_compare(
+def _making_to_compare_with(
     home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
 ) -> Making | None:
     """How the parent of a new run was made; without a parent, how the newest of the earlier runs

@@ -180,6 +180,7 @@ def _compare(
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
         return read_json(stored)
     rows, tasks = read_tasks(trained_on, "train"), read_tasks(evaluated_on, "heldout")
+    # At least 0.1 s, so that small data sets are compared even after the deadline.
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
     # `compared` has the shares that were scanned. A partial scan is not stored, so that a later
     # call can make a complete one.

@@ -92,8 +92,8 @@ def _earlier_or_new_run(
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
     config = _config(request, plan)
-    key = _key_of(config)
-    body = {"probe": key}
+    key = _key_of(config)  # the same for the same probe
+    body = {"probe": key}  # what the database stores as the arguments of the request
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
         return row  # a probe that exists costs nothing more, so no quota is asked
