@@ -351,7 +351,7 @@ def _keep_best(
 def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
-    If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
+    If the attempt holds a held-out task, the kind of match is counted in `outcome.overlaps`.
     """
     if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
@@ -551,7 +551,7 @@ def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> 
     models = {model for source in sources for model in source.models}
     if len(models) == 1:
         [model] = models
-        # "": the answers do not name their model.
+        # "": the answers do not name their model. A very long reference is left to the caller.
         if model and len(model) < _LONGEST_MODEL:
             training["model"] = model
     return Call("submit_train", training)

@@ -144,7 +144,8 @@ class Rule:
         """Parse the expression; the docstring of the class describes its language and the error."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
-        # Python has no `pass@4`: a variable takes its place, and `k_by_variable` is filled by it.
+        # Python has no `pass@4`: `_variable_of` puts a variable in its place, and notes it in
+        # `k_by_variable`.
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
         # Any other metric can only be written as metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]

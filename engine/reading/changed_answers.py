@@ -133,12 +133,13 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """How many of the tasks changed between the two evaluations, and in which direction."""
+    """How many of the tasks changed between the two evaluations, and in which direction. With
+    several attempts at a task, each is counted."""
     before, after = evaluations.names
-    task_count = _count_of_shared_attempts(evaluations)
+    shared_count = _count_of_shared_attempts(evaluations)
     better_count = sum(change.score > 0 for change in changes)
     return (
-        f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
+        f"{len(changes)} of {shared_count} tasks changed between {before} and {after}: "
         f"{better_count} for the better, {len(changes) - better_count} for the worse."
     )
 

@@ -56,6 +56,7 @@ class RolloutQuery:
         """
         if self.pick not in PICKS:
             raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
+        # True is an int in Python, but no number here.
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
             raise _bad("limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3.")
         if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:

@@ -200,17 +200,18 @@ class _ShownEvents:
 
 
 def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
-    """The events that a reply has room for: the last of the page with `older`, else the first."""
-    event_at = _events_by_offset(reader, page.lines)
-    event_lines = [line for line in page.lines if line.start in event_at]
+    """As many events of the page as a reply has room for: with `older`, because the reader goes
+    backwards, the last ones, else the first."""
+    events = _events_by_offset(reader, page.lines)
+    event_lines = [line for line in page.lines if line.start in events]
     shown_lines, fitted_page = _fit_lines(
         event_lines,
         page,
         older=older,
-        chars_of_line=lambda line: json_chars(event_at[line.start]),
+        chars_of_line=lambda line: json_chars(events[line.start]),
     )
     return _ShownEvents(
-        events=[event_at[line.start] for line in shown_lines],
+        events=[events[line.start] for line in shown_lines],
         page=fitted_page,
         skipped=len(page.lines) - len(event_lines),
     )
@@ -235,12 +236,12 @@ def _events_by_offset(reader: TextReader, lines: Sequence[Line]) -> dict[int, Js
 
     The keys are the offsets at which the lines start, because equal events may occur twice.
     """
-    event_at: dict[int, JsonObject] = {}
+    events: dict[int, JsonObject] = {}
     for line in lines:
         fields = _parse_object(line.text)
         if fields is not None:
-            event_at[line.start] = _shown_event(reader, fields)
-    return event_at
+            events[line.start] = _shown_event(reader, fields)
+    return events
 
 
 def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:

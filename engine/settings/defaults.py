@@ -328,17 +328,19 @@ def _sampler_default(filled: Filled, facts: Facts) -> None:
 
 
 def _answer_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how long answers may get. All that sample share this, so that results compare."""
+    """Set how long answers may get. GRPO, distillation and evaluations share these defaults, so
+    that their results can be compared."""
     filled.default("thinking", False)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
     room = facts.model.max_positions
-    max_length = filled.values.get("max_length")  # of the user: its default is set later
+    max_length = filled.values.get("max_length")  # only if the user gave it: no default yet
     if max_length is not None:
         room = min(room, max_length)
     preferred = max_tokens(facts.env, filled["thinking"])
     tokens = _fit_into_context(room, facts.env, preferred)
-    # Answers that lack room are put down to the model, also where the user's max_length limits it.
+    # A value lowered for lack of room counts as chosen by the model's context, even where it was
+    # the user's max_length that left too little.
     source = MODEL if tokens < preferred else RECIPE
     filled.default("max_tokens", tokens, source)
 
@@ -402,17 +404,17 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
 
 
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
-    """Set max_length to `preferred`, rounded up to a multiple of 16.
+    """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
-    It stays within the model's context and within 8192, but always has room for an answer of
-    max_tokens.
+    It stays within the model's context and within 8192 tokens, but above 8192 where an answer of
+    max_tokens needs more.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
     length = min(rounded, longest_default)
-    # SFT has no max_tokens. One more token, for a prompt.
+    # Without max_tokens (SFT, DPO) no answer needs room. One more token is for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
     length = max(length, needed_for_answer)
     filled.default("max_length", min(context, length), source)
@@ -436,8 +438,8 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, and how often the run evaluates and saves.
 
-    By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
-    whenever it evaluates.
+    By default an SFT or DPO run evaluates five times, a GRPO or distillation run three times, and
+    each saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")

@@ -198,8 +198,8 @@ def resolve(
 
 
 def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.Facts) -> None:
-    """Check what the user gave beside the environment, the machine and the adapter that the run
-    continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
+    """Check that the user's settings fit each other, the environment, the sampler that the machine
+    has, and the adapter that the run continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
     if algorithm == "distill":
         teachers.check_given(user_settings)
     setting_checks.check_loss(user_settings)
@@ -466,6 +466,7 @@ def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> 
     for name, field in schema.model_fields.items():
         if name not in described_before:
             extra = field.json_schema_extra
+            # How the default is chosen, in words.
             rule = extra["rule"] if isinstance(extra, dict) else ""
             rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
     return "\n".join(rows)

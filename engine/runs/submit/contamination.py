@@ -99,6 +99,7 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     ancestor_names = ancestors(home, making_of_run(home, run_id))
     # The last ancestor may be a base model, whose name has a slash.
     run_ids = [name for name in ancestor_names if "/" not in name]
+    # None for a run whose config is gone or damaged: its environment is not known.
     configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
     return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
 

@@ -233,7 +233,7 @@ def chosen_indices(text: str, available: int) -> list[int]:
     indices: set[int] = set()
     for part in text.split(",") if text else []:
         positions = _positions(part)
-        if not positions:
+        if not positions:  # neither a number nor a range
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
         if positions[-1] >= available:
