@@ -227,6 +227,7 @@ def _answer_files(
     BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
     """
     if row.kind == "train":
+        # The model of rollouts changes at every step: the run itself stands for it.
         return [
             _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)

@@ -332,12 +332,13 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _curve_sentence(
-    row: RunRow, metrics: Metrics, shown: _ShownCurves, heldout: ChoosingHalf | None
+    row: RunRow, metrics: Metrics, shown: _ShownCurves, choosing_half: ChoosingHalf | None
 ) -> str:
     """The summary: the state of the run and the first and last value of its first three curves.
 
     Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-    `heldout` are the tasks behind `heldout_*`; None adds no note about them.
+    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on; a note says
+    how many tasks it has. None where no such metric is shown.
     """
     lines = metrics.lines
     if not lines:
@@ -346,8 +347,9 @@ def _curve_sentence(
     shown_points = len(shown.lines)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
-    if heldout is not None:
-        heldout_note = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
+    if choosing_half is not None:
+        task_count, all_count = choosing_half.tasks, choosing_half.of
+        heldout_note = f" (heldout_*: {task_count} of {all_count} tasks, which choose)"
     step = lines[-1]["step"]
     return (
         f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."

@@ -172,7 +172,7 @@ def fit(
     """
     shown_items = list(items)
     warnings: list[str] = []
-    max_chars = BODY_CHARS - _SUMMARY_CHARS
+    max_chars = BODY_CHARS - _SUMMARY_CHARS  # the summary is written later
     while chars_of(page_of(shown_items)) > max_chars and len(shown_items) > 1:
         shown_items.pop()
     if shown_items and chars_of(page_of(shown_items)) > max_chars:

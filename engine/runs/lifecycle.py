@@ -89,7 +89,7 @@ def wait(
         run = home.run(row.run_id)
         goal = _Goal(until, _start_of_events(run, cursor), deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # A caller without a cursor has not seen any alert of the run yet.
+        # A caller without a cursor has seen no alert of the run yet: None shows the latest of all.
         new_alerts = alerts_in(look.events) if cursor else None
         return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
 

@@ -97,7 +97,7 @@ class Regrade:
         self.record = find_env(self.run.home, self.config.env_id)
         self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
-        self.skipped: dict[str, int] = {}
+        self.skipped: dict[str, int] = {}  # key of SKIPPED -> how many answers were not scored
         self._events = Appender(self.run.events)
         self._metrics = Appender(self.run.metrics)
         self._was_told_to_stop = False
@@ -182,8 +182,8 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of the model `ref` at the tasks again, and write the new rows to
-        its file in this run; returns them.
+        """Score the stored rows of the model `ref` at the tasks `task_ids` again, write the new
+        rows to the model's file in this run, and return them.
 
         `index` is the model's place in the config's `models`, by which its file is named. Rows that
         cannot be scored are counted by reason in `self.skipped`. Raises Stopped.

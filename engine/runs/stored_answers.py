@@ -51,6 +51,7 @@ def score_stored(
         is_multi_turn: whether the environment has several turns; the conversation is then played
             again.
     """
+    # A row has the whole conversation in `messages`, or only the text of a single answer.
     completion = row.get("completion")
     messages = row.get("messages") or []
     model_turns = [message for message in messages if message.get("role") == "assistant"]
@@ -59,7 +60,7 @@ def score_stored(
     if is_multi_turn:
         single_turn = {"role": "assistant", "content": completion}  # a row without messages
         return score_replayed(process, task, messages or [single_turn])
-    if len(model_turns) > 1:
+    if len(model_turns) > 1:  # the environment had several turns then, and has one now
         return "other_turns"
     if completion is None:
         completion = model_turns[0].get("content")

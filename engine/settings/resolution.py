@@ -178,7 +178,10 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        env, hardware, inherited, vllm: what the defaults depend on, as in `defaults.Facts`.
+        env: None assumes rows of usual length.
+        hardware: None counts as a CPU.
+        inherited: shape of the adapter that the run continues; None for a new adapter.
+        vllm: whether vLLM can be started on this machine.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """

@@ -252,7 +252,7 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
     figures = forecast.estimate
     if not figures.fits:
         needed, available = figures.peak_memory.total, figures.memory_available
-        setting = figures.lower_this or "max_length"
+        setting = figures.lower_this or "max_length"  # "": lowering no one setting is enough
         raise UserError(
             "DOES_NOT_FIT",
             f"the run needs about {size(needed)} of memory; {figures.device} has {size(available)}",
@@ -296,7 +296,7 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
     one step fits. `figures` is the estimate of the run with all its steps."""
     startup_hours = figures.seconds["startup"] / 3600
-    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)
+    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # it is divided by
     hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
     share_that_fits = hours_for_steps / hours_of_all_steps
     steps = math.floor(figures.steps * share_that_fits)

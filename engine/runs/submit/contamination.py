@@ -175,6 +175,7 @@ def _compare(
 
     `deadline` is the time on the monotonic clock at which a scan stops.
     """
+    # A version was compared with itself when it was pushed.
     if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:
         return evaluated_on.contamination
     stored = home.overlap(trained_on.hash, evaluated_on.hash)
