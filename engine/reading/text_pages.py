@@ -264,7 +264,8 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
+    """A page of the lines that one attempt of the run printed, at most `max_chars` characters. A
+    run that was resumed has several attempts.
 
     `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
     attempt that printed something. Raises UserError BAD_CURSOR.

@@ -137,7 +137,7 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
             return look
         reporter.report(row, now)
         if now >= reap_at:
-            launcher.reap(home)
+            launcher.reap(home)  # settles the run if its process died without a word
             reap_at = now + _REAP_S
         time.sleep(min(_POLL_S, max(0.0, goal.deadline - time.monotonic())))
         row = store.get_run(row.run_id)
@@ -247,7 +247,7 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     """What `wait` adds to the status for the evaluation that it waited for.
 
-    - `evaluation`: the values of the newest "evaluated" event of `events`, which has one.
+    - `evaluation`: the values of the newest "evaluated" event; `events` must hold one.
     - `step`: the newest step known of the run, where the event names its own step.
     - `summary`: that of the status, with a sentence about the evaluation.
     """

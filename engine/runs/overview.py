@@ -326,6 +326,7 @@ def _summary_of_home(page: _Page) -> str:
     """How much there is in the home, and which of the lists are not shown to their ends."""
     reply, totals = page.reply, page.totals
     active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
+    # `totals` counts all entries of a list, `reply` has only those that are shown.
     cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""
     return (

@@ -149,6 +149,7 @@ class Regrade:
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
         """The content of result.json. `regraded` holds the new rows by model."""
+        # How the order of models and answers by reward has changed.
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
@@ -299,8 +300,11 @@ def _digest(path: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    """Carry out the regrade in the run folder `folder`. Returns the exit status of the process: 0
-    done (result.json is written), 3 failed (failure.json is written), 4 stopped on request."""
+    """Carry out the regrade (the scoring of stored answers once more) of the run folder `folder`.
+
+    Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
+    is written), 4 stopped on request.
+    """
     run = RunDir(folder)
     job: Regrade | None = None
     try:

@@ -72,8 +72,8 @@ def score_replayed(
 ) -> ScoreReply:
     """Play a stored conversation again, turn by turn, and score it.
 
-    Returns a failed score, with the reason as its error, where the episode fails, or where the
-    environment replies differently than it did then: the rest would be another conversation.
+    Returns a failed score, with the reason as its error, if the episode fails, or if the
+    environment now replies differently, so that the stored turns that follow do not fit any more.
 
     Args:
         messages: those of model and environment after the prompt.
@@ -83,11 +83,11 @@ def score_replayed(
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        position = 0  # of a turn of the model
+        position = 0  # of the next turn of the model
         while position < len(messages):
             reply = episode.step(messages[position])
             stored_reply = _reply_after(messages, position)
-            position += 1 + len(stored_reply)
+            position += 1 + len(stored_reply)  # past the turn and the reply to it
             # The reply to the last turn was not stored, so there is nothing to compare it with.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])

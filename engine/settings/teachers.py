@@ -120,7 +120,7 @@ def resolve_teacher(
             "Name a better one: a run of it, or a larger model of its family.",
         )
     check_same_tokens(student, teacher)
-    entry = LocalTeacher(
+    entry = LocalTeacher(  # for config.json
         ref=teacher.ref,
         base_path=str(teacher.base_path),
         adapter=str(teacher.adapter) if teacher.adapter else None,

@@ -69,7 +69,8 @@ def cap_of(
     """The most device hours that an evaluation or a probe may take; 0 where nothing limits them.
 
     Args:
-        cap_function: the quota of the caller's key; None where no quota applies.
+        cap_function: the quota of the caller's key: from the hours that the run needs at most, the
+            hours that it may take. None where no quota applies.
         needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
             it is called only where a cap is needed.
 
@@ -82,7 +83,7 @@ def cap_of(
     if cap_function is None and approved_hours is None:
         return 0.0
     needed = needed_hours()
-    cap = EVALUATION_WALL_HOURS
+    cap = EVALUATION_WALL_HOURS  # where neither of the two limits below is lower
     if approved_hours is not None:
         # However low the user set it, LOOK_HOURS need nobody's agreement.
         cap = min(cap, max(approved_hours, LOOK_HOURS))
