@@ -445,7 +445,7 @@ def _warnings_of_incorrect_rows(kept: Sequence[Attempt], select: str) -> list[st
     """A warning that counts the kept attempts that are not correct, where `select` could have left
     them out; else []."""
     incorrect_count = sum(not attempt.correct for attempt in kept)
-    # Two of these keep right answers only; of a pair the better answer may be wrong too.
+    # correct and shortest keep right answers only; of a pair both answers may be wrong.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
         return []
     return [

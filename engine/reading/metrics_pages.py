@@ -184,10 +184,10 @@ def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> Choosin
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
-    """The metrics that a reader asked for, however many; the main ones if that names none.
+    """All metrics that a reader asked for: with `matches` the logged ones whose name matches, else
+    `keys`. If these are none, the main metrics.
 
-    With `matches` they are the logged metrics whose name matches, else `keys`. Raises UserError
-    BAD_ARGUMENT for a name that is neither logged nor a known metric.
+    Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     if matches is not None:
         keys = [name for name in metrics.columns if matches(name)]

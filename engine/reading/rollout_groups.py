@@ -194,7 +194,8 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
 
 
 def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
-    """The item without the metrics of its first members, of as many as it takes to fit `chars`."""
+    """The item with the metrics of its members left out, from the first member on, until it has at
+    most `chars` characters of JSON."""
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)

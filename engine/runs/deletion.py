@@ -129,8 +129,8 @@ def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -
     """Check in a transaction that the run may be deleted, and write the marker of a deleted run,
     deleted.json, in the same transaction.
 
-    A resume or a regrade is queued in a transaction too, which checks for the marker. If that comes
-    first, this one sees the queued run and refuses; if it comes later, it is refused itself.
+    A resume or a regrade is queued in a transaction too, which refuses where it finds the marker.
+    If the other transaction comes first, this one finds the queued run and refuses.
     """
 
     def mark_deleted(row: RunRow) -> None:

@@ -144,7 +144,8 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
 
 
 def _look_at(run: RunDir, row: RunRow, goal: _Goal) -> _Look:
-    """Read the run's events that count, and see whether it has reached the goal."""
+    """Read the run's events from the goal's `since_byte` on, and see whether it has reached the
+    goal."""
     events, end = events_from(run, goal.since_byte)
     return _Look(row, _has_reached(run, row, goal.until, events), events, end)
 

@@ -149,7 +149,7 @@ class Regrade:
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
         """The content of result.json. `regraded` holds the new rows by model."""
-        # How the order of models and answers by reward has changed.
+        # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]

@@ -119,7 +119,7 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Set all settings of an evaluation. A single attempt per task is greedy."""
+    """Fill in the settings of an evaluation that were not given. A single attempt is greedy."""
     _answer_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
@@ -130,7 +130,7 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 
 def learning_rate(algorithm: str, hidden: int) -> float:
     """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
-    1e-5 and 2e-3. Distillation has that of GRPO, whose update it has."""
+    1e-5 and 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
     if algorithm == "sft":
         # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
@@ -223,8 +223,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
-    """How many rows SFT or DPO trains on: `max_examples`, of SFT more where the chat template
-    splits answers of several turns. None without an environment."""
+    """How many rows SFT or DPO trains on: `max_examples`, and for SFT more than that where the chat
+    template makes several rows of one conversation. None without an environment."""
     rows = filled["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         return round(rows * env.sft_rows / env.answered_rows)
@@ -348,7 +348,8 @@ def _answer_defaults(filled: Filled, facts: Facts) -> None:
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """Default of max_tokens, the most tokens of a turn.
 
-    - with reference answers: twice their longest turn, from 16 to 1024, or what 19 in 20 need;
+    - with reference answers: twice their longest turn, from 16 to 1024, but no less than what the
+      turns of 19 in 20 answers need;
     - without: 256;
     - with `thinking`: at least 1024.
     """
@@ -388,7 +389,8 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
     """
     longest_prompt = env.longest_prompt if env else 0
     available = context - longest_prompt - 1
-    if available < _MIN_ANSWER_TOKENS:  # the longest prompts will be left out
+    # Then the answer gets half of the context, and tasks with the longest prompts are left out.
+    if available < _MIN_ANSWER_TOKENS:
         available = context // 2
     return max(1, min(preferred, available))
 

@@ -98,7 +98,7 @@ def _sampled_rows(path: Path, end: int) -> list[Line]:
     """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
     sampled = list(page_after(path, 0, _FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = end * index // _SAMPLES  # inside of a line, of which the next is read
+        offset = end * index // _SAMPLES  # mostly inside a line: the line after it is read
         sampled += page_after(path, offset, limit=1).lines
     return parse_lines([line.text for line in sampled])
 
