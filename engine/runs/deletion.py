@@ -36,7 +36,8 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 
     `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
     RUN_STATE for a run that has not ended, that an open run needs, or on which another run, a
-    living deployment or a dataset was built; with `force` a warning names what was built on it.
+    living deployment or a dataset was built. With `force`, the last is not an error but a warning
+    that names what was built on the run.
     """
     launcher.reap(home)  # gives runs whose processes are gone their new state
     with Store(home) as store:

@@ -87,7 +87,7 @@ def wait(
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        goal = _Goal(until, _start_of_events(run, cursor), deadline)
+        goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
         # A caller without a cursor has seen no alert of the run yet: None shows the latest of all.
         new_alerts = alerts_in(look.events) if cursor else None

@@ -171,7 +171,8 @@ def _hardware(home: Home, store: Store) -> Reply:
     - `training`: whether it can train, in words.
     """
     machine = hardware.detect(home.root)
-    run_on_device = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
+    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
+    run_on_device = {row.device: row.run_id for row in active_runs}
     devices = [
         {
             "id": device.id,

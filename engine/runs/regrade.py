@@ -93,7 +93,7 @@ class Regrade:
         """
         self.run = RunDir(folder)
         self.config = _read_config(self.run)
-        self.source = self.run.home.run(self.config.regrade)
+        self.source = self.run.home.run(self.config.regrade)  # the run that stored the answers
         self.record = find_env(self.run.home, self.config.env_id)
         self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}

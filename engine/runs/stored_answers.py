@@ -108,7 +108,8 @@ def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[M
 
 @contextlib.contextmanager
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
-    """Context manager: score stored answers again in a thread beside the caller's own work.
+    """Context manager: score stored answers again in a thread beside the caller's own work, to see
+    whether a fresh process of the environment gives the same rewards.
 
     Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
     one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
@@ -119,7 +120,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         on_skip: called with the reason where answers could not be scored; that is no error.
     """
     fresh = _FreshProcess(record)
-    thread = ThreadPoolExecutor(1, "rescoring")
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:

@@ -19,15 +19,16 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a new run with this config, before it is queued: it nearly repeats an earlier
+    """Warnings about a run that is to be queued with this config: that it nearly repeats an earlier
     run, or changes several choices at once. [] where neither is the case.
 
-    It is compared with the newest runs of the same environment version, algorithm and start model.
+    It is compared with those of the newest `LOOK_BACK` training runs that have the same environment
+    version, algorithm and start model.
     """
     new = Making(run_id="", config=config)  # it has no id before it is queued
     earlier = [
         (row, making_of_run(home, row.run_id))
-        for row in store.list_runs(LOOK_BACK, kind="train")
+        for row in store.list_runs(limit=LOOK_BACK, kind="train")
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
