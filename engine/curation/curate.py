@@ -331,7 +331,8 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices` prefers; drop the others, into `outcome`."""
+    """Keep the attempts of one group that `choices` prefers, at most `max_per_task` unless all are
+    selected; drop the others, into `outcome`."""
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0

@@ -305,7 +305,7 @@ def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
     by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))
     better_half = by_quality[: len(by_quality) // 2]
     worst_first = reversed(by_quality)
-    candidates = zip(better_half, worst_first, strict=False)
+    candidates = zip(better_half, worst_first, strict=False)  # ends with the better half
     return [
         (better, worse)
         for better, worse in candidates

@@ -398,7 +398,8 @@ def _nothing_to_regrade(row: RunRow) -> UserError:
 def _files_to_regrade(
     run: RunDir, config: RunConfig, split: str
 ) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files of answers that `stored_answers` reads, each with its model, and the warnings."""
+    """The files of answers that `stored_answers` reads, each with its model (rollouts with the run
+    and the step), and the warnings."""
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
         return [(model, run.model_evals(index)) for index, model in models], []

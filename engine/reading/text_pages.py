@@ -274,7 +274,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
-    # Without an offset the page begins at the newest lines.
+    # Without an offset the page has the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)

@@ -188,7 +188,7 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
     # Checkpointing saves memory and costs time. Weights that take less than a third of the memory
     # leave enough for the activations without it.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filled.default("gradient_checkpointing", is_large_model, HARDWARE)
+    filled.default("gradient_checkpointing", is_large_model, source=HARDWARE)
 
 
 def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
@@ -342,7 +342,7 @@ def _answer_defaults(filled: Filled, facts: Facts) -> None:
     # A value lowered for lack of room counts as chosen by the model's context, even where it was
     # the user's max_length that left too little.
     source = MODEL if tokens < preferred else RECIPE
-    filled.default("max_tokens", tokens, source)
+    filled.default("max_tokens", tokens, source=source)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -419,13 +419,13 @@ def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     # Without max_tokens (SFT, DPO) no answer needs room. One more token is for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
     length = max(length, needed_for_answer)
-    filled.default("max_length", min(context, length), source)
+    filled.default("max_length", min(context, length), source=source)
 
 
 def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
-    usual = learning_rate(algorithm, facts.model.hidden)
-    filled.default("learning_rate", usual, MODEL)
+    usual = learning_rate(algorithm, facts.model.hidden)  # depends on the model's width
+    filled.default("learning_rate", usual, source=MODEL)
     filled.default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
     filled.default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
     filled.default("weight_decay", 0.0)

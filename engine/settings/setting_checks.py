@@ -81,7 +81,8 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
 
-    SFT has no max_tokens, and an evaluation no max_length: the model's context counts instead.
+    Without max_tokens (SFT, DPO) only max_length is checked; without max_length (an evaluation)
+    max_tokens must be below the model's context.
     """
     length = values.get("max_length")
     tokens = values.get("max_tokens")
