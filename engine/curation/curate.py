@@ -261,7 +261,7 @@ def _keep_or_drop(
         tasks: the task rows of each environment version, by the version's hash.
         rule: `choices.where`, parsed.
     """
-    heldout = HeldOut(_heldout_tasks(tasks))
+    heldout = HeldOut(_heldout_tasks(tasks))  # finds held-out tasks in answers
     outcome = _Outcome(unindexed=heldout.unindexed)
     split_of_task = {
         (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows
@@ -331,7 +331,8 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices` prefers; drop the others, into `outcome`."""
+    """Keep the attempts of one group that `choices` prefers, at most `max_per_task` unless all are
+    selected; drop the others, into `outcome`."""
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
@@ -351,7 +352,7 @@ def _keep_best(
 def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
-    If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
+    If the attempt holds a held-out task, the kind of match is counted in `outcome.overlaps`.
     """
     if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
@@ -445,7 +446,7 @@ def _warnings_of_incorrect_rows(kept: Sequence[Attempt], select: str) -> list[st
     """A warning that counts the kept attempts that are not correct, where `select` could have left
     them out; else []."""
     incorrect_count = sum(not attempt.correct for attempt in kept)
-    # Two of these keep right answers only; of a pair the better answer may be wrong too.
+    # correct and shortest keep right answers only; of a pair both answers may be wrong.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
         return []
     return [
@@ -551,7 +552,7 @@ def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> 
     models = {model for source in sources for model in source.models}
     if len(models) == 1:
         [model] = models
-        # "": the answers do not name their model.
+        # "": the answers do not name their model. A very long reference is left to the caller.
         if model and len(model) < _LONGEST_MODEL:
             training["model"] = model
     return Call("submit_train", training)

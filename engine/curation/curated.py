@@ -156,19 +156,20 @@ def _dataset_rows(
     tasks: Mapping[str, list[TaskRow]],
     records: Mapping[str, EnvRecord],
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
-    """The training rows and the held-out rows: of the chosen attempts, and of the held-out tasks.
+    """The training rows and the held-out rows of the dataset.
 
-    `tasks` and `records` have the task rows and the record of each environment version, by its
-    hash.
+    Chosen attempts become training rows, and held-out tasks held-out rows. Of pairs for DPO those
+    at every fifth task become held-out rows too, because held-out tasks have no pairs. `tasks` and
+    `records` have the task rows and the record of each environment version, by its hash.
     """
     prefixes = _id_prefixes(records)
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     rows = _attempt_rows(chosen, records, prefixes, used_ids)
-    heldout_tasks = _tasks_of_heldout_pairs(chosen)
+    tasks_of_heldout_pairs = _tasks_of_heldout_pairs(chosen)
     train = []
     for attempt, row in zip(chosen.attempts, rows, strict=True):
-        if (attempt.env_hash, attempt.task) in heldout_tasks:
+        if (attempt.env_hash, attempt.task) in tasks_of_heldout_pairs:
             heldout.append(replace(row, split="heldout"))
         else:
             train.append(row)
@@ -329,6 +330,7 @@ def checked_name(home: Home, name: str) -> str:
         raise UserError(
             "BAD_ARGUMENT",
             f"{name} is an environment already ({newest.env_id})",
+            # With the ending it still has at most 40 characters.
             hint=f'Choose a name of its own, such as "{name[:35]}-best".',
             field="name",
         )

@@ -144,7 +144,8 @@ class Rule:
         """Parse the expression; the docstring of the class describes its language and the error."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
-        # Python has no `pass@4`: a variable takes its place, and `k_by_variable` is filled by it.
+        # Python has no `pass@4`: `_variable_of` puts a variable in its place, and notes it in
+        # `k_by_variable`.
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
         # Any other metric can only be written as metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
@@ -182,7 +183,7 @@ class Rule:
         Raises UserError BAD_ARGUMENT for another name before the @, or a k not from 1 to 1024.
         """
         quoted_text, name, k = match.groups()
-        if quoted_text is not None:
+        if quoted_text is not None:  # an @ within quotes is part of a text
             return quoted_text
         if name != "pass":
             raise self._error(
@@ -304,7 +305,7 @@ def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
     by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))
     better_half = by_quality[: len(by_quality) // 2]
     worst_first = reversed(by_quality)
-    candidates = zip(better_half, worst_first, strict=False)
+    candidates = zip(better_half, worst_first, strict=False)  # ends with the better half
     return [
         (better, worse)
         for better, worse in candidates

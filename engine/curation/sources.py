@@ -227,6 +227,7 @@ def _answer_files(
     BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
     """
     if row.kind == "train":
+        # The model of rollouts changes at every step: the run itself stands for it.
         return [
             _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
@@ -334,8 +335,8 @@ class Stored:
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     """Find the stored answers of a run that `evaluate(regrade=run_id)` scores again.
 
-    Of a training run these are its held-out answers, or with split="train" its rollouts, of up to
-    eight steps.
+    Of an evaluation these are the answers of all its models; of a training run its held-out
+    answers, or with split="train" its rollouts, at no more than eight of its steps.
 
     Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
     NO_EVALUATION (no answer has a reward).
@@ -397,7 +398,8 @@ def _nothing_to_regrade(row: RunRow) -> UserError:
 def _files_to_regrade(
     run: RunDir, config: RunConfig, split: str
 ) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files of answers that `stored_answers` reads, each with its model, and the warnings."""
+    """The files of answers that `stored_answers` reads, each with its model (rollouts with the run
+    and the step), and the warnings."""
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
         return [(model, run.model_evals(index)) for index, model in models], []

@@ -133,12 +133,13 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """How many of the tasks changed between the two evaluations, and in which direction."""
+    """How many of the tasks changed between the two evaluations, and in which direction. With
+    several attempts at a task, each is counted."""
     before, after = evaluations.names
-    task_count = _count_of_shared_attempts(evaluations)
+    shared_count = _count_of_shared_attempts(evaluations)
     better_count = sum(change.score > 0 for change in changes)
     return (
-        f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
+        f"{len(changes)} of {shared_count} tasks changed between {before} and {after}: "
         f"{better_count} for the better, {len(changes) - better_count} for the worse."
     )
 
@@ -233,8 +234,10 @@ def _training_evaluations(reading: Reading) -> _Comparison:
 
 
 def _later_step(reading: Reading, steps: Sequence[int]) -> int:
-    """The step to compare with step 0: the requested one of `steps`, the evaluated steps after 0;
-    if none is requested (-1), the one that the run's verdict is about, or else the last.
+    """The step to compare with step 0; `steps` are the evaluated steps after 0.
+
+    It is the requested step. If none is requested (-1), it is the step that the run's verdict is
+    about; without a verdict it is the last of `steps`.
 
     Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
     """
@@ -281,8 +284,8 @@ def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
 
 
 def _answer_item(reading: Reading, row: EvaluationRow) -> RolloutItem:
-    """One of both answers, with half of the query's characters, and without the fields that stand
-    in the ChangedItem or in the page."""
+    """One of the two answers to a changed task, with half of the query's characters, and without
+    the fields that stand in the ChangedItem or in the page."""
     query = reading.query
     chars = max(query.max_chars // 2, _LEAST_CHARS)
     texts = Texts(chars, with_prompt=False, with_tokens=query.tokens)

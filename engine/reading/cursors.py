@@ -30,6 +30,9 @@ class Cursor:
 def parse_cursor(text: str, view: str) -> Cursor:
     """Parse `text`, a cursor that a page of `view` ("metrics", "events" or "console") gave out.
 
+    It is the view, for the console the attempt, and the offset in bytes, such as "events:512" or
+    "console:2:4096"; a cursor for going backwards ends with ":older".
+
     Raises UserError BAD_CURSOR for a cursor of another view and for any other text.
     """
     view_of_cursor, *numbers = text.split(":")

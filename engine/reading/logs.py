@@ -43,7 +43,8 @@ def read_logs(
     Args:
         view: one of VIEWS.
         keys: columns of metrics, or names of events; empty means the main metrics, or all events.
-        grep: what lines must match, as `matcher` reads it; of metrics, the names of columns.
+        grep: a pattern with `|`, `.*`, `^` and `$` that lines must match; for view "metrics", the
+            names of columns. "" shows all.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
         cursor: `next_cursor` or `older_cursor` of an earlier page. "" for the first page: the whole
             curves, or the newest events or lines.

@@ -115,18 +115,19 @@ def curves_page(
 
     Args:
         keys: the metrics to show; empty for the main ones.
-        matches: shows the logged metrics whose name matches, instead of `keys`; None for `keys`.
+        matches: a test of names; if given, the logged metrics that pass it are shown instead of
+            `keys`.
         limit: the largest number of points of a curve; never more than 30 are shown.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
     shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
-    heldout = _half_behind(run, shown.columns)
+    choosing_half = _half_behind_heldout_metrics(run, shown.columns)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
-        summary = _curve_sentence(row, metrics, shown, heldout)
+        summary = _curve_sentence(row, metrics, shown, choosing_half)
     table = _table_of_curves(shown)
     page = CurvesPage(
         summary=clean_text(summary),
@@ -138,7 +139,8 @@ def curves_page(
         curves=_summaries(shown),
         available=_hidden_names(metrics, shown.columns),
         steps_logged=len(metrics.lines),
-        heldout=heldout,
+        heldout=choosing_half,
+        # A run that has ended logs no further steps.
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=_curve_warnings(metrics, shown.selected_count),
     )
@@ -174,17 +176,18 @@ def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
     return names[:_MOST_AVAILABLE]
 
 
-def _half_behind(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
-    """The tasks that `heldout_*` is measured on; None if no such metric is among `columns`."""
+def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
+    """The half of the held-out tasks on which the `heldout_*` metrics are measured, and by which
+    the run chooses its checkpoint; None if no such metric is among `columns`."""
     shows_heldout = any(name.startswith("heldout_") for name in columns)
     return choosing(run) if shows_heldout else None
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
-    """The metrics that a reader asked for, however many; the main ones if that names none.
+    """All metrics that a reader asked for: with `matches` the logged ones whose name matches, else
+    `keys`. If these are none, the main metrics.
 
-    With `matches` they are the logged metrics whose name matches, else `keys`. Raises UserError
-    BAD_ARGUMENT for a name that is neither logged nor a known metric.
+    Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     if matches is not None:
         keys = [name for name in metrics.columns if matches(name)]
@@ -329,12 +332,13 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _curve_sentence(
-    row: RunRow, metrics: Metrics, shown: _ShownCurves, heldout: ChoosingHalf | None
+    row: RunRow, metrics: Metrics, shown: _ShownCurves, choosing_half: ChoosingHalf | None
 ) -> str:
     """The summary: the state of the run and the first and last value of its first three curves.
 
     Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-    `heldout` are the tasks behind `heldout_*`; None adds no note about them.
+    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on; a note says
+    how many tasks it has. None where no such metric is shown.
     """
     lines = metrics.lines
     if not lines:
@@ -343,8 +347,9 @@ def _curve_sentence(
     shown_points = len(shown.lines)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
-    if heldout is not None:
-        heldout_note = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
+    if choosing_half is not None:
+        task_count, all_count = choosing_half.tasks, choosing_half.of
+        heldout_note = f" (heldout_*: {task_count} of {all_count} tasks, which choose)"
     step = lines[-1]["step"]
     return (
         f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."

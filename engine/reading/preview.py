@@ -66,9 +66,11 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row: the first that is cut at `max_length`, because that shows a fault
-    of the settings; else the last of the first conversation, because that shows what the template
-    leaves of earlier turns. None if none of the first 300 conversations can be rendered.
+    """Preview one training row of the first 300 conversations.
+
+    It is the first row that is cut at `max_length`, because that shows a fault of the settings. If
+    no row is cut, it is the last row of the first conversation, because that shows what the
+    template leaves of earlier turns. None if no conversation can be rendered.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -76,7 +78,7 @@ def sft_row(
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
-    # Lazily: of a large dataset a row is read when it is asked for.
+    # A generator, so that of a large dataset only the rows that are looked at are read.
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)

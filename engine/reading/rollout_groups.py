@@ -133,7 +133,8 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group as a page shows it; all members together get the characters of one rollout."""
+    """One group as a page shows it. The prompt and the answers of all members share `max_chars` of
+    the query, which elsewhere are for one rollout."""
     redact = reading.redact
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)
@@ -193,7 +194,8 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
 
 
 def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
-    """The item without the metrics of its first members, of as many as it takes to fit `chars`."""
+    """The item with the metrics of its members left out, from the first member on, until it has at
+    most `chars` characters of JSON."""
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)

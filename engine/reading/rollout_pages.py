@@ -56,6 +56,7 @@ class RolloutQuery:
         """
         if self.pick not in PICKS:
             raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
+        # True is an int in Python, but no number here.
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
             raise _bad("limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3.")
         if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:
@@ -171,7 +172,7 @@ def fit(
     """
     shown_items = list(items)
     warnings: list[str] = []
-    max_chars = BODY_CHARS - _SUMMARY_CHARS
+    max_chars = BODY_CHARS - _SUMMARY_CHARS  # the summary is written later
     while chars_of(page_of(shown_items)) > max_chars and len(shown_items) > 1:
         shown_items.pop()
     if shown_items and chars_of(page_of(shown_items)) > max_chars:

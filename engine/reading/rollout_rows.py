@@ -129,14 +129,15 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
 
 def _held_out_answers(reading: Reading) -> Source:
-    """Read the held-out answers of a training run at the requested step (-1: the latest).
+    """Read the held-out answers of a training run without rollouts (SFT, DPO) at the requested step
+    (-1: the latest).
 
     Raises UserError NO_EVALUATION if nothing is evaluated yet, BAD_ARGUMENT for a step without an
     evaluation.
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
-    if not steps:
+    if not steps:  # nor rollouts, or the caller would have read those
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no rollouts yet (it is {row.state})",
@@ -247,9 +248,9 @@ def _filters_by_step(where: str) -> bool:
 
 
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
-    """The rows for which the expression `where` is true; all rows if it is empty.
+    """The rows for which the expression `where` is true; all rows if `where` is empty.
 
-    It may use the `FILTER_NAMES` and the metrics of the rows, by name or as metrics["name"].
+    The expression may use the `FILTER_NAMES`, and metrics by their name or as metrics["name"].
     Raises UserError BAD_ARGUMENT for an invalid expression.
     """
     if not where.strip():
@@ -257,6 +258,7 @@ def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
     metrics = {name for row in rows for name in row.metrics or {}}
     # A metric whose name is not an identifier can only be written as metrics["its name"].
     names = [*FILTER_NAMES, *(name for name in metrics if name.isidentifier())]
+    # An expression may name stop reasons by the words of earlier versions.
     rule = Where(where, names, former_values={"stop_reason": FORMER_STOP_REASONS})
     return [row for row in rows if rule.matches(_filter_values(row), row.task)]
 

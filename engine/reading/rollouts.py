@@ -93,17 +93,17 @@ def _reading_of(home: Home, query: RolloutQuery) -> Reading:
 
 
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
-    """The page for every pick but "group" and "changed".
+    """A page of single rollouts or answers.
 
-    It shows those of `matching_rows` (the rows of `source` that match the filter) that the pick
-    selects, in its order.
+    Of `matching_rows`, the rows of `source` that match the query's filter, it shows those that the
+    query's `pick` selects (such as "worst" or "random"), in the order of that pick.
     """
-    # The seed stays the same from page to page, so that pages of random rows fit together.
+    # The same seed for every page, so that all pages show parts of one random order.
     seed = f"{reading.row.run_id} {source.step}"
     picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
     items = _shown_items(reading, picked_rows)
     page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
-    if any(item.half for item in items):
+    if any(item.half for item in items):  # `about` explains that field
         page = replace(page, about=About())
     fitted = fit(
         reading,

@@ -64,6 +64,7 @@ class _Alternative:
             return False
         if self.to_end and not line.endswith(self.parts[-1]):
             return False
+        # The earliest place of each part leaves the most room for the parts after it.
         position = 0
         for part in self.parts:
             position = line.find(part, position)

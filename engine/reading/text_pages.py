@@ -200,17 +200,18 @@ class _ShownEvents:
 
 
 def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
-    """The events that a reply has room for: the last of the page with `older`, else the first."""
-    event_at = _events_by_offset(reader, page.lines)
-    event_lines = [line for line in page.lines if line.start in event_at]
+    """As many events of the page as a reply has room for: with `older`, because the reader goes
+    backwards, the last ones, else the first."""
+    events = _events_by_offset(reader, page.lines)
+    event_lines = [line for line in page.lines if line.start in events]
     shown_lines, fitted_page = _fit_lines(
         event_lines,
         page,
         older=older,
-        chars_of_line=lambda line: json_chars(event_at[line.start]),
+        chars_of_line=lambda line: json_chars(events[line.start]),
     )
     return _ShownEvents(
-        events=[event_at[line.start] for line in shown_lines],
+        events=[events[line.start] for line in shown_lines],
         page=fitted_page,
         skipped=len(page.lines) - len(event_lines),
     )
@@ -235,12 +236,12 @@ def _events_by_offset(reader: TextReader, lines: Sequence[Line]) -> dict[int, Js
 
     The keys are the offsets at which the lines start, because equal events may occur twice.
     """
-    event_at: dict[int, JsonObject] = {}
+    events: dict[int, JsonObject] = {}
     for line in lines:
         fields = _parse_object(line.text)
         if fields is not None:
-            event_at[line.start] = _shown_event(reader, fields)
-    return event_at
+            events[line.start] = _shown_event(reader, fields)
+    return events
 
 
 def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:
@@ -263,7 +264,8 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
+    """A page of the lines that one attempt of the run printed, at most `max_chars` characters. A
+    run that was resumed has several attempts.
 
     `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
     attempt that printed something. Raises UserError BAD_CURSOR.
@@ -272,6 +274,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
+    # Without an offset the page has the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
@@ -340,15 +343,15 @@ def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     """A page with the run's failure, and with the same console lines as `console_page`.
 
-    A run that has not failed gets a page whose `error` has no values. `next` suggests resuming the
-    run if it left a checkpoint. Raises UserError BAD_CURSOR.
+    A run that has not failed gets a page whose `error` has no values. `next` of the page suggests
+    resuming the run if it left a checkpoint. Raises UserError BAD_CURSOR.
     """
     row = reader.row
     # Cursors of this view are those of the console under another name: "error:2:4096".
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    # A run that is being stopped has the reason before it has ended.
+    # A run that is still being stopped has no such state yet, but has the reason already.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
     failure = ShownFailure()
@@ -395,8 +398,8 @@ def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None
 def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
-    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Kind, message and hint of
-    the run's row in the database come before those.
+    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Where the run's row in
+    the database has a kind, message or hint too, that of the row is shown.
     """
     row = reader.row
     redact = reader.redact

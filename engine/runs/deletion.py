@@ -36,12 +36,14 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 
     `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
     RUN_STATE for a run that has not ended, that an open run needs, or on which another run, a
-    living deployment or a dataset was built; with `force` a warning names what was built on it.
+    living deployment or a dataset was built. With `force`, the last is not an error but a warning
+    that names what was built on the run.
     """
-    launcher.reap(home)
+    launcher.reap(home)  # gives runs whose processes are gone their new state
     with Store(home) as store:
         named = [(ref, store.get_run(ref)) for ref in refs]
         all_rows = store.list_runs(_ALL_RUNS)
+    # A warning for each ref that was only the beginning of an id.
     warnings = [text for ref, row in named for text in taken_as("run", ref, row.run_id)]
     rows_by_id = {row.run_id: row for _, row in named}
     all_ids = {row.run_id for row in all_rows}
@@ -128,8 +130,8 @@ def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -
     """Check in a transaction that the run may be deleted, and write the marker of a deleted run,
     deleted.json, in the same transaction.
 
-    A resume or a regrade is queued in a transaction too, which checks for the marker. If that comes
-    first, this one sees the queued run and refuses; if it comes later, it is refused itself.
+    A resume or a regrade is queued in a transaction too, which refuses where it finds the marker.
+    If the other transaction comes first, this one finds the queued run and refuses.
     """
 
     def mark_deleted(row: RunRow) -> None:

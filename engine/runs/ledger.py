@@ -186,7 +186,7 @@ def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
     try:
         result = read_json(home.run(row.run_id).result)
         score = float(result["best_score"])
-        # The name of the start model; a result without it advises the run's own model.
+        # `go_on_with` names the start model where the run did not beat it, else it is missing.
         advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the result is missing, damaged or has no score

@@ -68,27 +68,28 @@ def wait(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait until a run has reached `until`, has ended, or `timeout_s` is over, then return its
-    status. `reached` in it says whether the run has reached `until`.
+    """Wait until a run has reached `until` or has ended, at most `timeout_s` seconds. Returns its
+    status with the added key `reached`: whether the run has reached `until`.
 
     Args:
         until: "end", "first_step", "next_eval" or "alert".
         timeout_s: seconds to wait, from 0 to 50.
-        cursor: `cursor` of an earlier reply, since when evaluations and alerts count; "" for now.
+        cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
+            those from now on.
         on_progress: called with the status at every change and about once a second.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # beyond a bound: the bound
+    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # a time out of range is not refused
     deadline = time.monotonic() + seconds
     launcher.reap(home)
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        goal = _Goal(until, _start_of_events(run, cursor), deadline)
+        goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # A caller without a cursor has not seen any alert of the run yet.
+        # A caller without a cursor has seen no alert of the run yet: None shows the latest of all.
         new_alerts = alerts_in(look.events) if cursor else None
         return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
 
@@ -136,14 +137,15 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
             return look
         reporter.report(row, now)
         if now >= reap_at:
-            launcher.reap(home)
+            launcher.reap(home)  # settles the run if its process died without a word
             reap_at = now + _REAP_S
         time.sleep(min(_POLL_S, max(0.0, goal.deadline - time.monotonic())))
         row = store.get_run(row.run_id)
 
 
 def _look_at(run: RunDir, row: RunRow, goal: _Goal) -> _Look:
-    """Read the run's events that count, and see whether it has reached the goal."""
+    """Read the run's events from the goal's `since_byte` on, and see whether it has reached the
+    goal."""
     events, end = events_from(run, goal.since_byte)
     return _Look(row, _has_reached(run, row, goal.until, events), events, end)
 
@@ -246,7 +248,7 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     """What `wait` adds to the status for the evaluation that it waited for.
 
-    - `evaluation`: the values of the newest "evaluated" event of `events`, which has one.
+    - `evaluation`: the values of the newest "evaluated" event; `events` must hold one.
     - `step`: the newest step known of the run, where the event names its own step.
     - `summary`: that of the status, with a sentence about the evaluation.
     """
@@ -256,8 +258,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
     added: Reply = {"evaluation": scores}
     if names_step:
-        # The status has the step of the metrics, which may be behind this evaluation: they get
-        # their line after the event. They may be ahead of it already, too.
+        # The status has the newest step in the metrics. That may be lower than the step of this
+        # evaluation, because metrics are written after the event, or already higher.
         added["step"] = max(evaluated_step, status["step"] or 0)
     at_step = f" at step {evaluated_step}" if names_step else ""
     text = _scores_text(scores, status) or str(newest.get("message") or "")

@@ -62,6 +62,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope == "all":
             _add_work(page, home, store)
         if scope in ("all", "runs"):
+            # No run has the row id 0: the position 0 of the first page means all runs.
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
     _add_lists(page, home, scope, position, limit)
     return page.reply | {
@@ -170,7 +171,8 @@ def _hardware(home: Home, store: Store) -> Reply:
     - `training`: whether it can train, in words.
     """
     machine = hardware.detect(home.root)
-    run_on_device = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
+    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
+    run_on_device = {row.device: row.run_id for row in active_runs}
     devices = [
         {
             "id": device.id,
@@ -237,8 +239,9 @@ def _budget(home: Home, store: Store) -> Reply:
 def _run_entry(home: Home, row: RunRow) -> Reply:
     """A run as an entry of the list of runs.
 
-    Its step and the time left are given only while it holds a device; verdict, reason, note, ledger
-    and the like only where there is any.
+    Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
+    note, the fields of its ledger entry, and an attempt after the first are given where there are
+    any.
     """
     entry: Reply = {
         "run_id": row.run_id,
@@ -324,6 +327,7 @@ def _summary_of_home(page: _Page) -> str:
     """How much there is in the home, and which of the lists are not shown to their ends."""
     reply, totals = page.reply, page.totals
     active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
+    # `totals` counts all entries of a list, `reply` has only those that are shown.
     cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""
     return (

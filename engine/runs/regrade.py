@@ -93,11 +93,11 @@ class Regrade:
         """
         self.run = RunDir(folder)
         self.config = _read_config(self.run)
-        self.source = self.run.home.run(self.config.regrade)
+        self.source = self.run.home.run(self.config.regrade)  # the run that stored the answers
         self.record = find_env(self.run.home, self.config.env_id)
         self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
-        self.skipped: dict[str, int] = {}
+        self.skipped: dict[str, int] = {}  # key of SKIPPED -> how many answers were not scored
         self._events = Appender(self.run.events)
         self._metrics = Appender(self.run.metrics)
         self._was_told_to_stop = False
@@ -128,7 +128,7 @@ class Regrade:
             process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored_rows.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
-                self._record_scores(index + 1, _mean_scores(ref, regraded[ref]))
+                self._record_scores(step=index + 1, scores=_mean_scores(ref, regraded[ref]))
         return regraded
 
     def _record_scores(self, step: int, scores: ModelScores) -> None:
@@ -149,6 +149,7 @@ class Regrade:
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
         """The content of result.json. `regraded` holds the new rows by model."""
+        # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
@@ -182,8 +183,8 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of the model `ref` at the tasks again, and write the new rows to
-        its file in this run; returns them.
+        """Score the stored rows of the model `ref` at the tasks `task_ids` again, write the new
+        rows to the model's file in this run, and return them.
 
         `index` is the model's place in the config's `models`, by which its file is named. Rows that
         cannot be scored are counted by reason in `self.skipped`. Raises Stopped.
@@ -269,10 +270,11 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
 
 
 def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """The mean scores over the lines of the model `ref`. The means are 0 where there is no line;
-    `success` is None where the environment does not report success."""
+    """The mean scores over the rows with the answers of the model `ref`. Without rows the means are
+    0; `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
+    # Without a measure no scoring succeeded: the count is the same by any measure.
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # without rows every sum is 0
     solved_count = sum(bool(row["success"]) for row in rows)
@@ -298,8 +300,11 @@ def _digest(path: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    """Carry out the regrade in the run folder `folder`. Returns the exit status of the process: 0
-    done (result.json is written), 3 failed (failure.json is written), 4 stopped on request."""
+    """Carry out the regrade (the scoring of stored answers once more) of the run folder `folder`.
+
+    Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
+    is written), 4 stopped on request.
+    """
     run = RunDir(folder)
     job: Regrade | None = None
     try:

@@ -55,7 +55,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     _add_quiet_time(status, progress)
     status = _with_end(run, row, status)
     if was_deleted:
-        _remove_calls(status)
+        _remove_calls(status)  # they need the files that are gone
     _add_choosing_tasks(status, row, progress)
     status["summary"] = _summary(row, status)
     return status

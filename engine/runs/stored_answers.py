@@ -51,6 +51,7 @@ def score_stored(
         is_multi_turn: whether the environment has several turns; the conversation is then played
             again.
     """
+    # A row has the whole conversation in `messages`, or only the text of a single answer.
     completion = row.get("completion")
     messages = row.get("messages") or []
     model_turns = [message for message in messages if message.get("role") == "assistant"]
@@ -59,7 +60,7 @@ def score_stored(
     if is_multi_turn:
         single_turn = {"role": "assistant", "content": completion}  # a row without messages
         return score_replayed(process, task, messages or [single_turn])
-    if len(model_turns) > 1:
+    if len(model_turns) > 1:  # the environment had several turns then, and has one now
         return "other_turns"
     if completion is None:
         completion = model_turns[0].get("content")
@@ -71,8 +72,8 @@ def score_replayed(
 ) -> ScoreReply:
     """Play a stored conversation again, turn by turn, and score it.
 
-    Returns a failed score, with the reason as its error, where the episode fails, or where the
-    environment replies differently than it did then: the rest would be another conversation.
+    Returns a failed score, with the reason as its error, if the episode fails, or if the
+    environment now replies differently, so that the stored turns that follow do not fit any more.
 
     Args:
         messages: those of model and environment after the prompt.
@@ -82,11 +83,11 @@ def score_replayed(
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        position = 0  # of a turn of the model
+        position = 0  # of the next turn of the model
         while position < len(messages):
             reply = episode.step(messages[position])
             stored_reply = _reply_after(messages, position)
-            position += 1 + len(stored_reply)
+            position += 1 + len(stored_reply)  # past the turn and the reply to it
             # The reply to the last turn was not stored, so there is nothing to compare it with.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
@@ -107,7 +108,8 @@ def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[M
 
 @contextlib.contextmanager
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
-    """Context manager: score stored answers again in a thread beside the caller's own work.
+    """Context manager: score stored answers again in a thread beside the caller's own work, to see
+    whether a fresh process of the environment gives the same rewards.
 
     Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
     one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
@@ -118,7 +120,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         on_skip: called with the reason where answers could not be scored; that is no error.
     """
     fresh = _FreshProcess(record)
-    thread = ThreadPoolExecutor(1, "rescoring")
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
@@ -131,7 +133,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
-        fresh.abandon()
+        fresh.abandon()  # a rescoring that still runs ends at once, without writing its result
         thread.shutdown(cancel_futures=True)
         fresh.close()
 
@@ -196,8 +198,8 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    The arguments are those of `rescoring` and its `begin`; `fresh` gives the env process. Nothing
-    is written where it was abandoned meanwhile.
+    `fresh` gives the env process; if it is abandoned meanwhile, nothing is written. The other
+    arguments are those of `rescoring` and of the function `begin` that it yields.
     """
     started_at = time.monotonic()
 

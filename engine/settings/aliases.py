@@ -262,7 +262,7 @@ def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
     names = list(known)
     if normalized in REFUSED:
         return REFUSED[normalized]
-    if normalized in names:
+    if normalized in names:  # only written in another way, as "Learning-Rate"
         return f"Did you mean {normalized}?"
     if normalized in FOREIGN:
         target = _our_name(normalized, algorithm)

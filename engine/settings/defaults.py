@@ -119,7 +119,7 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Set all settings of an evaluation. A single attempt per task is greedy."""
+    """Fill in the settings of an evaluation that were not given. A single attempt is greedy."""
     _answer_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
@@ -130,7 +130,7 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 
 def learning_rate(algorithm: str, hidden: int) -> float:
     """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
-    1e-5 and 2e-3. Distillation has that of GRPO, whose update it has."""
+    1e-5 and 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
     if algorithm == "sft":
         # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
@@ -181,12 +181,14 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
     gpu = device if device is not None and device.kind == "cuda" else None
     filled.default("quantization", "none")
     if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
+        # The 4-bit weights of nf4 are always computed with in bfloat16.
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filled.sources["precision"] = HARDWARE
-    # Beside smaller weights the activations should fit without checkpointing.
+    # Checkpointing saves memory and costs time. Weights that take less than a third of the memory
+    # leave enough for the activations without it.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filled.default("gradient_checkpointing", is_large_model, HARDWARE)
+    filled.default("gradient_checkpointing", is_large_model, source=HARDWARE)
 
 
 def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
@@ -221,8 +223,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
-    """How many rows SFT or DPO trains on: `max_examples`, of SFT more where the chat template
-    splits answers of several turns. None without an environment."""
+    """How many rows SFT or DPO trains on: `max_examples`, and for SFT more than that where the chat
+    template makes several rows of one conversation. None without an environment."""
     rows = filled["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         return round(rows * env.sft_rows / env.answered_rows)
@@ -249,9 +251,9 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set the sizes of groups and batches, sampling and the longest sequence of GRPO and of
-    distillation, and what is GRPO's alone."""
-    rows = filled["max_examples"]
+    """Set what GRPO and distillation have in common (the sizes of groups and batches, sampling, the
+    longest sequence), and the settings that only one of them has."""
+    rows = filled["max_examples"]  # None where the number of train rows is not known
     filled.default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
     filled.default("prompts_per_step", prompts_per_step)
@@ -326,25 +328,28 @@ def _sampler_default(filled: Filled, facts: Facts) -> None:
 
 
 def _answer_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how long answers may get. All that sample share this, so that results compare."""
+    """Set how long answers may get. GRPO, distillation and evaluations share these defaults, so
+    that their results can be compared."""
     filled.default("thinking", False)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
     room = facts.model.max_positions
-    max_length = filled.values.get("max_length")  # of the user: its default is set later
+    max_length = filled.values.get("max_length")  # only if the user gave it: no default yet
     if max_length is not None:
         room = min(room, max_length)
     preferred = max_tokens(facts.env, filled["thinking"])
     tokens = _fit_into_context(room, facts.env, preferred)
-    # Answers that lack room are put down to the model, also where the user's max_length limits it.
+    # A value lowered for lack of room counts as chosen by the model's context, even where it was
+    # the user's max_length that left too little.
     source = MODEL if tokens < preferred else RECIPE
-    filled.default("max_tokens", tokens, source)
+    filled.default("max_tokens", tokens, source=source)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """Default of max_tokens, the most tokens of a turn.
 
-    - with reference answers: twice their longest turn, from 16 to 1024, or what 19 in 20 need;
+    - with reference answers: twice their longest turn, from 16 to 1024, but no less than what the
+      turns of 19 in 20 answers need;
     - without: 256;
     - with `thinking`: at least 1024.
     """
@@ -384,7 +389,8 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
     """
     longest_prompt = env.longest_prompt if env else 0
     available = context - longest_prompt - 1
-    if available < _MIN_ANSWER_TOKENS:  # the longest prompts will be left out
+    # Then the answer gets half of the context, and tasks with the longest prompts are left out.
+    if available < _MIN_ANSWER_TOKENS:
         available = context // 2
     return max(1, min(preferred, available))
 
@@ -400,26 +406,26 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
 
 
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
-    """Set max_length to `preferred`, rounded up to a multiple of 16.
+    """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
-    It stays within the model's context and within 8192, but always has room for an answer of
-    max_tokens.
+    It stays within the model's context and within 8192 tokens, but above 8192 where an answer of
+    max_tokens needs more.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
     length = min(rounded, longest_default)
-    # SFT has no max_tokens. One more token, for a prompt.
+    # Without max_tokens (SFT, DPO) no answer needs room. One more token is for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
     length = max(length, needed_for_answer)
-    filled.default("max_length", min(context, length), source)
+    filled.default("max_length", min(context, length), source=source)
 
 
 def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
-    usual = learning_rate(algorithm, facts.model.hidden)
-    filled.default("learning_rate", usual, MODEL)
+    usual = learning_rate(algorithm, facts.model.hidden)  # depends on the model's width
+    filled.default("learning_rate", usual, source=MODEL)
     filled.default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
     filled.default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
     filled.default("weight_decay", 0.0)
@@ -434,8 +440,8 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, and how often the run evaluates and saves.
 
-    By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
-    whenever it evaluates.
+    By default an SFT or DPO run evaluates five times, a GRPO or distillation run three times, and
+    each saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")

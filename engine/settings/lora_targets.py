@@ -21,9 +21,11 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
 
 
 def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[str]:
-    """The projections of the model that these names, at least one, stand for.
+    """The projections of the model that these names (at least one) stand for.
 
-    Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
+    The names of all projections, or of a whole group (attention or MLP), stand for those that the
+    model has of them. Raises UserError SETTING_INVALID if it has none of a group, or lacks one of
+    any other names.
     """
     available = model.targets
     if set(given_names) == set(PROJECTIONS):
@@ -45,8 +47,8 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
 
 
 def _group_or_names(given_names: Sequence[str], available: Sequence[str]) -> list[str]:
-    """Those of the available projections that belong to the group that the names stand for, or else
-    the names themselves; [] where one of them is not available."""
+    """If the names are those of a whole group (attention or MLP), the available projections of that
+    group, [] if there are none. Otherwise the names themselves, [] if one is not available."""
     if set(given_names) == set(ATTENTION):
         return [name for name in available if name not in ANY_MLP]
     if set(given_names) == set(MLP):

@@ -142,6 +142,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     _check_names(algorithm, schema, settings)
     given = {name: value for name, value in settings.items() if value is not None}
     try:
+        # `GIVEN` holds the schemas of what a user gives, in which any setting may be missing.
         checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
         raise invalid_values_error(schema, error, given) from error
@@ -177,7 +178,10 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        env, hardware, inherited, vllm: what the defaults depend on, as in `defaults.Facts`.
+        env: None assumes rows of usual length.
+        hardware: None counts as a CPU.
+        inherited: shape of the adapter that the run continues; None for a new adapter.
+        vllm: whether vLLM can be started on this machine.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
@@ -197,8 +201,8 @@ def resolve(
 
 
 def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.Facts) -> None:
-    """Check what the user gave beside the environment, the machine and the adapter that the run
-    continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
+    """Check that the user's settings fit each other, the environment, the sampler that the machine
+    has, and the adapter that the run continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
     if algorithm == "distill":
         teachers.check_given(user_settings)
     setting_checks.check_loss(user_settings)
@@ -297,13 +301,14 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """The change of the call that mends the unknown names; None if none of them can be mended.
+    """How to correct the call whose settings have these unknown names; None if none of the names
+    can be corrected.
 
-    Names from elsewhere become ours, arguments of the tool become arguments, and settings of
-    another algorithm are left out.
+    A setting under another trainer's name gets our name, an argument of the tool that was put among
+    the settings becomes an argument, and a setting of another algorithm is left out.
     """
     known_names = SCHEMAS[algorithm].model_fields
-    # "" for a name that stands for no setting of ours.
+    # Each unknown name with the setting that it stands for; "" if it stands for none.
     our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
     renamed = {
         our_name: settings[name]
@@ -464,6 +469,7 @@ def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> 
     for name, field in schema.model_fields.items():
         if name not in described_before:
             extra = field.json_schema_extra
+            # How the default is chosen, in words.
             rule = extra["rule"] if isinstance(extra, dict) else ""
             rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
     return "\n".join(rows)

@@ -66,6 +66,7 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
     """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
     values = filled.values
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
+    # `max_examples` is by now the number of train rows that are used; None if it is not known.
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
         limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
@@ -80,7 +81,8 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
 
-    SFT has no max_tokens, and an evaluation no max_length: the model's context counts instead.
+    Without max_tokens (SFT, DPO) only max_length is checked; without max_length (an evaluation)
+    max_tokens must be below the model's context.
     """
     length = values.get("max_length")
     tokens = values.get("max_tokens")

@@ -101,7 +101,9 @@ def _endpoint_teacher(settings: DistillSettings) -> EndpointTeacher:
 def resolve_teacher(
     home: Home, settings: TrainSettings, student: ModelRef
 ) -> ResolvedTeacher | None:
-    """Find the teacher that the settings of a run of `student` name; None for another algorithm.
+    """Find the teacher that the settings of a distillation name; None for any other algorithm.
+
+    `student` is the model that the run trains.
 
     Raises UserError: MODEL_* for a model that is not here or cannot be used, SETTING_INVALID where
     it has another tokenizer or is the student itself, ENV_SECRETS where its key is not set.
@@ -118,7 +120,7 @@ def resolve_teacher(
             "Name a better one: a run of it, or a larger model of its family.",
         )
     check_same_tokens(student, teacher)
-    entry = LocalTeacher(
+    entry = LocalTeacher(  # for config.json
         ref=teacher.ref,
         base_path=str(teacher.base_path),
         adapter=str(teacher.adapter) if teacher.adapter else None,
@@ -153,14 +155,16 @@ def check_same_tokens(student: ModelRef, teacher: ModelRef) -> None:
     """
     if student.base_path == teacher.base_path:
         return
-    ids_of = [tokens.load(model.base_path).vocabulary for model in (student, teacher)]
-    if ids_of[0] == ids_of[1]:
+    # Each vocabulary is a mapping of token texts to ids.
+    student_ids = tokens.load(student.base_path).vocabulary
+    teacher_ids = tokens.load(teacher.base_path).vocabulary
+    if student_ids == teacher_ids:
         return
-    differing = sum(ids_of[1].get(text) != number for text, number in ids_of[0].items())
+    differing = sum(teacher_ids.get(text) != number for text, number in student_ids.items())
     raise _invalid(
         "teacher",
         f"the tokenizer of {teacher.ref} ({teacher.base_ref}) is not that of {student.ref} "
-        f"({student.base_ref}): {differing} of {len(ids_of[0])} tokens have another id there",
+        f"({student.base_ref}): {differing} of {len(student_ids)} tokens have another id there",
         "A teacher rates the student's own tokens: take a model of the same family.",
     )
 

@@ -45,7 +45,6 @@ def invalid_values_error(
         first_name,
         given[first_name],
         expected=expects(schema.model_fields[first_name]),
-        problem=problems[0],
     )
     return UserError(
         "SETTING_INVALID",
@@ -61,14 +60,13 @@ def _shortened_value(value: object) -> str:
     return text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 3] + "..."
 
 
-def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
+def _value_hint(name: str, value: object, expected: str) -> str:
     """What to do about a wrong value of the setting `name`.
 
     The kinds of mistakes are tried from the most special to the most general.
 
     Args:
-        expected: the values that the setting takes, in words.
-        problem: the description of what is wrong.
+        expected: the values that the setting takes, in words, such as "a whole number above 0".
     """
     if isinstance(value, bool):
         return "true and false are not numbers."
@@ -76,7 +74,7 @@ def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
         return f"Give {name} a finite number, or leave it out."
     if isinstance(value, str) and "number" in expected:
         return _number_hint(name, value, expected)
-    if isinstance(value, float) and value.is_integer() and "whole" in problem:
+    if isinstance(value, float) and value.is_integer() and "whole" in expected:
         return f"Write {int(value)} without a decimal point."
     if isinstance(value, dict):
         return f"Settings are flat: give {name} one value."
@@ -84,10 +82,10 @@ def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
 
 
 def _type_correction(wrong: GivenSettings) -> Change | None:
-    """The change of the call that mends wrong values, where each of them stands for a number.
+    """How to correct the call if each wrong value stands for a number, such as the text "8" for 8.
 
-    None otherwise: a call without the setting would take its default, which may cost far more than
-    the caller meant.
+    None if one does not: the setting could then only be left out, and its default may cost far more
+    than the caller meant.
     """
     numbers: dict[str, object] = {}
     for name, value in wrong.items():

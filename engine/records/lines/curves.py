@@ -98,7 +98,7 @@ def _sampled_rows(path: Path, end: int) -> list[Line]:
     """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
     sampled = list(page_after(path, 0, _FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = end * index // _SAMPLES  # inside of a line, of which the next is read
+        offset = end * index // _SAMPLES  # mostly inside a line: the line after it is read
         sampled += page_after(path, offset, limit=1).lines
     return parse_lines([line.text for line in sampled])
 
@@ -127,8 +127,9 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
     """Choose about `points` of the lines, in order; `keys` are the metrics that they are to show.
 
-    The extreme lines are always among them, even if they are more than `points`. While there is
-    room, lines with rare metrics follow, then others that are spread evenly.
+    The first and the last line and those with the lowest and highest values are always among them,
+    even if they are more than `points`. While there is room, lines with rarely measured metrics are
+    added, then others that are spread evenly.
     """
     if len(lines) <= points:
         return list(lines)

@@ -38,11 +38,11 @@ class EvaluationRow(Answer):
         """The JSON object to append to the file. The keys that identify the answer come first,
         which makes the file easier to read for people."""
         line = super().to_line()
-        if "loss" in line:
+        if "loss" in line:  # the loss of a reference answer, not an answer
             first_keys = _LOSS_KEYS
-        elif "half" in line:
+        elif "half" in line:  # an answer to a held-out task of one half
             first_keys = _ANSWER_KEYS
-        else:
+        else:  # an answer without a half, such as one that shows an earlier skill
             first_keys = _SKILL_KEYS
         return {key: line[key] for key in first_keys if key in line} | line
 

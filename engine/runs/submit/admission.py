@@ -69,7 +69,8 @@ def cap_of(
     """The most device hours that an evaluation or a probe may take; 0 where nothing limits them.
 
     Args:
-        cap_function: the quota of the caller's key; None where no quota applies.
+        cap_function: the quota of the caller's key: from the hours that the run needs at most, the
+            hours that it may take. None where no quota applies.
         needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
             it is called only where a cap is needed.
 
@@ -82,7 +83,7 @@ def cap_of(
     if cap_function is None and approved_hours is None:
         return 0.0
     needed = needed_hours()
-    cap = EVALUATION_WALL_HOURS
+    cap = EVALUATION_WALL_HOURS  # where neither of the two limits below is lower
     if approved_hours is not None:
         # However low the user set it, LOOK_HOURS need nobody's agreement.
         cap = min(cap, max(approved_hours, LOOK_HOURS))
@@ -252,7 +253,7 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
     figures = forecast.estimate
     if not figures.fits:
         needed, available = figures.peak_memory.total, figures.memory_available
-        setting = figures.lower_this or "max_length"
+        setting = figures.lower_this or "max_length"  # "": lowering no one setting is enough
         raise UserError(
             "DOES_NOT_FIT",
             f"the run needs about {size(needed)} of memory; {figures.device} has {size(available)}",
@@ -296,7 +297,7 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
     one step fits. `figures` is the estimate of the run with all its steps."""
     startup_hours = figures.seconds["startup"] / 3600
-    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)
+    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # it is divided by
     hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
     share_that_fits = hours_for_steps / hours_of_all_steps
     steps = math.floor(figures.steps * share_that_fits)

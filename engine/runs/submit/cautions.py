@@ -19,15 +19,16 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a new run with this config, before it is queued: it nearly repeats an earlier
+    """Warnings about a run that is to be queued with this config: that it nearly repeats an earlier
     run, or changes several choices at once. [] where neither is the case.
 
-    It is compared with the newest runs of the same environment version, algorithm and start model.
+    It is compared with those of the newest `LOOK_BACK` training runs that have the same environment
+    version, algorithm and start model.
     """
-    new = Making("", config)
+    new = Making(run_id="", config=config)  # it has no id before it is queued
     earlier = [
         (row, making_of_run(home, row.run_id))
-        for row in store.list_runs(LOOK_BACK, kind="train")
+        for row in store.list_runs(limit=LOOK_BACK, kind="train")
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
@@ -93,8 +94,8 @@ def verdict_in_words(row: RunRow) -> str:
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """A warning where the new run changes several choices at once, so that a difference in the
     result cannot be attributed to one of them. [] where it changes none or one."""
-    base = _run_to_compare(home, new, earlier)
-    # Without a config nothing is known of the run to compare with.
+    base = _making_to_compare_with(home, new, earlier)
+    # Without a config nothing is known of how that run was made.
     if base is None or not base.config:
         return []
     changes = changed_names(base, new)
@@ -109,7 +110,7 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     ]
 
 
-def _run_to_compare(
+def _making_to_compare_with(
     home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
 ) -> Making | None:
     """How the parent of a new run was made; without a parent, how the newest of the earlier runs

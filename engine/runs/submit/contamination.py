@@ -99,6 +99,7 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     ancestor_names = ancestors(home, making_of_run(home, run_id))
     # The last ancestor may be a base model, whose name has a slash.
     run_ids = [name for name in ancestor_names if "/" not in name]
+    # None for a run whose config is gone or damaged: its environment is not known.
     configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
     return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
 
@@ -174,12 +175,14 @@ def _compare(
 
     `deadline` is the time on the monotonic clock at which a scan stops.
     """
+    # A version was compared with itself when it was pushed.
     if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:
         return evaluated_on.contamination
     stored = home.overlap(trained_on.hash, evaluated_on.hash)
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
         return read_json(stored)
     rows, tasks = read_tasks(trained_on, "train"), read_tasks(evaluated_on, "heldout")
+    # At least 0.1 s, so that small data sets are compared even after the deadline.
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
     # `compared` has the shares that were scanned. A partial scan is not stored, so that a later
     # call can make a complete one.

@@ -210,7 +210,7 @@ def _config(request: EvaluationRequest, plan: _Plan) -> dict[str, object]:
         "wall_limit_hours": EVALUATION_WALL_HOURS,
         "max_gpu_hours": plan.cap,
     }
-    if plan.tasks.indices:
+    if plan.tasks.indices:  # [] unless the request names tasks by their positions
         config |= {"task_indices": plan.tasks.indices, "rows": plan.tasks.used}
     return config
 
@@ -233,7 +233,7 @@ def chosen_indices(text: str, available: int) -> list[int]:
     indices: set[int] = set()
     for part in text.split(",") if text else []:
         positions = _positions(part)
-        if not positions:
+        if not positions:  # neither a number nor a range
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
         if positions[-1] >= available:
@@ -273,6 +273,7 @@ def _cut_answers(
     """A warning for each base whose tokens make more than `TOO_MANY_CUT` of the reference answers
     longer than max_tokens, with the number that would do for all of them."""
     warnings: list[str] = []
+    # Of several models with the same base, the first one is named in the warning.
     models_by_base = {model.base_path: model for model in reversed(models)}
     for base_path, model in models_by_base.items():
         facts = env_facts.env_facts(home, record, base_path, thinking=settings.thinking)

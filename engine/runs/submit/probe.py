@@ -92,8 +92,8 @@ def _earlier_or_new_run(
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
     config = _config(request, plan)
-    key = _key_of(config)
-    body = {"probe": key}
+    key = _key_of(config)  # the same for the same probe
+    body = {"probe": key}  # what the database stores as the arguments of the request
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
         return row  # a probe that exists costs nothing more, so no quota is asked
@@ -189,11 +189,13 @@ def _key_of(config: Mapping[str, object]) -> str:
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id for this probe, and the run that was queued under it before; None where every
-    earlier run failed or was cancelled, or there is none, so that a new one must be queued.
+    """The request id for this probe, and the run that was queued under this id before. The run is
+    None, so that a new one must be queued, if there is none or every earlier one failed or was
+    cancelled.
 
-    Each retry gets a request id of its own: `key` (of `_key_of`) and a number. `body` are the
-    arguments that it stands for. Raises UserError RUN_STATE after `_MAX_RUNS` failed runs.
+    Each retry gets a request id of its own: `key` (from `_key_of`) and a number. `body` holds the
+    arguments for which the database keeps a request id. Raises UserError RUN_STATE after
+    `_MAX_RUNS` failed runs.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"

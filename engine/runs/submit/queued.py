@@ -63,12 +63,12 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     """The settings that differ from the parent's, and the model, environment and algorithm where
-    they differ: name -> [the parent's value, this run's value]. Empty where the parent's are not
-    known, and without a parent."""
+    they differ: name -> [the parent's value, this run's value]. Empty without a parent, and where
+    the parent's settings are not known."""
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}
     parent = home.run(config.parent).find_config()
-    if not isinstance(parent, TrainConfig):  # an evaluation, or one that is damaged
+    if not isinstance(parent, TrainConfig):  # an evaluation, or None: gone or damaged
         return {}
     of_run, of_parent = _choices(config), _choices(parent)
     all_names = {**of_parent, **of_run}  # a dictionary, to keep their order

@@ -42,10 +42,14 @@ def submit_regrade(
     plan = _plan(home, request, cap_function)
     stored = plan.stored
     warnings = _warnings(request, plan)
-    contaminated = contamination.of_evaluation(home, plan.record, stored.refs, request.split)
-    if contaminated is not None:
-        warnings += contaminated.warnings
-    files = RunFiles(_config(request, plan), contamination=contaminated, needs=stored.run_id)
+    contamination_report = contamination.of_evaluation(
+        home, plan.record, stored.refs, request.split
+    )
+    if contamination_report is not None:  # None: the answers are to training tasks
+        warnings += contamination_report.warnings
+    files = RunFiles(
+        _config(request, plan), contamination=contamination_report, needs=stored.run_id
+    )
     with Store(home) as store:
         row = store.insert_run(_new_run(plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)

@@ -68,15 +68,15 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
 
 
 def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
-    """Copy all adapters into the run's folder; returns the keys of config.json that name them, with
-    the paths of the copies."""
+    """Put links to the files of all adapters, or copies of them, into the run's folder. Returns the
+    keys of config.json that name adapters, with their new paths."""
     home = run.home
     changed: dict[str, object] = {}
     if files.start_adapter is not None:
         changed["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
     if files.teacher_adapter is not None:
-        copied = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
-        changed["teacher"] = {**files.config["teacher"], "adapter": str(copied)}
+        adapter = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
+        changed["teacher"] = {**files.config["teacher"], "adapter": str(adapter)}
     if files.model_adapters:
         models = files.config["models"]
         changed["models"] = _with_own_adapters(run, models, files.model_adapters)
@@ -86,8 +86,11 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
 def _with_own_adapters(
     run: RunDir, models: Sequence[Mapping[str, Any]], adapters: Mapping[int, Path]
 ) -> list[dict[str, object]]:
-    """Copy the adapters of the models into the run's folder; returns the entries of the models with
-    the paths of the copies. `adapters`: by the models' places in the list."""
+    """Put links to the files of the models' adapters, or copies of them, into the run's folder.
+    Returns the entries of `models` with the new paths.
+
+    `adapters` holds each model's adapter by the index of the model in `models`.
+    """
     entries = [dict(entry) for entry in models]
     for index, source in adapters.items():
         entries[index]["adapter"] = str(_link_folder(run.home, source, run.model_adapter(index)))
@@ -101,11 +104,12 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it."""
+    """Fill the folder `target` with links to the files of the adapter or checkpoint `source`, or
+    with copies if it lies outside the home's runs. Returns `target`."""
     target.mkdir(parents=True, exist_ok=True)
     if source.is_relative_to(home.runs):
         _link_files(source, target)
-    else:  # its owner may change it
+    else:  # a copy, because the owner of the source may change it
         for name in ADAPTER_FILES:
             shutil.copyfile(source / name, target / name)
     sync_folder(target)

@@ -99,17 +99,18 @@ def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, lis
     plan = _resolve(home, request)
     warnings = _admit(home, store, request, plan)
     parent = store.get_run(request.parent).run_id if request.parent else ""
+    # A warning if the request gave only the beginning of the parent's id.
     warnings += taken_as("parent", request.parent, parent)
     config = _config(request, plan, parent)
     warnings += cautions(home, store, _as_train_config(config))
-    # Held-out tasks that the training rows of this run or of earlier ones of the model hold.
-    contaminated = contamination.of_training(home, plan.record, plan.model.ref)
-    warnings += contaminated.warnings
+    # Which held-out tasks stand in the rows that the model is, or was earlier, trained on.
+    contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
+    warnings += contamination_report.warnings
     files = RunFiles(
         config,
         start_adapter=plan.model.adapter,
         teacher_adapter=plan.teacher_adapter,
-        contamination=contaminated,
+        contamination=contamination_report,
     )
     row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
     return row, warnings
@@ -197,8 +198,9 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     BUDGET, NOT_APPROVED.
     """
     record, resolved, figures = plan.record, plan.resolved, plan.forecast.estimate
+    # The first one says which environment was meant, if `env_id` is only a prefix of its id.
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
-    warnings += plan.forecast.left_out
+    warnings += plan.forecast.left_out  # a sentence for each past run with damaged files
     check_secrets(record)
     registry.env_python(record)  # for its error where packages are missing
     launcher.require_quantizer(home, resolved.settings.quantization)
@@ -223,7 +225,8 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "env_dir": str(plan.record.dir),
         "model": plan.model.ref,
         "base": {"ref": plan.model.base_ref, "path": str(plan.model.base_path)},
-        "start_adapter": None,  # replaced when the folder is written, if there is one
+        # The path of the run's own copy, if the model has an adapter; set when that is written.
+        "start_adapter": None,
         "settings": plan.resolved.settings.model_dump(),
         "sources": plan.resolved.sources,
         "note": request.note,
@@ -280,7 +283,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     run = home.run(row.run_id)
     _check_secrets_of(run, row)
     check_hours_left(home, store)
-    checkpoint = outcome.checkpoint_name(run)
+    checkpoint = outcome.checkpoint_name(run)  # "" without a complete one
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
     message = f"continues from {checkpoint}"
