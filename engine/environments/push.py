@@ -110,7 +110,7 @@ def push_env(
         check_settings: refuses a new version whose settings ask for too much; None allows all.
 
     Raises UserError, for a fault of the environment or the arguments; nothing is stored then.
-    DATASET_READING: the data was not read in the time of a push, and the next one goes on there.
+    DATASET_READING: reading the data takes longer than one push may; the next push goes on there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
@@ -124,7 +124,8 @@ def push_env(
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    stored = registry.find_env(home, f"{name}@{copied.digest[:12]}")
+    env_id = f"{name}@{copied.digest[:12]}"
+    stored = registry.find_env(home, env_id)
     return _with_origin(_reply(stored, copied), source.origin)
 
 

@@ -61,11 +61,11 @@ def kind_of(kind: str, rows: list[TaskRow]) -> str:
 
 
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
-    """Set each row's `gold` to the whole conversation with the reference answer; to None for a row
-    without an answer, or whose replay failed or had no time left, of which the draft warns.
+    """Set each row's `gold`: the prompt and the reference answer as one conversation.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies.
+    its replies. `gold` is None for a row without an answer, and where playing it failed or there
+    was no time left for it; a warning about those is added to the draft.
     """
     failures: list[str] = []
     not_replayed = 0

@@ -228,12 +228,14 @@ class _Reading:
     """One reading of the files of a request, in the process of its own."""
 
     def __init__(self, folder: Path, request: _Request) -> None:
+        """`folder` takes the results. A column is a file of numbers, one per row of the dataset, of
+        8 bytes ("Q") or of one ("B"); `PartFacts` says what each of them holds."""
         self.folder = folder
         self.request = request
         self.files: list[IndexedFile] = []
         self.parts: list[scan.Part] = []
-        self.rows_of_file: list[int] = []
-        self.repeated_ids = 0
+        self.rows_of_file: list[int] = []  # how many rows each file has
+        self.repeated_ids = 0  # how many rows have the id of an earlier row
         self.total = scan.PartFacts()  # its arrays stay empty; the columns hold the numbers
         self.offsets = columns.Column(folder / "offsets", "Q")
         self.lines = columns.Column(folder / "lines", "Q")
@@ -284,6 +286,7 @@ class _Reading:
                 row_counts[part.name] += len(facts.offsets)
                 _add(self.total, facts)
                 done_bytes += part.end - part.start
+                # Calls that wait for the result read this, to say how far the reading is.
                 (self.folder / _DONE).write_text(str(done_bytes))
         self.rows_of_file = [row_counts[file.name] for file in self.files]
 
@@ -297,8 +300,8 @@ class _Reading:
         self.sides.extend(facts.sides)
 
     def _refuse_repeated_ids(self) -> None:
-        """Count every row whose id an earlier row has as bad, and name the first ones."""
-        repeated = self._counted(columns.repeated(self.ids.values()))
+        """Count as bad every row whose id an earlier row has, and list the first ones as faults."""
+        repeated = self._count_as_repeated(columns.repeated(self.ids.values()))
         # Twice as many as are shown, in case some are different ids with one hash.
         for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
             task_id = self._task_row(row)["id"]
@@ -315,8 +318,8 @@ class _Reading:
         """The file's name and the line of the row of this number."""
         return self._file_of(row).name, self.lines.values()[row]
 
-    def _counted(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Pass the pairs on and count them in `repeated_ids`."""
+    def _count_as_repeated(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield the same pairs (row, earlier row with its id) and count them in `repeated_ids`."""
         for pair in pairs:
             self.repeated_ids += 1
             yield pair
@@ -358,7 +361,7 @@ class _Reading:
         row_count = len(self.offsets.values())
         return DataIndex(
             files=tuple(self.files),
-            rows=row_count - self.repeated_ids,
+            rows=row_count - self.repeated_ids,  # a row with the id of an earlier one counts as bad
             bad=total.bad,
             faults=self._first(total.faults),
             unanswered=total.unanswered,

@@ -141,7 +141,10 @@ def default_id(name: str, line: int) -> str:
 
 
 def scan(part: Part) -> PartFacts:
-    """Read the rows of a part. Raises OSError if the file is gone or cannot be read."""
+    """Read the rows of one part of a data file; lines that are no valid row are counted as bad.
+
+    Raises OSError if the file is gone or cannot be read.
+    """
     facts = PartFacts()
     with open(part.path, "rb") as file:
         file.seek(part.start)

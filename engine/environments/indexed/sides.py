@@ -64,14 +64,16 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
 def _decide_portion(
     sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
 ) -> None:
-    """Write the side of each of these rows into `sides.of_row`, and count their training prompts.
+    """Write the side of each of these rows into `sides.of_row`, and count their training prompts
+    in `sides.distinct_prompts`.
 
     `rows` are the numbers of all rows of some prompts; `prompts` and `named` are those of `decide`.
     """
     candidates = _candidates(rows, prompts, named)
     rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
     asked_prompts = chooser.choose(rows_of_prompt)
-    # Prompts that the rows name as held out are never trained on, even those that are not asked.
+    # Of the prompts that rows name as held out, only so many are asked in evaluations; the others
+    # are not trained on either.
     heldout_prompts = candidates if HELDOUT in named else asked_prompts
     for row in rows:
         if prompts[row] in heldout_prompts:

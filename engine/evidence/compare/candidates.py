@@ -371,7 +371,7 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
     if is_evaluation and config.attempts != 1:
         return sampling
-    # Greedy: the values with which the likeliest token is taken and none is left out before.
+    # Greedy: at temperature 0 the likeliest token is taken; the others are the values "off".
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 

@@ -211,7 +211,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """
     candidates, warnings = _candidates_to_compare(home, ids, env_id)
     first, others = candidates[0], candidates[1:]
-    evaluation_counts = [_times_compared(home, first, other) for other in others]
+    # How often each was evaluated against the first: every time was a chance of a false result.
+    evaluation_counts = [_times_evaluated(home, first, other) for other in others]
     contests = _contests(home, first, others, evaluation_counts)
     standing = _standing(home, candidates, contests)
     more_evidence = _evidence_to_gather(home, standing.main)
@@ -226,7 +227,10 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
-    """The result of the contests, without warnings; the next call shows the tasks that changed."""
+    """The result of the contests, without warnings; its next call shows the tasks that changed.
+
+    The main contest is the one whose candidate is furthest ahead of the first.
+    """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = _redactor(home, main.first.source)
@@ -279,7 +283,7 @@ def _redactor(home: Home, run_id: str) -> Redactor:
     return redactor_for(home, config.env_dir if config else None)
 
 
-def _times_compared(home: Home, first: Candidate, other: Candidate) -> int:
+def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
     """How often the two models were evaluated against each other, to correct the p value for it.
 
     1 where either side stands for several seeds: repeats are counted for single models only.

@@ -218,21 +218,23 @@ def _trainings_between(
 ) -> list[str] | None:
     """The trainings that lie between two models, as texts for `Attribution.changed`.
 
-    None where both were trained and neither descends from the other: then their settings are to be
-    compared.
+    [] for one and the same checkpoint, ["checkpoint"] for two of one run. None where both were
+    trained and neither descends from the other: then their settings are to be compared.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
-    # One may descend from the other.
-    trainings = _trainings_since(home, first_making, second_making.run_id or second.label)
+    # One may descend from the other. A base model has no run; its label is its reference.
+    first_name = first_making.run_id or first.label
+    second_name = second_making.run_id or second.label
+    trainings = _trainings_since(home, first_making, ancestor=second_name)
     if trainings is None:
-        trainings = _trainings_since(home, second_making, first_making.run_id or first.label)
+        trainings = _trainings_since(home, second_making, ancestor=first_name)
     if trainings is not None:
         return trainings
-    if first_making.config and second_making.config:
+    if first_making.config and second_making.config:  # both were trained
         return None
-    # At least one is a base model, and not the one that the other began with.
+    # At least one is a base model, and the other was not trained from it.
     return ["base model", *_trainings_of(first_making), *_trainings_of(second_making)]
 
 

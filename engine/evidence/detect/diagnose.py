@@ -120,7 +120,7 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
 
 def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
-    """The findings on a run with all their examples, however long that is."""
+    """The findings on a run with all their examples, which may be too long for a reply."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
     redact = redactor_for(run.home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
@@ -156,12 +156,14 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
-    """Everything the detectors read, from the files of a run; `config` is None where it is damaged.
+    """Everything the detectors read, from the files of a run.
 
-    Raises DamagedRecord for any other damaged file.
+    `config` is the run's, None where its file is damaged. Raises DamagedRecord for any other
+    damaged file.
     """
     rows_asked, split = _rows_and_split(config)
-    # The number of rows is an argument of an evaluation, but a lever can change it too.
+    # The number of rows is an argument of an evaluation and no setting. It is added to them because
+    # the advice of a finding may be to raise it, as it may be for a setting.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
     views = _views(run, config, settings, is_training=is_training)

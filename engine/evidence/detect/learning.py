@@ -303,11 +303,12 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
 
 
 def _gradient_finding(facts: Facts) -> Finding | None:
-    """The finding that the gradient norm spiked; the relatively largest spike is described.
+    """The finding that the gradient norm spiked; it describes the spike furthest above the usual.
 
     None where it spiked only a few times, and training did not get worse after any of them.
     """
-    # A norm up to the limit of clipping is no spike: it was taken as it is.
+    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. Without
+    # clipping, 1 stands for the limit.
     clip_limit = float(facts.settings.max_grad_norm or 1.0)
     spikes = _spikes(facts.curve("grad_norm"), clip_limit)
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
@@ -353,7 +354,7 @@ def underpowered(facts: Facts) -> Finding | None:
 
 
 def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: float) -> Finding:
-    """The finding that a comparison has too few tasks: it shows `smallest_gap` or more."""
+    """The finding that a comparison has too few tasks to show a change below `smallest_gap`."""
     n = comparison.outcome.n
     is_share = comparison.measure == "success"
     evidence: dict[str, object] = {
@@ -378,9 +379,9 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
     """The advice (a lever) to get more tasks into the evaluation that the verdict rests on.
 
-    It raises the setting for the number of rows, or asks for new rows where the environment has no
-    more. `reported_tasks` is the number of tasks in the verdict, `needed_tasks` how many it would
-    take; None where that is not known.
+    The advice is to raise the setting for the number of rows, or to add rows to the environment
+    where all of its held-out rows are used. `reported_tasks` is the number of tasks in the verdict,
+    `needed_tasks` how many it would take; None where that is not known.
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
@@ -461,14 +462,15 @@ def _unstable_finding(
 
 
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
-    """The points of a curve that are far above the median of the steps before them.
+    """The points (step, value) of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` are no spikes, nor are points with too few steps before them.
+    Values up to `floor` are no spikes, nor are points with too few steps before them.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
-        # Not training steps, or nothing was measured: no steps before a point either.
+        # Step 0 is no training step, and 0 is no measured norm: neither is a spike, nor does it
+        # count among the steps before one.
         if value <= 0.0 or step <= 0:
             continue
         recent_values = earlier_values[-limits.SPIKE_MEMORY :]

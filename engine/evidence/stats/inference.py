@@ -360,6 +360,7 @@ def paired_verdict(
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
     word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
+    # Begins with the counts of tasks and errors; the test and the means add the other numbers.
     verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
     return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
 
@@ -467,11 +468,11 @@ def _changed_tasks(
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
     -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
-    rounding = 1e-12  # a smaller change is none
+    rounding_error = 1e-12  # a change no larger than this is none
     improvements = {task: sign * (after[task] - before[task]) for task in before}
     largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
-    gained = tuple(task for task in largest_first if improvements[task] > rounding)
-    lost = tuple(task for task in largest_first if improvements[task] < -rounding)
+    gained = tuple(task for task in largest_first if improvements[task] > rounding_error)
+    lost = tuple(task for task in largest_first if improvements[task] < -rounding_error)
     return gained, lost
 
 

@@ -68,7 +68,8 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
     """What was measured on sampled answers, without advice and summary.
 
-    The arguments are those of `learnability`.
+    `groups` has one sequence of samples per task; `group_size` samples were drawn for each, with
+    at most `max_tokens` tokens.
     """
     samples = [sample for group in groups for sample in group]
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]

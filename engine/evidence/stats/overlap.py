@@ -362,8 +362,8 @@ def scan(
         leaked: ids of the tasks that the training rows teach (they ask them word for word).
         compared: [share of the training rows, share of the held-out tasks] that were compared;
             [1, 1] where there is nothing to compare.
-        unindexed: how many of these tasks were not compared by word sequences, because the index
-            was full.
+        unindexed: how many of the compared tasks were not compared by word sequences, because the
+            index was full.
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
@@ -422,8 +422,8 @@ def _compare_in_time(
     if not train or not heldout:
         return _Compared([], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
-    index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
-    rows = _shuffled(train, heldout)
+    index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)
+    rows = _shuffled(train, others=heldout)
     matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
     matches.sort(key=lambda match: (match.rank, match.heldout))
     return _Compared(
