@@ -149,7 +149,8 @@ class _Source:
 
 
 def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
-    """The folder that `path` names, or one of ours with the dataset or benchmark that it names.
+    """The folder to push: the one that `path` names, or the one into which the dataset or benchmark
+    that it names was fetched.
 
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.
@@ -187,10 +188,11 @@ def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
 def _store_version(
     draft: Draft, large: Indexed | None, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Store the draft as a new version, or push the version again that has the same content.
+    """Store the draft as a new version. If a version with the same content is stored already, that
+    one is pushed again.
 
-    `large` is its data if that is too large to copy; `install` and `check_settings` are those of
-    `push_env`.
+    `large` is the draft's data if that is too large to copy, else None. `install`: install missing
+    packages; `check_settings` refuses settings that ask for too much.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     if database_row(version_folder) is not None:

@@ -74,7 +74,8 @@ class Indexed:
 
 
 def large_files(folder: Path) -> list[Path]:
-    """The data files of a folder without code that are too large to copy; [] if they are not.
+    """The data files of a folder without code, if they are too large to copy; [] if they are not,
+    or if the folder has code.
 
     `folder` is absolute and has no links in it. Raises UserError DATASET_INVALID if files of
     another format lie beside them.
@@ -106,11 +107,11 @@ def is_large(files: Sequence[Path]) -> bool:
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
-    """The files as read by a process of their own, which is started if they have not been read.
+    """The facts about the files. A process of its own reads them, if they have not been read yet.
 
     `folder` is that of the dataset; `wait_s` is how many seconds to wait for the process, which
-    then reads on. Raises UserError DATASET_READING, retryable, if it is not done by then, or
-    DATASET_INVALID if it ended without a result.
+    goes on reading after that. Raises UserError DATASET_READING, retryable, if it is not done in
+    time, or DATASET_INVALID if it ended without a result.
     """
     request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
@@ -141,11 +142,11 @@ def _request_for(files: Sequence[Path], folder: Path) -> _Request:
 
 def _start(results: Path, request: _Request) -> None:
     """Start the process that reads the files and writes into the folder `results`, unless another
-    call has just started it. It inherits the lock, which it holds until it ends."""
+    call has just started it. The process inherits the folder's lock and holds it until it ends."""
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # another call has the lock: it starts it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             request.write(results / _REQUEST)
             (results / _DONE).write_text("0")
@@ -421,8 +422,8 @@ def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
 
 
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
-    """Add the counts of one part to the total, and its first lines and rows as far as the total
-    has room for them."""
+    """Add the counts of one part to the total. Of its first lines and rows as many are added as the
+    total has room for: MOST_FAULTS of each kind (`_data_index` cuts the sample further)."""
     for name in ("shapes", "turns", "prompt_chars", "answer_chars"):
         getattr(total, name).update(getattr(part, name))
     for name in ("bad", "unanswered", "preferences", "with_tools"):
@@ -433,7 +434,7 @@ def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
 
 
 def _spread(counts: Counter[int]) -> Spread:
-    """The spread of numbers of which each occurs so many times; zeros if there are none."""
+    """The spread of the numbers in `counts` (number -> how often it occurs); zeros without any."""
     if not counts:
         return Spread()
     numbers = sorted(counts)

@@ -202,10 +202,10 @@ def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
 
 def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message]]) -> None:
     """Add the hashes of a row's prompt, of its prompt with its answers, and of its id."""
-    key = prompt_key([message.to_dict() for message in task.messages])
-    facts.prompts.append(int(key[:16], 16))  # 64 bits
+    prompt_hash = prompt_key([message.to_dict() for message in task.messages])  # in hex
+    facts.prompts.append(int(prompt_hash[:16], 16))  # its first 64 bits
     answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
-    facts.rows.append(_hash64(key + json.dumps(answer_dicts, sort_keys=True)))
+    facts.rows.append(_hash64(prompt_hash + json.dumps(answer_dicts, sort_keys=True)))
     facts.ids.append(_hash64(task.id))
 
 

@@ -126,7 +126,9 @@ class _Chooser:
         self.smallest: tuple[int, int] | None = None
 
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
-        """The prompts to hold out among these, whose hashes follow those of earlier calls."""
+        """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
+        its rows). All hashes must be larger than those of earlier calls.
+        """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
         if rows_of_prompt:
@@ -144,14 +146,14 @@ class _Chooser:
 def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     """How many rows to hold out where no row names the held-out side.
 
-    A share (HELDOUT_SHARE) of the rows that are free to be held out; at least HELDOUT_LEAST of
-    them, or half where there are few; at most CHOSEN_MOST; 0 where they have fewer than two
-    prompts.
+    Free to be held out are the rows whose prompt no row names for training. The target is a share
+    of them (HELDOUT_SHARE); at least HELDOUT_LEAST, or half of them where there are few; at most
+    CHOSEN_MOST; 0 where they have fewer than two prompts.
     """
     named_train: set[int] = set()
     if TRAIN in named:
         named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
-    # Prompts that the rows leave free; one row that names a side decides for all of its prompt.
+    # No row is free, or all free rows have the same prompt.
     if _are_equal(key for key in prompts if key not in named_train):
         return 0
     free_rows = len(prompts)

@@ -306,9 +306,10 @@ class _Finder:
         return [self._offer_of_step(run, row, step, label, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
-        """The evaluations at step 0 of those compared training runs that started from model `ref`.
+        """The evaluations of the model `ref` at step 0 of training runs that started from it.
 
-        At step 0 a run evaluates the model that it starts from. [] where no compared run did so.
+        Only the runs among the ids to compare are looked at; [] where none of them has such an
+        evaluation.
         """
         offers = []
         for other in self.ids:
@@ -318,7 +319,7 @@ class _Finder:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._offer_of_step(run, row, 0, label=ref, trained_here=False))
+                offers.append(self._offer_of_step(run, row, step=0, label=ref, trained_here=False))
         return offers
 
     def _offer_of_step(

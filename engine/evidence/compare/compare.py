@@ -444,6 +444,7 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
     outcome = contest.comparison.outcome
     split = _evaluated_split(home, contest.first)
     split_size = split_rows(home, contest.first.env_id, split)
+    # There are rows that were not asked yet, or it is not known how many there are.
     if split_size is None or len(_asked_tasks(home, contest.first, contest.other)) < split_size:
         rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
         return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])

@@ -33,7 +33,8 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
-    # One candidate alone would have nothing to be compared with; as many as before: none to join.
+    # Joined to one, the candidates would leave nothing to compare with it. Where there are as many
+    # configurations as candidates, there is none to join.
     if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
     return [_joined_candidate(home, members) for members in by_configuration.values()]

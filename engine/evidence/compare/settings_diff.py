@@ -181,7 +181,8 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     """The settings, start models, algorithms and environments that are not the same for all.
 
     The result maps setting -> candidate's label -> value, such as
-    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; None where a candidate has no such setting.
+    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; the value is None where a candidate has no such
+    setting. {} where fewer than two candidates were trained by runs of this home.
     """
     settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
     for candidate in candidates:
@@ -278,7 +279,7 @@ def changed_names(first: Making, second: Making) -> list[str]:
     chosen_settings = [
         name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
     ]
-    return changed_choices + chosen_settings or changed_settings
+    return (changed_choices + chosen_settings) or changed_settings
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:

@@ -65,7 +65,10 @@ class Watch:
     def __init__(
         self, run: RunDir, algorithm: str, settings: KnownSettings, exam_tasks: int = 0
     ) -> None:
-        """Start watching at step 0; `catch_up` moves on to a later step."""
+        """Start watching at step 0; `catch_up` moves on to a later step.
+
+        `exam_tasks` is the number of tasks behind each held-out value; 0 when not known.
+        """
         self.run = run
         self.algorithm = algorithm
         self.settings = settings

@@ -25,9 +25,9 @@ def truncation(facts: Facts) -> Finding | None:
     not mend (see `length_grew`).
     """
     if facts.algorithm in ROW_ALGORITHMS:
-        return _cut_rows(facts) or _cut_exam(facts)
+        return _cut_rows(facts) or _cut_heldout_answers(facts)
     if facts.algorithm == "evaluate":
-        return _cut_exam(facts)
+        return _cut_heldout_answers(facts)
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
     if cut_share is None or _reason_beyond_room(facts):
         return None
@@ -130,7 +130,7 @@ def _level_at_start(facts: Facts) -> tuple[float, float]:
     return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 
 
-def _cut_exam(facts: Facts) -> Finding | None:
+def _cut_heldout_answers(facts: Facts) -> Finding | None:
     """Detect too many cut answers among the last held-out ones, or those of an evaluation run.
 
     None where few are cut, or where there are too few answers to tell.

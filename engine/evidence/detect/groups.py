@@ -244,7 +244,10 @@ class _EntropyFall:
 def _lasting_fall_finding(
     facts: Facts, fall: _EntropyFall, solved_start: float, solved_end: float
 ) -> Finding:
-    """The finding that entropy fell for good; the others are the solved shares at both ends."""
+    """The finding that entropy fell for good.
+
+    `solved_start` and `solved_end` are the shares of right answers in the first and last steps.
+    """
     entropy_left = fall.end / fall.start
     evidence = {
         "entropy_start": fall.start,
@@ -305,7 +308,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """
     if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
-    entropy = _entropy_at_once_lost(facts.series("entropy"))
+    entropy = _early_entropy_fall(facts.series("entropy"))
     against_start = _comparison_without_gain(facts)
     if entropy is None or against_start is None:
         return None
@@ -358,7 +361,7 @@ def _early_fall_evidence(
     }
 
 
-def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
+def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
     """The entropy of a run that lost it within the first steps and did not get it back; else None.
 
     `entropies` has a value for each step.
@@ -378,9 +381,10 @@ def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
 
 
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
-    """The last held-out evaluation compared with step 0, if it is not above although it could be.
+    """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None as well where neither success nor reward was measured both times.
+    None where it is, where nearly all tasks are solved so that it could hardly be, or where neither
+    success nor reward was measured both times.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):

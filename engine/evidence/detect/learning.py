@@ -20,7 +20,7 @@ from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
 
 # Kinds of failure that lie in the machine, and what a finding says of them.
-_MACHINE = {
+_SENTENCE_OF_MACHINE_FAULT = {
     "oom": "Memory ran out.",
     "infra": "The machine failed: disk, interpreter or device.",
     "killed": "The trainer was killed from outside.",
@@ -246,7 +246,8 @@ def _has_no_gradient(norms: Sequence[float]) -> bool:
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
     """(learning rates, gradient norms) of the steps that can have a gradient.
 
-    A GRPO step in which no completion has an advantage has none; `uniform_groups` judges those.
+    A GRPO step in which no completion has an advantage has no gradient and is left out; the
+    detector `uniform_groups` reports such steps.
     """
     rates: list[float] = []
     norms: list[float] = []
@@ -307,8 +308,8 @@ def _gradient_finding(facts: Facts) -> Finding | None:
 
     None where it spiked only a few times, and training did not get worse after any of them.
     """
-    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. Without
-    # clipping, 1 stands for the limit.
+    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. 1 stands
+    # for the limit where gradients were not clipped or the limit is not known.
     clip_limit = float(facts.settings.max_grad_norm or 1.0)
     spikes = _spikes(facts.curve("grad_norm"), clip_limit)
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
@@ -418,7 +419,7 @@ def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | 
 def infra(facts: Facts) -> Finding | None:
     """Detect a run that failed because of the machine, not because of the model; else None."""
     failure = facts.failure
-    if failure is None or failure.kind not in _MACHINE:
+    if failure is None or failure.kind not in _SENTENCE_OF_MACHINE_FAULT:
         return None
     error = (failure.evidence or failure.message)[:_ERROR_CHARS]
     evidence = {"kind": failure.kind, "error": error}
@@ -426,7 +427,8 @@ def infra(facts: Facts) -> Finding | None:
         lever = _less_memory(facts)
     else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+    sentence = _SENTENCE_OF_MACHINE_FAULT[failure.kind]
+    return Finding("infra", sentence, evidence, lever, playbook="crashes", root=True)
 
 
 def _less_memory(facts: Facts) -> Lever:

@@ -131,7 +131,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    # Where nobody is paid, cut answers earn the mean too; that is not what is looked for.
+    # Where hardly any answer earns a reward, cut ones earn the mean too, but they are not paid.
     next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 

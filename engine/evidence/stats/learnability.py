@@ -215,7 +215,7 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     """The chance that `size` answers to this task earn at least two different rewards.
 
     `group` are the samples of the task; Beta(a, b) is the distribution of solve rates over all
-    tasks. It is used where the samples all earned the same and `size` goes beyond their number.
+    tasks, which is used only where all samples earned the same and `size` exceeds their number.
     """
     n = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
@@ -257,7 +257,7 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
     correlation = _correlation_within_tasks(solve_counts, mean)
-    # Away from 0 and 1, where the sum of a and b would be infinite or 0.
+    # Kept away from 0 and 1, where the sum of a and b would be infinite or 0.
     correlation = min(max(correlation, 1e-3), 0.999)
     a_plus_b = 1.0 / correlation - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
