@@ -41,7 +41,7 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
         return None
     prompt = list(row["prompt"])
-    answer = _without_prompt(answer, prompt)
+    answer = _without_prompt(answer, prompt)  # which it may begin with
     if not answer or answer[-1]["role"] != "assistant":
         return None
     return [*prompt, *answer]

@@ -36,6 +36,7 @@ from engine.processes.launcher import spawn_detached
 from engine.records.data_index import DataIndex, FaultyLine, IndexedFile, Spread
 from engine.records.record import Record
 from envs.dataset import LINE_FORMATS, data_files, parse_line, splits_of
+from envs.json_types import TaskRow
 from envs.row_shapes import to_task
 
 # Above one of these a dataset is indexed instead of copied.
@@ -399,7 +400,7 @@ class _Reading:
             row -= count
         raise IndexError(row)
 
-    def _task_row(self, row: int) -> dict:
+    def _task_row(self, row: int) -> TaskRow:
         """The row of this number, as `Task.to_row` writes it."""
         file = self._file_of(row)
         descriptor = os.open(file.path, os.O_RDONLY)

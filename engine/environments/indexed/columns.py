@@ -44,6 +44,7 @@ def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None
     if size == 0:  # an empty file cannot be mapped
         return array(code)
     with open(path, "rb") as file:
+        # A length of 0 maps the whole file.
         content = memoryview(mmap.mmap(file.fileno(), length=0, access=mmap.ACCESS_READ))
     end_byte = size if count is None else first_byte + count * array(code).itemsize
     return content[first_byte:end_byte].cast(code)

@@ -106,7 +106,7 @@ def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]
     with open(path, "rb") as file:
         cuts = _cuts(_hashed_blocks(file, digest.update))
     parts = [
-        Part(path, name, split, start.offset, end.offset, first_line=start.line)
+        Part(path, name, split, start=start.offset, end=end.offset, first_line=start.line)
         for start, end in pairwise(cuts)
     ]
     return parts, digest.hexdigest()
@@ -152,7 +152,7 @@ def scan(part: Part) -> PartFacts:
             try:
                 row, task = _read_row(content, part, line)
                 side = _side_of(task)
-                check_answer(task, required=False)
+                check_answer(task, required=False)  # it may be missing, but must be valid
             except ValueError as error:
                 facts.bad += 1
                 _add_first(facts.faults, part.name, line, str(error))
@@ -182,22 +182,22 @@ def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str)
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
     """Add the hashes and lengths of a good row, which stands in this line of the file."""
-    # A row of preferences without an answer of its own has two answers, of which the better one is
-    # measured.
+    # A preference, which has no answer of its own, has a better and a worse one: the better one is
+    # learnt, and it is the one that is measured.
     preference = None if task.answer_messages else task.preference
     answers = preference or (task.answer_messages,)
-    learnt = answers[0]
+    learnt_answer = answers[0]
     _add_hashes(facts, task, answers)
-    _add_lengths(facts, task.messages, learnt)
+    _add_lengths(facts, task.messages, learnt_answer)
     if task.metadata.get("tools"):
         facts.with_tools += 1
     if preference is not None:
         facts.preferences += 1
-    if not learnt:
+    if not learnt_answer:
         facts.unanswered += 1
         _add_first(facts.unanswered_lines, file_name, line, "has no answer to learn from")
     if len(facts.sample) < SAMPLE_ROWS:
-        facts.sample.append(_sample_of(task, learnt))
+        facts.sample.append(_sample_of(task, learnt_answer))
 
 
 def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message]]) -> None:

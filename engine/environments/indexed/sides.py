@@ -56,6 +56,7 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
         _decide_portion(sides, rows, prompts, named, chooser)
     if not names_heldout and not chooser.taken_rows:
+        # Every prompt has more rows than shall be held out.
         _hold_out_smallest(sides, prompts, chooser)
     sides.warnings += _warnings(sides, named)
     return sides

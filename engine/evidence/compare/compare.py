@@ -387,7 +387,7 @@ def _cautions(
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
     if unpaired:
         notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
-    notes += dict.fromkeys(
+    notes += dict.fromkeys(  # each note once
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
     for candidate in candidates:

@@ -128,6 +128,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         success_lost=_count_success(all_scored, before=True, after=False),
         models=model_moves,
         model_flips=_model_flips(model_moves),
+        # A sample of the tasks where they are many: the time grows with the square of the number.
         tasks=count_pairs(_sampled(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),

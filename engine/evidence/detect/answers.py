@@ -189,14 +189,14 @@ def _cut_finding(
     return _out_of_tokens_finding(facts, evidence, f"{cut_share:.0%} of the answers {which}")
 
 
-def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], answers: str) -> Finding:
+def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject: str) -> Finding:
     """The finding that answers are cut at `max_tokens`, with the advice to raise it.
 
     Where the reference answers fit easily and the model does not think first, the advice is to
-    shorten the answers instead. `answers` begins the sentence, as "20% of the answers".
+    shorten the answers instead. `subject` begins the sentence, as "20% of the answers".
     """
     max_tokens = facts.settings.max_tokens
-    sentence = f"{answers} were cut at max_tokens = {max_tokens}."
+    sentence = f"{subject} were cut at max_tokens = {max_tokens}."
     lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     if _references_fit_easily(facts) and not facts.settings.thinking:
         evidence = {**evidence, "gold_tokens": facts.gold_tokens}
@@ -431,7 +431,7 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
 
     None where few are wrapped or both earn similar rewards, and for runs that do not sample.
     """
-    if facts.algorithm not in SAMPLING_ALGORITHMS:  # no series shows whether the level persists
+    if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None
     wrapped_share = stuck_at(facts.view_values("wrapped_share"), limits.UNPARSED)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))

@@ -42,8 +42,8 @@ def evaluation_against_start(
 
     None where either evaluation has no rows of the half of the tasks that every evaluation asks.
 
-    `planned` is how many evaluations the run will have, for a caller that tests every one of them
-    and stops at the first result; 0 counts only those that exist.
+    `planned` is how many evaluations the run will have in all. It is given where every one of them
+    is tested as it comes; 0 counts only those that exist.
     """
     taught_ids = taught_tasks(run)  # their answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))

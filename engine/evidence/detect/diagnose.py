@@ -167,7 +167,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
     views = _views(run, config, settings, is_training=is_training)
-    exam_rows = last_exam(run)
+    exam_rows = last_exam(run)  # the answers of the last held-out evaluation
     verdict = run_verdict(run) if row.state == "done" else None
     facts = Facts(
         algorithm=row.algorithm if is_training else "evaluate",

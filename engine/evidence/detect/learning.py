@@ -72,12 +72,12 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
     lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
     last_step, last_loss = heldout_losses[-1]
     return _Losses(
-        lowest_step,
-        last_step,
+        lowest_step=lowest_step,
+        last_step=last_step,
         lowest_heldout=lowest_loss,
         last_heldout=last_loss,
-        rows_then=mean(_values_up_to(row_losses, lowest_step)),
-        rows_now=mean(_values_up_to(row_losses, last_step)),
+        rows_then=mean(_last_values_up_to(row_losses, lowest_step)),
+        rows_now=mean(_last_values_up_to(row_losses, last_step)),
     )
 
 
@@ -389,6 +389,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     rows_set = getattr(facts.settings, setting)
     # A training run reports only half of its held-out tasks.
     rows_per_task = 2 if is_training else 1
+    # Without a setting, the number of rows follows from the tasks that were reported.
     rows_used = rows_set if isinstance(rows_set, int) else rows_per_task * reported_tasks
     rows_needed = None if needed_tasks is None else rows_per_task * needed_tasks
     rows_available = facts.heldout_rows
@@ -507,7 +508,7 @@ def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> flo
     return 2 * deviation * (2 / limits.LEAST) ** 0.5
 
 
-def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
+def _last_values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
     """The last values of a curve up to a step, at most `LEAST` of them.
 
     Where the curve begins after the step, its first `LEAST` values.

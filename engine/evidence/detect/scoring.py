@@ -125,7 +125,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     have no judge or no hard check.
     """
     shares = facts.view_values("judge_gap")
-    if facts.algorithm == "grpo":
+    if facts.algorithm == "grpo":  # training may be reducing the share
         pleased_share = stuck_at(shares, limits.JUDGE_GAP)
     else:
         pleased_share = mean_or_none(shares)

@@ -514,6 +514,7 @@ def _mean_test(
 
     Both mappings are task id -> value, of the same tasks.
     """
+    # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
     changes = {task: [after[task] - before[task]] for task in before}
     boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]

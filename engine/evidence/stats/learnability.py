@@ -378,7 +378,7 @@ def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
     "" where that size is close to the one used. At least one size must reach the share.
     """
     size_used = result.samples_per_task
-    # The sizes come in ascending order, so the first that is good enough is the smallest.
+    # The sizes (text, as in JSON) come in ascending order: the first good enough is the smallest.
     better_size = next(
         int(size) for size, share in result.gradient_share.items() if share >= share_wanted
     )

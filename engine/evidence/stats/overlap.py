@@ -382,7 +382,7 @@ def scan(
         "verdict": _verdict_of_scan(len(matches), len(leaked), len(heldout)),
         "train": len(train),
         "heldout": len(heldout),
-        **counts,
+        **counts,  # exact, normalised, ngram
         "leaked": leaked,
         "compared": list(compared.shares),
         "unindexed": compared.unindexed,
