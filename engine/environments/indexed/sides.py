@@ -52,7 +52,7 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
-    for low, high in portions(len(prompts)):  # so that sets of prompts stay small
+    for low, high in portions(len(prompts)):  # ranges of hashes, so that sets of them stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
         _decide_portion(sides, rows, prompts, named, chooser)
     if not names_heldout and not chooser.taken_rows:

@@ -108,6 +108,7 @@ def find_candidates(
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
             differently; BAD_ARGUMENT where fewer than two or too many models result.
     """
+    # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
     loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
@@ -149,7 +150,7 @@ def _check_count(candidates: Sequence[Candidate]) -> None:
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The offers on the requested environment, out of all `offers` of the id `ref`.
+    """The offers (evaluations) on the requested environment, out of all `offers` of the id `ref`.
 
     Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only. `env_id`
     may be a name or the beginning of an id (`_env_matches`).
@@ -265,7 +266,7 @@ class _Finder:
     def _offer_of_evaluation(
         self, row: RunRow, config: RunConfig | None, only_model: str = ""
     ) -> Offer:
-        """An evaluation run as an offer of its models.
+        """An evaluation run as an offer: its models, whose rows are read only if it is chosen.
 
         Args:
             config: of the run; None where it is missing or damaged.
@@ -325,7 +326,8 @@ class _Finder:
     def _offer_of_step(
         self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
     ) -> Offer:
-        """One held-out evaluation of a training run, as an offer of the model `label`.
+        """One held-out evaluation of a training run as an offer: the model `label`, whose rows are
+        read only if it is chosen.
 
         Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
         for step 0, the model that the run started from.
@@ -412,9 +414,10 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
     Raises UserError NOT_COMPARABLE where there is none.
     """
+    env_ids_of_first = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
     common_env_ids = [
         env_id
-        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
+        for env_id in env_ids_of_first
         if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
     ]
     if common_env_ids:

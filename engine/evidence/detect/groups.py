@@ -411,10 +411,11 @@ def is_learning(facts: Facts) -> bool:
     if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
-    if len(heldout_shares) < 2 or not facts.exam_tasks:
+    task_count = facts.exam_tasks  # behind each of these shares; 0 where it is not known
+    if len(heldout_shares) < 2 or not task_count:
         return False
     first, last = heldout_shares[0], heldout_shares[-1]
-    standard_error = (2 * first * (1 - first) / facts.exam_tasks) ** 0.5  # of the difference
+    standard_error = (2 * first * (1 - first) / task_count) ** 0.5  # of the difference
     return last - first >= max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
 
 

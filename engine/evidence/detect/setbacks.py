@@ -144,6 +144,7 @@ def forgetting(facts: Facts) -> Finding | None:
     skills = facts.kept_skills
     if skills is None:
         return None
+    # Each skill is measured by a battery, a fixed set of tasks.
     if skills.verdict == "forgotten":
         battery = _first_forgotten(skills.batteries)
         lever = edit_lever(f"{_MIX_ROWS}, fewer steps, and train from the start again")
@@ -160,9 +161,10 @@ _MIX_ROWS = "mix 10 to 30 % rows of what the model could do before into the trai
 
 
 def _inherited_forgetting(against_base: SinceBase) -> Finding:
-    """The finding that the runs which a run descends from lost a skill.
+    """The finding that a skill was lost before this run, by runs that it descends from.
 
-    It is of medium severity, because this run itself lost nothing.
+    It is of medium severity, because this run itself lost nothing. `against_base` compares this
+    run's model with the base model that the first of them began with.
     """
     battery = _first_forgotten(against_base.batteries)
     # `lost_by` is empty where no single run shows the loss.

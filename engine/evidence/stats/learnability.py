@@ -331,8 +331,9 @@ def _variety_advice(result: ProbeResult) -> list[Advice]:
 def _difficulty_advice(result: ProbeResult) -> list[Advice]:
     """The advice where the tasks are too hard or too easy; else [].
 
-    Where hardly any task teaches, the advice is to change the start or the data; where only a good
-    part of the tasks is too hard or too easy, it is to leave that part out.
+    Where hardly any task teaches (the answers to it earn different rewards), the advice is to
+    change the start or the data. Where only a good part of the tasks is too hard or too easy, it is
+    to leave that part out.
     """
     hardly_any_teaches = result.effective < LITTLE
     if hardly_any_teaches and result.too_hard > 0 and result.too_hard >= result.too_easy:
@@ -373,9 +374,10 @@ def _group_size_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
-    """A sentence that recommends the smallest group size of which `share_wanted` groups teach.
+    """A sentence that recommends the smallest group size at which enough groups teach.
 
-    "" where that size is close to the one used. At least one size must reach the share.
+    A group teaches if its answers earn different rewards; enough is the share `share_wanted`, which
+    at least one size must reach. "" where the smallest size is close to the one used.
     """
     size_used = result.samples_per_task
     # The sizes (text, as in JSON) come in ascending order: the first good enough is the smallest.
