@@ -129,12 +129,12 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        beginning = self._read_beginning()
+        beginning = self._read_beginning()  # what step 0 showed
         if evaluated:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        findings = find_all(self._facts(beginning), live=True)
+        findings = find_all(self._facts(beginning), live=True)  # what can be judged while it trains
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:

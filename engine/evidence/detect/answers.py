@@ -346,7 +346,7 @@ def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
             "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
         )
     new_coef = max(0.02, 2 * kl_coef)
-    return setting_lever("kl_coef", kl_coef, new_coef, "and start from before it began")
+    return setting_lever("kl_coef", now=kl_coef, to=new_coef, why="and start from before it began")
 
 
 def unparsed(facts: Facts) -> Finding | None:

@@ -117,7 +117,7 @@ def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str,
 def _lever_for_same_text(temperature: float) -> Lever:
     """The advice (a lever) against answers of one text: temperature 1, or another start model."""
     if temperature < 1.0:
-        return setting_lever("temperature", temperature, 1.0)
+        return setting_lever("temperature", now=temperature, to=1.0)
     return edit_lever("start from a checkpoint or a model that still gives several answers")
 
 
@@ -434,7 +434,8 @@ def never_solved(facts: Facts) -> bool:
 def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
     """The advice (a lever) to divide the learning rate by `parts`; `why` is its reason."""
     learning_rate = facts.settings.learning_rate
-    return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
+    new_rate = rounded_part(learning_rate, parts)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=why)
 
 
 def rounded_part(value: object, parts: int) -> float | None:

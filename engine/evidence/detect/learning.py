@@ -117,9 +117,9 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
         new_rate = rounded_part(learning_rate, parts=3)
-        return setting_lever("learning_rate", learning_rate, new_rate, reason)
+        return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
     reason = "fewer passes; more rows if there are any"
-    return setting_lever("steps", facts.settings.steps, best_step, reason)
+    return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
@@ -170,7 +170,8 @@ def _too_short_finding(
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
-    lever = setting_lever("steps", facts.settings.steps, 2 * last_step, "nothing says it is done")
+    reason = "nothing says it is done"
+    lever = setting_lever("steps", now=facts.settings.steps, to=2 * last_step, why=reason)
     return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
 
 
@@ -235,7 +236,7 @@ def _higher_rate(learning_rate: object) -> Lever:
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{10 * learning_rate:.2g}")
     reason = "or leave it out for the value that suits the model"
-    return setting_lever("learning_rate", learning_rate, new_rate, reason)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
@@ -398,7 +399,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
     remark = _remark_on_halves(rows_available) if is_training else ""
-    return setting_lever(setting, rows_set, new_rows, remark)
+    return setting_lever(setting, now=rows_set, to=new_rows, why=remark)
 
 
 def _remark_on_halves(rows_available: int | None) -> str:
@@ -455,13 +456,10 @@ def _unstable_finding(
     The advice names no value where the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
-    return Finding(
-        "unstable",
-        sentence,
-        {**evidence, "learning_rate": learning_rate},
-        setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, rate_divisor)),
-        playbook="failures",
-    )
+    evidence = {**evidence, "learning_rate": learning_rate}
+    new_rate = rounded_part(learning_rate, rate_divisor)
+    lever = setting_lever("learning_rate", now=learning_rate, to=new_rate)
+    return Finding("unstable", sentence, evidence, lever, playbook="failures")
 
 
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:

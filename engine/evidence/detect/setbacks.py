@@ -88,7 +88,7 @@ def _lower_rate(learning_rate: object) -> Lever:
     """The advice (a lever) to train with a third of the learning rate."""
     new_rate = rounded_part(learning_rate, parts=3)
     reason = "from the start again: this run forgot it"
-    return setting_lever("learning_rate", learning_rate, new_rate, reason)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:

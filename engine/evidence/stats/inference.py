@@ -154,6 +154,7 @@ def smallest_detectable_gap(
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
+        # A gap of `middle` means that at least this share of the tasks comes out differently.
         if _tasks_for_power(middle, max(discordant_share, middle), alpha, power) > n:
             low = middle
         else:
