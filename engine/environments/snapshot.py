@@ -249,7 +249,7 @@ class _Copier:
             self.digests[path] = self.copy_content(source, path)
 
     def copy_content(self, source: BinaryIO, path: str) -> str:
-        """Copy an open file to `path` within the copy; the SHA-256 in hex of what was copied."""
+        """Copy an open file to `path` within the copy; returns its content's SHA-256 in hex."""
         digest = hashlib.sha256()
         with open(self.target / path, "xb") as copy:
             os.fchmod(copy.fileno(), 0o600)

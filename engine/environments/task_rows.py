@@ -41,8 +41,9 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
 def kind_of(kind: str, rows: list[TaskRow]) -> str:
     """The kind of a version whose env process calls itself `kind` and gave these rows.
 
-    A dataset without a scorer is "preference" where no row has an answer to imitate, because each
-    has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only some are so.
+    A dataset without a scorer is "sft", or "preference" where no row has an answer to imitate,
+    because each has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only
+    some rows have no answer.
     """
     if kind != "sft":
         return kind

@@ -84,11 +84,11 @@ def large_files(folder: Path) -> list[Path]:
     if (folder / "environment.py").exists():
         return []
     files = [path for path in data_files(folder) if _is_pushed(path)]
-    by_line = [path for path in files if path.suffix.lower() in LINE_FORMATS]
-    if not is_large(by_line):
+    jsonl_files = [path for path in files if path.suffix.lower() in LINE_FORMATS]
+    if not is_large(jsonl_files):
         return []
-    if len(by_line) < len(files):
-        other = next(path for path in files if path not in by_line)
+    if len(jsonl_files) < len(files):
+        other = next(path for path in files if path not in jsonl_files)
         raise UserError(
             "DATASET_INVALID",
             f"{other.name} lies beside JSONL files of more than {COPIED_BYTES >> 20} MB or "
@@ -96,7 +96,7 @@ def large_files(folder: Path) -> list[Path]:
             hint="Write it as JSONL too, or move it away.",
             field="path",
         )
-    return by_line
+    return jsonl_files
 
 
 def is_large(files: Sequence[Path]) -> bool:

@@ -101,7 +101,10 @@ class _Place:
 
 
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
-    """Read a file once, without looking into its rows: its parts, and its SHA-256 in hex."""
+    """Read a file once, without looking into its rows, to cut it into parts and to hash it.
+
+    Returns (its parts, its SHA-256 in hex).
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         cuts = _cuts(_hashed_blocks(file, digest.update))

@@ -47,7 +47,7 @@ from engine.records.run_config import EvaluateConfig, RegradeConfig
 _MOST_SETTINGS = 24  # differing settings shown
 _MOST_NOTES = 4  # cautions shown
 _FEWEST_ROWS = 400  # that another evaluation is suggested with, if the split has so many
-_MOST_ROWS = 10**6  # that are suggested where the size of the split is not known
+_MOST_ROWS_OF_UNKNOWN_SPLIT = 10**6  # suggested where the size of the split is not known
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,8 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
 
 
 def _device_hours(home: Home, candidate: Candidate) -> float | None:
-    """What a candidate's training took, of all its seeds together; None for a base model."""
+    """The device hours of a candidate's training, all its seeds together; None for a base model."""
+    # A base model has the run id "".
     run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
     if not run_ids:
         return None
@@ -423,8 +424,8 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    A look at failed scorings, where these decide; more seeds, where a side stands for several; else
-    a larger evaluation.
+    A look at the failed scorings, if the verdict hangs on them; else more seeds, if a side stands
+    for several; else a larger evaluation.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
@@ -481,10 +482,10 @@ def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> i
     """How many rows another evaluation should ask; no more than the split has.
 
     `needed` is how many would decide, `compared` how many were compared. Where it is not known how
-    many are needed, twice as many as now.
+    many are needed, twice as many as now. `split_size` is None where it is not known.
     """
     wanted = max(_FEWEST_ROWS, needed or 2 * compared)
-    return min(wanted, _MOST_ROWS if split_size is None else split_size)
+    return min(wanted, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:

@@ -222,13 +222,13 @@ class HeldOut:
             if position is not None and _answers_agree(self.units[position].answer, answer_tokens):
                 yield _Hit("normalised", position, spoils=True)
 
-    def _questions_in_parts(self, question: str, answer: str) -> Iterator[_Hit]:
-        """The held-out questions that are a line or a sentence of a training row.
+    def _questions_in_parts(self, prompt: str, answer: str) -> Iterator[_Hit]:
+        """The held-out questions that are a line or a sentence of a training row's text.
 
-        In the answer, which training learns to write, that spoils the task; in the prompt it does
+        In its answer, which training learns to write, that spoils the task; in its prompt it does
         not. A question that is the whole prompt is found by `_equal_words`.
         """
-        for position in self._questions_inside(question, with_entire_text=False):
+        for position in self._questions_inside(prompt, with_entire_text=False):
             yield _Hit("normalised", position, spoils=False)
         for position in self._questions_inside(answer, with_entire_text=True):
             yield _Hit("normalised", position, spoils=True)
