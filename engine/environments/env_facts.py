@@ -106,7 +106,7 @@ def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> in
     """Number of tokens of a training row that carry loss.
 
     Args:
-        loss_on: which tokens carry loss, as in `RowShape.trained`.
+        loss_on: "assistant", "last" (assistant turn) or "all"; see `RowShape.trained`.
         max_length: the length at which the row is cut; None if it is not cut.
     """
     # A turn that begins after the cut contributes 0.
@@ -161,7 +161,7 @@ class EnvFacts:
 
     @property
     def sft_rows(self) -> int:
-        """Training rows of SFT: answers, times the rows that the template splits each into."""
+        """Training rows of SFT, estimated: all answers, times the rows per counted answer."""
         if not self.answered_lengths:
             return self.answered_rows
         rows = sum(len(row.rows) for row in self.lengths)

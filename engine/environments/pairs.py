@@ -26,6 +26,7 @@ def pair_of(row: TaskRow) -> Preference | None:
     that end with the assistant's, or where both answers are the same.
     """
     rejected = _conversation(row, REJECTED)
+    # Without a better answer of its own, the reference answer is the better one.
     chosen = _conversation(row, CHOSEN) or row.get("gold")
     if not chosen or rejected is None or chosen == rejected:
         return None

@@ -479,7 +479,7 @@ def _summary(record: registry.EnvRecord) -> str:
 
 
 def _reply_warnings(record: registry.EnvRecord) -> list[str]:
-    """Warnings of a stored version; first that its rows overlap, then what its audit found."""
+    """Warnings of a stored version, most urgent first: overlapping rows, then a failed audit."""
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
         warnings.insert(0, f"reward audit: {record.audit.headline}")

@@ -231,8 +231,8 @@ def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
 
 
 def _side_of(task: Task) -> int:
-    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that is
-    none of a side."""
+    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that
+    stands for no side."""
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())

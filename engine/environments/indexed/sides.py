@@ -180,8 +180,8 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
 
 
 def _count_moved_rows(sides: Sides, named: bytes) -> int:
-    """How many rows name the training side and are held out, because they share their prompt with a
-    row that is; `named` is that of `decide`."""
+    """How many rows name the training side but are not trained on, because a row with the same
+    prompt names the held-out side; `named` has the side that each row names."""
     if TRAIN not in named:
         return 0
     pairs = zip(sides.of_row, named, strict=True)

@@ -479,7 +479,10 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
-    """The rows of a step on the tasks that chose no checkpoint; without halves all rows."""
+    """The answers at a step to the half of the tasks that the run's result is reported on.
+
+    That is the half by which no checkpoint was chosen; all answers where tasks were not halved.
+    """
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 

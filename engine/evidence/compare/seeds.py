@@ -279,7 +279,7 @@ def _variance_and_freedom(
 
 
 def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
-    """The variance over seeds of the difference of the two means; `freedom` is its degrees."""
+    """The variance over seeds of the difference of the means, with `freedom` degrees of freedom."""
     pooled_variance = (
         _squared_deviations(levels.before) + _squared_deviations(levels.after)
     ) / freedom

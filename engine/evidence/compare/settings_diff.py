@@ -170,7 +170,7 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:
-    """That two trainings differ in nothing, or only in the seed."""
+    """Why a difference is noise: the two trainings differ only in the seed, or not at all."""
     # A model that no run of this home trained has no seed.
     seeds = {making.seed for making in (first, second) if making.config}
     what_differs = "only the seed differs" if len(seeds) > 1 else "no lever differs"

@@ -138,7 +138,7 @@ class Watch:
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:
-        """What step 0 shows; read once, as it was evaluated before the first step."""
+        """What step 0 showed; read only once, because it was evaluated before the first step."""
         if self._beginning is None:
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))

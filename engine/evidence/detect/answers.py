@@ -99,8 +99,9 @@ def _reason_beyond_room(facts: Facts) -> str:
 
 
 def _growth_text(facts: Facts) -> str:
-    """That few answers were cut at the start and they grew much longer since; "" where not so.
+    """The remark that few answers were cut at the start, but that they grew much longer since.
 
+    "" where that is not so, or where the lengths are not known.
     For example "at the start 2% were: their length grew from 80 to 210".
     """
     length = recent_mean(facts.view_values("mean_tokens"))
@@ -288,7 +289,10 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
 
 
 def _overthinking_lever(facts: Facts) -> Lever:
-    """A penalty on the length of thinking for GRPO with thinking switched on, else more tokens."""
+    """The advice (a lever) against long think blocks.
+
+    A penalty on their length in GRPO with thinking switched on, else a larger `max_tokens`.
+    """
     if facts.settings.thinking and facts.algorithm == "grpo":
         penalty = facts.settings.thinking_length_penalty or 0.0
         new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
@@ -337,9 +341,10 @@ def _repetition_finding(
 
 
 def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
-    """Another start model for answers that repeat phrases from the start on, else a larger pull.
+    """The advice (a lever) against answers that repeat phrases.
 
-    The pull towards the start model is `kl_coef`; it becomes at least 0.02.
+    Another start model if they did so from the start on. Else a stronger pull towards the start
+    model, which is `kl_coef`: twice as much, and at least 0.02.
     """
     if from_start:
         return edit_lever(

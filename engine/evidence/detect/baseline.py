@@ -80,10 +80,10 @@ def compared_with_start(
 
 
 def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
-    """The held-out answers of step 0, condensed; None where no answers were sampled."""
+    """The held-out answers of step 0 in numbers (a view); None where no answers were sampled."""
     # Where only the loss was measured, rows have no completion.
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
-    return view_of(0, rows, settings)
+    return view_of(step=0, rows=rows, settings=settings)
 
 
 def references(run: RunDir) -> dict[str, str]:
@@ -116,7 +116,7 @@ def gold_tokens(run: RunDir) -> float | None:
 
 
 def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
-    """The characters of a token in these answers; all have text and tokens."""
+    """The mean number of characters per token in these answers; all have text and tokens."""
     answer_chars = sum(len(row.completion or "") for row in answers)
     # At least 0.1, because degenerate answers have hardly any text.
     return max(answer_chars / sum(row.tokens for row in answers), 0.1)

@@ -189,7 +189,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 def _views(
     run: RunDir, config: RunConfig | None, settings: KnownSettings, *, is_training: bool
 ) -> list[View]:
-    """The answers of a run, condensed: by training step, or those of an evaluation in one view."""
+    """The answers of a run in numbers: a view for each training step, or one for an evaluation."""
     if is_training:
         return _training_views(run, settings)
     return _evaluation_views(run, config, settings)
@@ -293,14 +293,14 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The answers of an evaluation's last model that has any, in numbers, as a list of one.
+    """The answers of an evaluation's last model that has any, as a list of one view (in numbers).
 
-    Where no model has answers, those of the rollouts: a probe (samples taken before a run) writes
-    rollouts instead.
+    Where no model has answers, the views of the rollouts: a probe (samples taken before a run)
+    writes rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
     for index in reversed(range(model_count)):
-        view = view_of(0, read_evaluation(run.model_evals(index)), settings)
+        view = view_of(step=0, rows=read_evaluation(run.model_evals(index)), settings=settings)
         if view is not None:
             return [view]
     return _training_views(run, settings)
