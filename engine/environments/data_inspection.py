@@ -51,7 +51,7 @@ def inspect(
     the error of `catalog.resolve_model`.
     """
     deadline = time.monotonic() + wait_s
-    places = [Path(), *(roots or [])]
+    places = [Path(), *(roots or [])]  # where a folder of this name would be meant
     dataset = hub_data.named_dataset(home, path, places, deadline)
     if dataset is not None:
         return _dataset_report(home, dataset, model, deadline)
@@ -156,8 +156,8 @@ def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> To
 def _row_lengths(
     rows: Sequence[TaskRow], tokenizer: tokens.ChatTokenizer
 ) -> tuple[list[RowLengths], list[str]]:
-    """The lengths of the rows in tokens, and what the chat template says of each row that it
-    refuses, which gets no lengths."""
+    """(the lengths in tokens of the rows that the chat template takes, what it says of each row
+    that it refuses)."""
     lengths: list[RowLengths] = []
     refusals: list[str] = []
     for row in rows:

@@ -93,8 +93,8 @@ class Draft:
     def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:
         """Call `call` and return its result and the seconds it took.
 
-        `limit_s` is the time that `call` itself keeps to; it is not enforced here. An EnvProblem of
-        `call` passes; if the call used up its time, it gets a hint about the limits.
+        `limit_s` is the time that `call` itself keeps to; it is not enforced here. An EnvProblem
+        that `call` raises is raised on; if `call` used up its time, with a hint about the limits.
         """
         began = time.monotonic()
         try:
@@ -113,8 +113,10 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """Context manager: a new staging folder beside the versions of `name`, which is removed at the
-    end, unless it was renamed to a version. Those of killed pushes are removed first.
+    """A new staging folder beside the versions of `name`, as a context manager.
+
+    It is removed at the end, unless it was renamed to a version. Staging folders that killed pushes
+    left behind are removed first.
     """
     for other in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(other)

@@ -106,7 +106,7 @@ def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> in
     """Number of tokens of a training row that carry loss.
 
     Args:
-        loss_on: which tokens carry loss, as in `RowShape.trained`.
+        loss_on: "assistant", "last" (assistant turn) or "all"; see `RowShape.trained`.
         max_length: the length at which the row is cut; None if it is not cut.
     """
     # A turn that begins after the cut contributes 0.
@@ -161,7 +161,7 @@ class EnvFacts:
 
     @property
     def sft_rows(self) -> int:
-        """Training rows of SFT: answers, times the rows that the template splits each into."""
+        """Training rows of SFT, estimated: all answers, times the rows per counted answer."""
         if not self.answered_lengths:
             return self.answered_rows
         rows = sum(len(row.rows) for row in self.lengths)
@@ -283,9 +283,9 @@ def _lengths_of(
         for number, (length, known, turns) in enumerate(rows, start=1)
     ]
     if not shapes:
-        return RowLengths(prompt, prompt, pair=pair)
+        return RowLengths(prompt, total=prompt, pair=pair)
     first = shapes[0]
-    return RowLengths(prompt, first.length, tuple(first.turns), tuple(shapes[1:]), pair)
+    return RowLengths(prompt, first.length, tuple(first.turns), later=tuple(shapes[1:]), pair=pair)
 
 
 class _CachedCounts(Record):
@@ -462,9 +462,10 @@ def _stored_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
 ) -> _StoredLengths:
-    """Count the tokens of one task row as the cache keeps them. Raises as `row_lengths` does."""
+    """Count the tokens of one task row as the cache keeps them; `row_lengths` names the errors.
+    `tools` are those of the environment; a row may have its own."""
     tools = (row.get("metadata") or {}).get("tools") or tools
-    chat = tokenizer.format(thinking in (True, "require"))
+    chat = tokenizer.format(thinking=thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
     pair = _pair_lengths(row, tools, chat)
     if not row.get("gold"):
@@ -506,9 +507,9 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows
     counted = len(tokens_of.totals)
     return {
-        "rows": facts.train_rows,  # all of them
-        # What the other figures are about: in SFT the rows that answers become, in DPO those with
-        # a pair.
+        "rows": facts.train_rows,  # all of them, of which only a sample may be counted
+        # How many rows the figures on tokens are about: in SFT those that the counted answers
+        # become, in DPO those with a pair.
         "counted": counted,
         "split": facts.split_rows,  # answers that the chat template splits into several rows
         "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out
@@ -551,7 +552,7 @@ class _RowTokens:
 
 
 def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
-    """SFT learns from rows with an answer only; the chat template may make several of one."""
+    """SFT learns only from rows with an answer; a template may make several rows of one answer."""
     loss_on, max_length = settings.loss_on, settings.max_length
     answered = [row for row in facts.lengths if row.turns]
     rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
@@ -565,7 +566,7 @@ def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
 
 
 def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
-    """DPO learns from rows with a pair only; what is learnt is counted for the better answer."""
+    """DPO learns only from rows with a pair; totals and targets are those of the better answer."""
     rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
     max_length = settings.max_length
     return _RowTokens(
@@ -578,7 +579,7 @@ def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
 
 
 def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
-    """A policy samples its own answers; those of the environment tell how long they may become."""
+    """A run that samples is expected to write answers as long as the reference answers."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],

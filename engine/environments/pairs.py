@@ -26,6 +26,7 @@ def pair_of(row: TaskRow) -> Preference | None:
     that end with the assistant's, or where both answers are the same.
     """
     rejected = _conversation(row, REJECTED)
+    # Without a better answer of its own, the reference answer is the better one.
     chosen = _conversation(row, CHOSEN) or row.get("gold")
     if not chosen or rejected is None or chosen == rejected:
         return None
@@ -41,7 +42,7 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
         return None
     prompt = list(row["prompt"])
-    answer = _without_prompt(answer, prompt)
+    answer = _without_prompt(answer, prompt)  # which it may begin with
     if not answer or answer[-1]["role"] != "assistant":
         return None
     return [*prompt, *answer]

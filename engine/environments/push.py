@@ -110,7 +110,7 @@ def push_env(
         check_settings: refuses a new version whose settings ask for too much; None allows all.
 
     Raises UserError, for a fault of the environment or the arguments; nothing is stored then.
-    DATASET_READING: the data was not read in the time of a push, and the next one goes on there.
+    DATASET_READING: reading the data takes longer than one push may; the next push goes on there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
@@ -124,7 +124,8 @@ def push_env(
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    stored = registry.find_env(home, f"{name}@{copied.digest[:12]}")
+    env_id = f"{name}@{copied.digest[:12]}"
+    stored = registry.find_env(home, env_id)
     return _with_origin(_reply(stored, copied), source.origin)
 
 
@@ -148,7 +149,8 @@ class _Source:
 
 
 def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
-    """The folder that `path` names, or one of ours with the dataset or benchmark that it names.
+    """The folder to push: the one that `path` names, or the one into which the dataset or benchmark
+    that it names was fetched.
 
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.
@@ -186,10 +188,11 @@ def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
 def _store_version(
     draft: Draft, large: Indexed | None, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Store the draft as a new version, or push the version again that has the same content.
+    """Store the draft as a new version. If a version with the same content is stored already, that
+    one is pushed again.
 
-    `large` is its data if that is too large to copy; `install` and `check_settings` are those of
-    `push_env`.
+    `large` is the draft's data if that is too large to copy, else None. `install`: install missing
+    packages; `check_settings` refuses settings that ask for too much.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     if database_row(version_folder) is not None:
@@ -476,7 +479,7 @@ def _summary(record: registry.EnvRecord) -> str:
 
 
 def _reply_warnings(record: registry.EnvRecord) -> list[str]:
-    """Warnings of a stored version; first that its rows overlap, then what its audit found."""
+    """Warnings of a stored version, most urgent first: overlapping rows, then a failed audit."""
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
         warnings.insert(0, f"reward audit: {record.audit.headline}")

@@ -150,7 +150,7 @@ def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
     rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        # With `repeat_warnings` given, tasks() is not called again: the stored rows stay.
+        # The stored rows stay: giving `repeat_warnings` says that tasks() need not be called again.
         second_process = SecondProcess(
             second_env,
             rows,

@@ -205,7 +205,7 @@ class _Copier:
             self.entry(fd, name, prefix + name)
 
     def entry(self, folder: int, name: str, path: str) -> None:
-        """Copy a file or a folder with everything in it, or note why it is left out.
+        """Copy a file or a folder with everything in it, or note why it is left out (`left_out`).
 
         The arguments and errors are those of `file`. A link, a device, a socket or a pipe is an
         error too.
@@ -221,7 +221,7 @@ class _Copier:
         elif is_folder:
             with _open_folder(name, inside=folder) as subfolder:
                 self.folder(subfolder, path + "/")
-        elif path in self.by_reference:
+        elif path in self.by_reference:  # it stays where it is; its hash is known
             return
         elif stat.S_ISREG(mode):
             self.file(folder, name, path)
@@ -249,7 +249,7 @@ class _Copier:
             self.digests[path] = self.copy_content(source, path)
 
     def copy_content(self, source: BinaryIO, path: str) -> str:
-        """Copy an open file to `path` within the copy; the SHA-256 in hex of what was copied."""
+        """Copy an open file to `path` within the copy; returns its content's SHA-256 in hex."""
         digest = hashlib.sha256()
         with open(self.target / path, "xb") as copy:
             os.fchmod(copy.fileno(), 0o600)

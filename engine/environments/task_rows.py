@@ -41,8 +41,9 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
 def kind_of(kind: str, rows: list[TaskRow]) -> str:
     """The kind of a version whose env process calls itself `kind` and gave these rows.
 
-    A dataset without a scorer is "preference" where no row has an answer to imitate, because each
-    has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only some are so.
+    A dataset without a scorer is "sft", or "preference" where no row has an answer to imitate,
+    because each has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only
+    some rows have no answer.
     """
     if kind != "sft":
         return kind
@@ -61,11 +62,11 @@ def kind_of(kind: str, rows: list[TaskRow]) -> str:
 
 
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
-    """Set each row's `gold` to the whole conversation with the reference answer; to None for a row
-    without an answer, or whose replay failed or had no time left, of which the draft warns.
+    """Set each row's `gold`: the prompt and the reference answer as one conversation.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies.
+    its replies. `gold` is None for a row without an answer, and where playing it failed or there
+    was no time left for it; a warning about those is added to the draft.
     """
     failures: list[str] = []
     not_replayed = 0

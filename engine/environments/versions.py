@@ -184,9 +184,9 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version: its files and its database row.
 
-    Raises UserError RUN_STATE if a run that goes on uses the version, or, without `force`, an ended
-    one, whose answers could not be scored again; ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no
-    single version.
+    Raises UserError RUN_STATE if a run uses the version: one that has not ended always refuses it,
+    an ended one, whose answers could not be scored again, only without `force`. ENV_NOT_FOUND or
+    ENV_AMBIGUOUS if `ref` names no single version.
     """
     record = find_env(home, ref)
     with Store(home) as store:

@@ -36,6 +36,7 @@ from engine.processes.launcher import spawn_detached
 from engine.records.data_index import DataIndex, FaultyLine, IndexedFile, Spread
 from engine.records.record import Record
 from envs.dataset import LINE_FORMATS, data_files, parse_line, splits_of
+from envs.json_types import TaskRow
 from envs.row_shapes import to_task
 
 # Above one of these a dataset is indexed instead of copied.
@@ -74,7 +75,8 @@ class Indexed:
 
 
 def large_files(folder: Path) -> list[Path]:
-    """The data files of a folder without code that are too large to copy; [] if they are not.
+    """The data files of a folder without code, if they are too large to copy; [] if they are not,
+    or if the folder has code.
 
     `folder` is absolute and has no links in it. Raises UserError DATASET_INVALID if files of
     another format lie beside them.
@@ -82,11 +84,11 @@ def large_files(folder: Path) -> list[Path]:
     if (folder / "environment.py").exists():
         return []
     files = [path for path in data_files(folder) if _is_pushed(path)]
-    by_line = [path for path in files if path.suffix.lower() in LINE_FORMATS]
-    if not is_large(by_line):
+    jsonl_files = [path for path in files if path.suffix.lower() in LINE_FORMATS]
+    if not is_large(jsonl_files):
         return []
-    if len(by_line) < len(files):
-        other = next(path for path in files if path not in by_line)
+    if len(jsonl_files) < len(files):
+        other = next(path for path in files if path not in jsonl_files)
         raise UserError(
             "DATASET_INVALID",
             f"{other.name} lies beside JSONL files of more than {COPIED_BYTES >> 20} MB or "
@@ -94,7 +96,7 @@ def large_files(folder: Path) -> list[Path]:
             hint="Write it as JSONL too, or move it away.",
             field="path",
         )
-    return by_line
+    return jsonl_files
 
 
 def is_large(files: Sequence[Path]) -> bool:
@@ -106,11 +108,11 @@ def is_large(files: Sequence[Path]) -> bool:
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
-    """The files as read by a process of their own, which is started if they have not been read.
+    """The facts about the files. A process of its own reads them, if they have not been read yet.
 
     `folder` is that of the dataset; `wait_s` is how many seconds to wait for the process, which
-    then reads on. Raises UserError DATASET_READING, retryable, if it is not done by then, or
-    DATASET_INVALID if it ended without a result.
+    goes on reading after that. Raises UserError DATASET_READING, retryable, if it is not done in
+    time, or DATASET_INVALID if it ended without a result.
     """
     request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
@@ -141,11 +143,11 @@ def _request_for(files: Sequence[Path], folder: Path) -> _Request:
 
 def _start(results: Path, request: _Request) -> None:
     """Start the process that reads the files and writes into the folder `results`, unless another
-    call has just started it. It inherits the lock, which it holds until it ends."""
+    call has just started it. The process inherits the folder's lock and holds it until it ends."""
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # another call has the lock: it starts it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             request.write(results / _REQUEST)
             (results / _DONE).write_text("0")
@@ -228,12 +230,14 @@ class _Reading:
     """One reading of the files of a request, in the process of its own."""
 
     def __init__(self, folder: Path, request: _Request) -> None:
+        """`folder` takes the results. A column is a file of numbers, one per row of the dataset, of
+        8 bytes ("Q") or of one ("B"); `PartFacts` says what each of them holds."""
         self.folder = folder
         self.request = request
         self.files: list[IndexedFile] = []
         self.parts: list[scan.Part] = []
-        self.rows_of_file: list[int] = []
-        self.repeated_ids = 0
+        self.rows_of_file: list[int] = []  # how many rows each file has
+        self.repeated_ids = 0  # how many rows have the id of an earlier row
         self.total = scan.PartFacts()  # its arrays stay empty; the columns hold the numbers
         self.offsets = columns.Column(folder / "offsets", "Q")
         self.lines = columns.Column(folder / "lines", "Q")
@@ -284,6 +288,7 @@ class _Reading:
                 row_counts[part.name] += len(facts.offsets)
                 _add(self.total, facts)
                 done_bytes += part.end - part.start
+                # Calls that wait for the result read this, to say how far the reading is.
                 (self.folder / _DONE).write_text(str(done_bytes))
         self.rows_of_file = [row_counts[file.name] for file in self.files]
 
@@ -297,8 +302,8 @@ class _Reading:
         self.sides.extend(facts.sides)
 
     def _refuse_repeated_ids(self) -> None:
-        """Count every row whose id an earlier row has as bad, and name the first ones."""
-        repeated = self._counted(columns.repeated(self.ids.values()))
+        """Count as bad every row whose id an earlier row has, and list the first ones as faults."""
+        repeated = self._count_as_repeated(columns.repeated(self.ids.values()))
         # Twice as many as are shown, in case some are different ids with one hash.
         for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
             task_id = self._task_row(row)["id"]
@@ -315,8 +320,8 @@ class _Reading:
         """The file's name and the line of the row of this number."""
         return self._file_of(row).name, self.lines.values()[row]
 
-    def _counted(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Pass the pairs on and count them in `repeated_ids`."""
+    def _count_as_repeated(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield the same pairs (row, earlier row with its id) and count them in `repeated_ids`."""
         for pair in pairs:
             self.repeated_ids += 1
             yield pair
@@ -358,7 +363,7 @@ class _Reading:
         row_count = len(self.offsets.values())
         return DataIndex(
             files=tuple(self.files),
-            rows=row_count - self.repeated_ids,
+            rows=row_count - self.repeated_ids,  # a row with the id of an earlier one counts as bad
             bad=total.bad,
             faults=self._first(total.faults),
             unanswered=total.unanswered,
@@ -395,7 +400,7 @@ class _Reading:
             row -= count
         raise IndexError(row)
 
-    def _task_row(self, row: int) -> dict:
+    def _task_row(self, row: int) -> TaskRow:
         """The row of this number, as `Task.to_row` writes it."""
         file = self._file_of(row)
         descriptor = os.open(file.path, os.O_RDONLY)
@@ -418,8 +423,8 @@ def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
 
 
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
-    """Add the counts of one part to the total, and its first lines and rows as far as the total
-    has room for them."""
+    """Add the counts of one part to the total. Of its first lines and rows as many are added as the
+    total has room for: MOST_FAULTS of each kind (`_data_index` cuts the sample further)."""
     for name in ("shapes", "turns", "prompt_chars", "answer_chars"):
         getattr(total, name).update(getattr(part, name))
     for name in ("bad", "unanswered", "preferences", "with_tools"):
@@ -430,7 +435,7 @@ def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
 
 
 def _spread(counts: Counter[int]) -> Spread:
-    """The spread of numbers of which each occurs so many times; zeros if there are none."""
+    """The spread of the numbers in `counts` (number -> how often it occurs); zeros without any."""
     if not counts:
         return Spread()
     numbers = sorted(counts)

@@ -44,6 +44,7 @@ def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None
     if size == 0:  # an empty file cannot be mapped
         return array(code)
     with open(path, "rb") as file:
+        # A length of 0 maps the whole file.
         content = memoryview(mmap.mmap(file.fileno(), length=0, access=mmap.ACCESS_READ))
     end_byte = size if count is None else first_byte + count * array(code).itemsize
     return content[first_byte:end_byte].cast(code)
@@ -66,11 +67,14 @@ def count_distinct(hashes: Sequence[int]) -> int:
 
 
 def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (position, position of the first with that value) of each value that has come before.
-    Pairs come in the order of positions only within one range of values."""
+    """Find values that occur again: yields (position, position of the first occurrence) for each.
+
+    One range of values is looked at after another, so that memory stays small. Within a range the
+    pairs come in the order of positions.
+    """
     for low, high in portions(len(hashes)):
         in_range = [value for value in hashes if low <= value < high]
-        if len(set(in_range)) == len(in_range):  # none twice, which takes less memory to tell
+        if len(set(in_range)) == len(in_range):  # none occurs again; a set is smaller than a dict
             continue
         first_position: dict[int, int] = {}
         for position, value in enumerate(hashes):

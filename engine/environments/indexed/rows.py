@@ -71,15 +71,15 @@ class IndexedRows(Sequence[TaskRow]):
     ) -> None:
         self._files = files
         self._index = index
-        # For each file the number of training rows up to its end.
+        # For each file the number of training rows in it and in the files before it.
         self._rows_up_to = list(accumulate(file.train for file in files))
         total = self._rows_up_to[-1] if self._rows_up_to else 0
+        # The index holds the offsets of all rows, then the line numbers of all.
         self._offsets = mapped(index, "Q", first_byte=0, count=total)
         self._lines = mapped(index, "Q", first_byte=total * _ITEM_BYTES, count=total)
         self._chosen = range(total) if chosen is None else chosen
-        self._descriptors: dict[
-            int, int
-        ] = {}  # of the files read so far, by their place in `files`
+        # Place in `files` -> the open descriptor of that file, for those read so far.
+        self._descriptors: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._chosen)

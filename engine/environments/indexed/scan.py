@@ -101,12 +101,15 @@ class _Place:
 
 
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
-    """Read a file once, without looking into its rows: its parts, and its SHA-256 in hex."""
+    """Read a file once, without looking into its rows, to cut it into parts and to hash it.
+
+    Returns (its parts, its SHA-256 in hex).
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         cuts = _cuts(_hashed_blocks(file, digest.update))
     parts = [
-        Part(path, name, split, start.offset, end.offset, first_line=start.line)
+        Part(path, name, split, start=start.offset, end=end.offset, first_line=start.line)
         for start, end in pairwise(cuts)
     ]
     return parts, digest.hexdigest()
@@ -141,7 +144,10 @@ def default_id(name: str, line: int) -> str:
 
 
 def scan(part: Part) -> PartFacts:
-    """Read the rows of a part. Raises OSError if the file is gone or cannot be read."""
+    """Read the rows of one part of a data file; lines that are no valid row are counted as bad.
+
+    Raises OSError if the file is gone or cannot be read.
+    """
     facts = PartFacts()
     with open(part.path, "rb") as file:
         file.seek(part.start)
@@ -149,7 +155,7 @@ def scan(part: Part) -> PartFacts:
             try:
                 row, task = _read_row(content, part, line)
                 side = _side_of(task)
-                check_answer(task, required=False)
+                check_answer(task, required=False)  # it may be missing, but must be valid
             except ValueError as error:
                 facts.bad += 1
                 _add_first(facts.faults, part.name, line, str(error))
@@ -179,30 +185,30 @@ def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str)
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
     """Add the hashes and lengths of a good row, which stands in this line of the file."""
-    # A row of preferences without an answer of its own has two answers, of which the better one is
-    # measured.
+    # A preference, which has no answer of its own, has a better and a worse one: the better one is
+    # learnt, and it is the one that is measured.
     preference = None if task.answer_messages else task.preference
     answers = preference or (task.answer_messages,)
-    learnt = answers[0]
+    learnt_answer = answers[0]
     _add_hashes(facts, task, answers)
-    _add_lengths(facts, task.messages, learnt)
+    _add_lengths(facts, task.messages, learnt_answer)
     if task.metadata.get("tools"):
         facts.with_tools += 1
     if preference is not None:
         facts.preferences += 1
-    if not learnt:
+    if not learnt_answer:
         facts.unanswered += 1
         _add_first(facts.unanswered_lines, file_name, line, "has no answer to learn from")
     if len(facts.sample) < SAMPLE_ROWS:
-        facts.sample.append(_sample_of(task, learnt))
+        facts.sample.append(_sample_of(task, learnt_answer))
 
 
 def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message]]) -> None:
     """Add the hashes of a row's prompt, of its prompt with its answers, and of its id."""
-    key = prompt_key([message.to_dict() for message in task.messages])
-    facts.prompts.append(int(key[:16], 16))  # 64 bits
+    prompt_hash = prompt_key([message.to_dict() for message in task.messages])  # in hex
+    facts.prompts.append(int(prompt_hash[:16], 16))  # its first 64 bits
     answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
-    facts.rows.append(_hash64(key + json.dumps(answer_dicts, sort_keys=True)))
+    facts.rows.append(_hash64(prompt_hash + json.dumps(answer_dicts, sort_keys=True)))
     facts.ids.append(_hash64(task.id))
 
 
@@ -225,8 +231,8 @@ def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
 
 
 def _side_of(task: Task) -> int:
-    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that is
-    none of a side."""
+    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that
+    stands for no side."""
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())

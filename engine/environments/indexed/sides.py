@@ -52,10 +52,11 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
-    for low, high in portions(len(prompts)):  # so that sets of prompts stay small
+    for low, high in portions(len(prompts)):  # ranges of hashes, so that sets of them stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
         _decide_portion(sides, rows, prompts, named, chooser)
     if not names_heldout and not chooser.taken_rows:
+        # Every prompt has more rows than shall be held out.
         _hold_out_smallest(sides, prompts, chooser)
     sides.warnings += _warnings(sides, named)
     return sides
@@ -64,14 +65,16 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
 def _decide_portion(
     sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
 ) -> None:
-    """Write the side of each of these rows into `sides.of_row`, and count their training prompts.
+    """Write the side of each of these rows into `sides.of_row`, and count their training prompts
+    in `sides.distinct_prompts`.
 
     `rows` are the numbers of all rows of some prompts; `prompts` and `named` are those of `decide`.
     """
     candidates = _candidates(rows, prompts, named)
     rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
     asked_prompts = chooser.choose(rows_of_prompt)
-    # Prompts that the rows name as held out are never trained on, even those that are not asked.
+    # Of the prompts that rows name as held out, only so many are asked in evaluations; the others
+    # are not trained on either.
     heldout_prompts = candidates if HELDOUT in named else asked_prompts
     for row in rows:
         if prompts[row] in heldout_prompts:
@@ -124,7 +127,9 @@ class _Chooser:
         self.smallest: tuple[int, int] | None = None
 
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
-        """The prompts to hold out among these, whose hashes follow those of earlier calls."""
+        """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
+        its rows). All hashes must be larger than those of earlier calls.
+        """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
         if rows_of_prompt:
@@ -142,14 +147,14 @@ class _Chooser:
 def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     """How many rows to hold out where no row names the held-out side.
 
-    A share (HELDOUT_SHARE) of the rows that are free to be held out; at least HELDOUT_LEAST of
-    them, or half where there are few; at most CHOSEN_MOST; 0 where they have fewer than two
-    prompts.
+    Free to be held out are the rows whose prompt no row names for training. The target is a share
+    of them (HELDOUT_SHARE); at least HELDOUT_LEAST, or half of them where there are few; at most
+    CHOSEN_MOST; 0 where they have fewer than two prompts.
     """
     named_train: set[int] = set()
     if TRAIN in named:
         named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
-    # Prompts that the rows leave free; one row that names a side decides for all of its prompt.
+    # No row is free, or all free rows have the same prompt.
     if _are_equal(key for key in prompts if key not in named_train):
         return 0
     free_rows = len(prompts)
@@ -175,8 +180,8 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
 
 
 def _count_moved_rows(sides: Sides, named: bytes) -> int:
-    """How many rows name the training side and are held out, because they share their prompt with a
-    row that is; `named` is that of `decide`."""
+    """How many rows name the training side but are not trained on, because a row with the same
+    prompt names the held-out side; `named` has the side that each row names."""
     if TRAIN not in named:
         return 0
     pairs = zip(sides.of_row, named, strict=True)

@@ -108,6 +108,7 @@ def find_candidates(
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
             differently; BAD_ARGUMENT where fewer than two or too many models result.
     """
+    # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
     loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
@@ -149,7 +150,7 @@ def _check_count(candidates: Sequence[Candidate]) -> None:
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The offers on the requested environment, out of all `offers` of the id `ref`.
+    """The offers (evaluations) on the requested environment, out of all `offers` of the id `ref`.
 
     Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only. `env_id`
     may be a name or the beginning of an id (`_env_matches`).
@@ -265,7 +266,7 @@ class _Finder:
     def _offer_of_evaluation(
         self, row: RunRow, config: RunConfig | None, only_model: str = ""
     ) -> Offer:
-        """An evaluation run as an offer of its models.
+        """An evaluation run as an offer: its models, whose rows are read only if it is chosen.
 
         Args:
             config: of the run; None where it is missing or damaged.
@@ -306,9 +307,10 @@ class _Finder:
         return [self._offer_of_step(run, row, step, label, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
-        """The evaluations at step 0 of those compared training runs that started from model `ref`.
+        """The evaluations of the model `ref` at step 0 of training runs that started from it.
 
-        At step 0 a run evaluates the model that it starts from. [] where no compared run did so.
+        Only the runs among the ids to compare are looked at; [] where none of them has such an
+        evaluation.
         """
         offers = []
         for other in self.ids:
@@ -318,13 +320,14 @@ class _Finder:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._offer_of_step(run, row, 0, label=ref, trained_here=False))
+                offers.append(self._offer_of_step(run, row, step=0, label=ref, trained_here=False))
         return offers
 
     def _offer_of_step(
         self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
     ) -> Offer:
-        """One held-out evaluation of a training run, as an offer of the model `label`.
+        """One held-out evaluation of a training run as an offer: the model `label`, whose rows are
+        read only if it is chosen.
 
         Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
         for step 0, the model that the run started from.
@@ -371,7 +374,7 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
     if is_evaluation and config.attempts != 1:
         return sampling
-    # Greedy: the values with which the likeliest token is taken and none is left out before.
+    # Greedy: at temperature 0 the likeliest token is taken; the others are the values "off".
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
@@ -411,9 +414,10 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
     Raises UserError NOT_COMPARABLE where there is none.
     """
+    env_ids_of_first = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
     common_env_ids = [
         env_id
-        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
+        for env_id in env_ids_of_first
         if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
     ]
     if common_env_ids:
@@ -475,7 +479,10 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
-    """The rows of a step on the tasks that chose no checkpoint; without halves all rows."""
+    """The answers at a step to the half of the tasks that the run's result is reported on.
+
+    That is the half by which no checkpoint was chosen; all answers where tasks were not halved.
+    """
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 

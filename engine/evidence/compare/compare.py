@@ -47,7 +47,7 @@ from engine.records.run_config import EvaluateConfig, RegradeConfig
 _MOST_SETTINGS = 24  # differing settings shown
 _MOST_NOTES = 4  # cautions shown
 _FEWEST_ROWS = 400  # that another evaluation is suggested with, if the split has so many
-_MOST_ROWS = 10**6  # that are suggested where the size of the split is not known
+_MOST_ROWS_OF_UNKNOWN_SPLIT = 10**6  # suggested where the size of the split is not known
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """
     candidates, warnings = _candidates_to_compare(home, ids, env_id)
     first, others = candidates[0], candidates[1:]
-    evaluation_counts = [_times_compared(home, first, other) for other in others]
+    # How often each was evaluated against the first: every time was a chance of a false result.
+    evaluation_counts = [_times_evaluated(home, first, other) for other in others]
     contests = _contests(home, first, others, evaluation_counts)
     standing = _standing(home, candidates, contests)
     more_evidence = _evidence_to_gather(home, standing.main)
@@ -226,7 +227,10 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
-    """The result of the contests, without warnings; the next call shows the tasks that changed."""
+    """The result of the contests, without warnings; its next call shows the tasks that changed.
+
+    The main contest is the one whose candidate is furthest ahead of the first.
+    """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = _redactor(home, main.first.source)
@@ -279,7 +283,7 @@ def _redactor(home: Home, run_id: str) -> Redactor:
     return redactor_for(home, config.env_dir if config else None)
 
 
-def _times_compared(home: Home, first: Candidate, other: Candidate) -> int:
+def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
     """How often the two models were evaluated against each other, to correct the p value for it.
 
     1 where either side stands for several seeds: repeats are counted for single models only.
@@ -347,7 +351,8 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
 
 
 def _device_hours(home: Home, candidate: Candidate) -> float | None:
-    """What a candidate's training took, of all its seeds together; None for a base model."""
+    """The device hours of a candidate's training, all its seeds together; None for a base model."""
+    # A base model has the run id "".
     run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
     if not run_ids:
         return None
@@ -383,7 +388,7 @@ def _cautions(
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
     if unpaired:
         notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
-    notes += dict.fromkeys(
+    notes += dict.fromkeys(  # each note once
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
     for candidate in candidates:
@@ -419,8 +424,8 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    A look at failed scorings, where these decide; more seeds, where a side stands for several; else
-    a larger evaluation.
+    A look at the failed scorings, if the verdict hangs on them; else more seeds, if a side stands
+    for several; else a larger evaluation.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
@@ -440,6 +445,7 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
     outcome = contest.comparison.outcome
     split = _evaluated_split(home, contest.first)
     split_size = split_rows(home, contest.first.env_id, split)
+    # There are rows that were not asked yet, or it is not known how many there are.
     if split_size is None or len(_asked_tasks(home, contest.first, contest.other)) < split_size:
         rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
         return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])
@@ -476,10 +482,10 @@ def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> i
     """How many rows another evaluation should ask; no more than the split has.
 
     `needed` is how many would decide, `compared` how many were compared. Where it is not known how
-    many are needed, twice as many as now.
+    many are needed, twice as many as now. `split_size` is None where it is not known.
     """
     wanted = max(_FEWEST_ROWS, needed or 2 * compared)
-    return min(wanted, _MOST_ROWS if split_size is None else split_size)
+    return min(wanted, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:

@@ -128,6 +128,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         success_lost=_count_success(all_scored, before=True, after=False),
         models=model_moves,
         model_flips=_model_flips(model_moves),
+        # A sample of the tasks where they are many: the time grows with the square of the number.
         tasks=count_pairs(_sampled(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
@@ -140,12 +141,15 @@ def _means_by_name(rows_by_name: Mapping[str, Sequence[EvaluationRow]]) -> dict[
 
 
 def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) -> int:
-    """How many answers had this success by the old reward, and that by the new one."""
+    """How many answers had the success `before` by the old reward and `after` by the new one."""
     return [(row.success_before, row.success) for row in rows].count((before, after))
 
 
 def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
-    """What happened to the order of the attempts of one model at one task, over all of these."""
+    """Count pairs of attempts of one model at one task by what happened to their order.
+
+    The counts are summed over all tasks and models.
+    """
     counts = PairCounts()
     for model_rows in rows_of_models:
         for rows in _rows_by_task(model_rows).values():

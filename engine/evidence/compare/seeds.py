@@ -33,7 +33,8 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
-    # One candidate alone would have nothing to be compared with; as many as before: none to join.
+    # Joined to one, the candidates would leave nothing to compare with it. Where there are as many
+    # configurations as candidates, there is none to join.
     if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
     return [_joined_candidate(home, members) for members in by_configuration.values()]
@@ -47,9 +48,9 @@ def seed_of(home: Home, candidate: Candidate) -> int | None:
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
     """Compare two candidates task by task.
 
-    Where either candidate stands for several seeds, the uncertainty counts tasks and seeds. Else,
-    and where the rows cannot be compared (no common measure, no shared tasks), the comparison is
-    the one of the rows.
+    Where either candidate stands for several seeds, the uncertainty covers tasks and seeds.
+    Otherwise, and where the rows cannot be compared (no common measure, no shared tasks), it is the
+    comparison of their rows, `compare_rows`.
     """
     comparison = compare_rows(first.rows, other.rows)
     measure = comparison.measure
@@ -59,12 +60,14 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     if len(members_before) == 1 and len(members_after) == 1:
         return comparison
     outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
-    # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
-    # is known already whether failed rows decide.
-    is_verdict_of_rows = bool(outcomes[0].reason)
+    # The first leaves out rows whose scoring failed; the last counts them as 0, if there are any.
+    without_failed, with_failed = outcomes[0], outcomes[-1]
+    # A verdict over seeds has no reason. One with a reason is still that of the rows; whether
+    # failed rows decide that one, `comparison` says already.
+    is_verdict_of_rows = bool(without_failed.reason)
     errors_decide = comparison.errors_decide and is_verdict_of_rows
-    comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
-    return inconclusive_if_errors_decide(comparison, outcomes[-1])
+    comparison = replace(comparison, outcome=without_failed, errors_decide=errors_decide)
+    return inconclusive_if_errors_decide(comparison, with_failed)
 
 
 def _verdicts_over_seeds(
@@ -73,10 +76,10 @@ def _verdicts_over_seeds(
     members_before: Sequence[Candidate],
     members_after: Sequence[Candidate],
 ) -> list[PairedVerdict]:
-    """The verdict on several seeds for each value that a failed row can be counted as.
+    """The verdicts on several seeds, one for each way to treat rows whose scoring failed.
 
-    Left out first, then 0, if any row failed. If the verdicts differ, the failed rows decide.
-    `comparison` is the one of the rows.
+    In the first they are left out. If there are any, a second one counts them as 0; if the two
+    differ, the failed rows decide. `comparison` is the comparison of all rows, without seeds.
     """
     # A common task id can only be given to the rows of all members at once.
     members = (*members_before, *members_after)
@@ -150,7 +153,7 @@ class _SeedLevels:
     before: Sequence[float]
     after: Sequence[float]
 
-    def shown_in(self, verdict: PairedVerdict, task_count: int) -> PairedVerdict:
+    def with_means(self, verdict: PairedVerdict, task_count: int) -> PairedVerdict:
         """The verdict with the means of these levels, and the numbers of tasks and of seeds."""
         return replace(
             verdict,
@@ -192,8 +195,8 @@ class _SeedMeans:
 def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
     """The verdict on several seeds, with a t interval over tasks and seeds.
 
-    It is "unknown" with fewer than two tasks that all seeds share. Where nothing varies, it is the
-    verdict of `comparison`, which is over the rows.
+    "unknown" where all seeds share fewer than two tasks. Where nothing varies, it is the verdict of
+    `comparison`, which compares the rows without regard to their seeds.
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
@@ -208,7 +211,7 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
     test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
     word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
     verdict = replace(verdict_of_rows, verdict=word, reason="")
-    return test.shown_in(levels.shown_in(verdict, task_count=len(tasks)))
+    return test.with_statistics(levels.with_means(verdict, task_count=len(tasks)))
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class _TTest:
     p: float
     detectable: float
 
-    def shown_in(self, verdict: PairedVerdict) -> PairedVerdict:
+    def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
         """The verdict with the numbers of this test in place of its own."""
         return replace(
             verdict,
@@ -276,7 +279,7 @@ def _variance_and_freedom(
 
 
 def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
-    """The variance over seeds of the difference of the two means; `freedom` is its degrees."""
+    """The variance over seeds of the difference of the means, with `freedom` degrees of freedom."""
     pooled_variance = (
         _squared_deviations(levels.before) + _squared_deviations(levels.after)
     ) / freedom

@@ -170,7 +170,7 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:
-    """That two trainings differ in nothing, or only in the seed."""
+    """Why a difference is noise: the two trainings differ only in the seed, or not at all."""
     # A model that no run of this home trained has no seed.
     seeds = {making.seed for making in (first, second) if making.config}
     what_differs = "only the seed differs" if len(seeds) > 1 else "no lever differs"
@@ -181,7 +181,8 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     """The settings, start models, algorithms and environments that are not the same for all.
 
     The result maps setting -> candidate's label -> value, such as
-    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; None where a candidate has no such setting.
+    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; the value is None where a candidate has no such
+    setting. {} where fewer than two candidates were trained by runs of this home.
     """
     settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
     for candidate in candidates:
@@ -218,21 +219,23 @@ def _trainings_between(
 ) -> list[str] | None:
     """The trainings that lie between two models, as texts for `Attribution.changed`.
 
-    None where both were trained and neither descends from the other: then their settings are to be
-    compared.
+    [] for one and the same checkpoint, ["checkpoint"] for two of one run. None where both were
+    trained and neither descends from the other: then their settings are to be compared.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
-    # One may descend from the other.
-    trainings = _trainings_since(home, first_making, second_making.run_id or second.label)
+    # One may descend from the other. A base model has no run; its label is its reference.
+    first_name = first_making.run_id or first.label
+    second_name = second_making.run_id or second.label
+    trainings = _trainings_since(home, first_making, ancestor=second_name)
     if trainings is None:
-        trainings = _trainings_since(home, second_making, first_making.run_id or first.label)
+        trainings = _trainings_since(home, second_making, ancestor=first_name)
     if trainings is not None:
         return trainings
-    if first_making.config and second_making.config:
+    if first_making.config and second_making.config:  # both were trained
         return None
-    # At least one is a base model, and not the one that the other began with.
+    # At least one is a base model, and the other was not trained from it.
     return ["base model", *_trainings_of(first_making), *_trainings_of(second_making)]
 
 
@@ -276,7 +279,7 @@ def changed_names(first: Making, second: Making) -> list[str]:
     chosen_settings = [
         name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
     ]
-    return changed_choices + chosen_settings or changed_settings
+    return (changed_choices + chosen_settings) or changed_settings
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:

@@ -65,7 +65,10 @@ class Watch:
     def __init__(
         self, run: RunDir, algorithm: str, settings: KnownSettings, exam_tasks: int = 0
     ) -> None:
-        """Start watching at step 0; `catch_up` moves on to a later step."""
+        """Start watching at step 0; `catch_up` moves on to a later step.
+
+        `exam_tasks` is the number of tasks behind each held-out value; 0 when not known.
+        """
         self.run = run
         self.algorithm = algorithm
         self.settings = settings
@@ -126,16 +129,16 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        beginning = self._read_beginning()
+        beginning = self._read_beginning()  # what step 0 showed
         if evaluated:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        findings = find_all(self._facts(beginning), live=True)
+        findings = find_all(self._facts(beginning), live=True)  # what can be judged while it trains
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:
-        """What step 0 shows; read once, as it was evaluated before the first step."""
+        """What step 0 showed; read only once, because it was evaluated before the first step."""
         if self._beginning is None:
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))

@@ -25,9 +25,9 @@ def truncation(facts: Facts) -> Finding | None:
     not mend (see `length_grew`).
     """
     if facts.algorithm in ROW_ALGORITHMS:
-        return _cut_rows(facts) or _cut_exam(facts)
+        return _cut_rows(facts) or _cut_heldout_answers(facts)
     if facts.algorithm == "evaluate":
-        return _cut_exam(facts)
+        return _cut_heldout_answers(facts)
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
     if cut_share is None or _reason_beyond_room(facts):
         return None
@@ -99,8 +99,9 @@ def _reason_beyond_room(facts: Facts) -> str:
 
 
 def _growth_text(facts: Facts) -> str:
-    """That few answers were cut at the start and they grew much longer since; "" where not so.
+    """The remark that few answers were cut at the start, but that they grew much longer since.
 
+    "" where that is not so, or where the lengths are not known.
     For example "at the start 2% were: their length grew from 80 to 210".
     """
     length = recent_mean(facts.view_values("mean_tokens"))
@@ -130,7 +131,7 @@ def _level_at_start(facts: Facts) -> tuple[float, float]:
     return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 
 
-def _cut_exam(facts: Facts) -> Finding | None:
+def _cut_heldout_answers(facts: Facts) -> Finding | None:
     """Detect too many cut answers among the last held-out ones, or those of an evaluation run.
 
     None where few are cut, or where there are too few answers to tell.
@@ -189,14 +190,14 @@ def _cut_finding(
     return _out_of_tokens_finding(facts, evidence, f"{cut_share:.0%} of the answers {which}")
 
 
-def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], answers: str) -> Finding:
+def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject: str) -> Finding:
     """The finding that answers are cut at `max_tokens`, with the advice to raise it.
 
     Where the reference answers fit easily and the model does not think first, the advice is to
-    shorten the answers instead. `answers` begins the sentence, as "20% of the answers".
+    shorten the answers instead. `subject` begins the sentence, as "20% of the answers".
     """
     max_tokens = facts.settings.max_tokens
-    sentence = f"{answers} were cut at max_tokens = {max_tokens}."
+    sentence = f"{subject} were cut at max_tokens = {max_tokens}."
     lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     if _references_fit_easily(facts) and not facts.settings.thinking:
         evidence = {**evidence, "gold_tokens": facts.gold_tokens}
@@ -288,7 +289,10 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
 
 
 def _overthinking_lever(facts: Facts) -> Lever:
-    """A penalty on the length of thinking for GRPO with thinking switched on, else more tokens."""
+    """The advice (a lever) against long think blocks.
+
+    A penalty on their length in GRPO with thinking switched on, else a larger `max_tokens`.
+    """
     if facts.settings.thinking and facts.algorithm == "grpo":
         penalty = facts.settings.thinking_length_penalty or 0.0
         new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
@@ -337,16 +341,17 @@ def _repetition_finding(
 
 
 def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
-    """Another start model for answers that repeat phrases from the start on, else a larger pull.
+    """The advice (a lever) against answers that repeat phrases.
 
-    The pull towards the start model is `kl_coef`; it becomes at least 0.02.
+    Another start model if they did so from the start on. Else a stronger pull towards the start
+    model, which is `kl_coef`: twice as much, and at least 0.02.
     """
     if from_start:
         return edit_lever(
             "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
         )
     new_coef = max(0.02, 2 * kl_coef)
-    return setting_lever("kl_coef", kl_coef, new_coef, "and start from before it began")
+    return setting_lever("kl_coef", now=kl_coef, to=new_coef, why="and start from before it began")
 
 
 def unparsed(facts: Facts) -> Finding | None:
@@ -431,7 +436,7 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
 
     None where few are wrapped or both earn similar rewards, and for runs that do not sample.
     """
-    if facts.algorithm not in SAMPLING_ALGORITHMS:  # no series shows whether the level persists
+    if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None
     wrapped_share = stuck_at(facts.view_values("wrapped_share"), limits.UNPARSED)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))

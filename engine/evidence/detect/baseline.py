@@ -42,8 +42,8 @@ def evaluation_against_start(
 
     None where either evaluation has no rows of the half of the tasks that every evaluation asks.
 
-    `planned` is how many evaluations the run will have, for a caller that tests every one of them
-    and stops at the first result; 0 counts only those that exist.
+    `planned` is how many evaluations the run will have in all. It is given where every one of them
+    is tested as it comes; 0 counts only those that exist.
     """
     taught_ids = taught_tasks(run)  # their answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))
@@ -80,10 +80,10 @@ def compared_with_start(
 
 
 def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
-    """The held-out answers of step 0, condensed; None where no answers were sampled."""
+    """The held-out answers of step 0 in numbers (a view); None where no answers were sampled."""
     # Where only the loss was measured, rows have no completion.
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
-    return view_of(0, rows, settings)
+    return view_of(step=0, rows=rows, settings=settings)
 
 
 def references(run: RunDir) -> dict[str, str]:
@@ -116,7 +116,7 @@ def gold_tokens(run: RunDir) -> float | None:
 
 
 def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
-    """The characters of a token in these answers; all have text and tokens."""
+    """The mean number of characters per token in these answers; all have text and tokens."""
     answer_chars = sum(len(row.completion or "") for row in answers)
     # At least 0.1, because degenerate answers have hardly any text.
     return max(answer_chars / sum(row.tokens for row in answers), 0.1)

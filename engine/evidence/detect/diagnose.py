@@ -120,7 +120,7 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
 
 def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
-    """The findings on a run with all their examples, however long that is."""
+    """The findings on a run with all their examples, which may be too long for a reply."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
     redact = redactor_for(run.home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
@@ -156,16 +156,18 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
-    """Everything the detectors read, from the files of a run; `config` is None where it is damaged.
+    """Everything the detectors read, from the files of a run.
 
-    Raises DamagedRecord for any other damaged file.
+    `config` is the run's, None where its file is damaged. Raises DamagedRecord for any other
+    damaged file.
     """
     rows_asked, split = _rows_and_split(config)
-    # The number of rows is an argument of an evaluation, but a lever can change it too.
+    # The number of rows is an argument of an evaluation and no setting. It is added to them because
+    # the advice of a finding may be to raise it, as it may be for a setting.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
     views = _views(run, config, settings, is_training=is_training)
-    exam_rows = last_exam(run)
+    exam_rows = last_exam(run)  # the answers of the last held-out evaluation
     verdict = run_verdict(run) if row.state == "done" else None
     facts = Facts(
         algorithm=row.algorithm if is_training else "evaluate",
@@ -187,7 +189,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 def _views(
     run: RunDir, config: RunConfig | None, settings: KnownSettings, *, is_training: bool
 ) -> list[View]:
-    """The answers of a run, condensed: by training step, or those of an evaluation in one view."""
+    """The answers of a run in numbers: a view for each training step, or one for an evaluation."""
     if is_training:
         return _training_views(run, settings)
     return _evaluation_views(run, config, settings)
@@ -291,14 +293,14 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The answers of an evaluation's last model that has any, in numbers, as a list of one.
+    """The answers of an evaluation's last model that has any, as a list of one view (in numbers).
 
-    Where no model has answers, those of the rollouts: a probe (samples taken before a run) writes
-    rollouts instead.
+    Where no model has answers, the views of the rollouts: a probe (samples taken before a run)
+    writes rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
     for index in reversed(range(model_count)):
-        view = view_of(0, read_evaluation(run.model_evals(index)), settings)
+        view = view_of(step=0, rows=read_evaluation(run.model_evals(index)), settings=settings)
         if view is not None:
             return [view]
     return _training_views(run, settings)

@@ -107,10 +107,11 @@ class Examples:
 
     def of(self, finding: Finding) -> list[Example]:
         """At most two rollouts of different tasks that show the finding; [] where none does."""
-        if not finding.pick:
+        if not finding.pick:  # no rollout can show it
             return []
-        if finding.pick == "changed" and self.step >= 0:
-            return []  # training rollouts cannot show what changed on held-out tasks
+        has_training_rollouts = self.step >= 0
+        if finding.pick == "changed" and has_training_rollouts:
+            return []  # they cannot show what changed on held-out tasks
         shows_finding = _SHOWS.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)

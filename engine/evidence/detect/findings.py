@@ -110,7 +110,7 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
     """
     new_values = {} if to is None else {name: to}
     change = Change(arguments=new_values) if name in _ARGUMENTS else Change(settings=new_values)
-    return Lever(Hint(why, change=change), name, now)
+    return Lever(Hint(why, change=change), setting=name, now=now)
 
 
 def edit_lever(text: str, change: Change | None = None) -> Lever:

@@ -117,7 +117,7 @@ def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str,
 def _lever_for_same_text(temperature: float) -> Lever:
     """The advice (a lever) against answers of one text: temperature 1, or another start model."""
     if temperature < 1.0:
-        return setting_lever("temperature", temperature, 1.0)
+        return setting_lever("temperature", now=temperature, to=1.0)
     return edit_lever("start from a checkpoint or a model that still gives several answers")
 
 
@@ -244,7 +244,10 @@ class _EntropyFall:
 def _lasting_fall_finding(
     facts: Facts, fall: _EntropyFall, solved_start: float, solved_end: float
 ) -> Finding:
-    """The finding that entropy fell for good; the others are the solved shares at both ends."""
+    """The finding that entropy fell for good.
+
+    `solved_start` and `solved_end` are the shares of right answers in the first and last steps.
+    """
     entropy_left = fall.end / fall.start
     evidence = {
         "entropy_start": fall.start,
@@ -305,7 +308,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """
     if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
-    entropy = _entropy_at_once_lost(facts.series("entropy"))
+    entropy = _early_entropy_fall(facts.series("entropy"))
     against_start = _comparison_without_gain(facts)
     if entropy is None or against_start is None:
         return None
@@ -358,7 +361,7 @@ def _early_fall_evidence(
     }
 
 
-def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
+def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
     """The entropy of a run that lost it within the first steps and did not get it back; else None.
 
     `entropies` has a value for each step.
@@ -378,9 +381,10 @@ def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
 
 
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
-    """The last held-out evaluation compared with step 0, if it is not above although it could be.
+    """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None as well where neither success nor reward was measured both times.
+    None where it is, where nearly all tasks are solved so that it could hardly be, or where neither
+    success nor reward was measured both times.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
@@ -407,10 +411,11 @@ def is_learning(facts: Facts) -> bool:
     if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
-    if len(heldout_shares) < 2 or not facts.exam_tasks:
+    task_count = facts.exam_tasks  # behind each of these shares; 0 where it is not known
+    if len(heldout_shares) < 2 or not task_count:
         return False
     first, last = heldout_shares[0], heldout_shares[-1]
-    standard_error = (2 * first * (1 - first) / facts.exam_tasks) ** 0.5  # of the difference
+    standard_error = (2 * first * (1 - first) / task_count) ** 0.5  # of the difference
     return last - first >= max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
 
 
@@ -429,7 +434,8 @@ def never_solved(facts: Facts) -> bool:
 def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
     """The advice (a lever) to divide the learning rate by `parts`; `why` is its reason."""
     learning_rate = facts.settings.learning_rate
-    return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
+    new_rate = rounded_part(learning_rate, parts)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=why)
 
 
 def rounded_part(value: object, parts: int) -> float | None:

@@ -20,7 +20,7 @@ from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
 
 # Kinds of failure that lie in the machine, and what a finding says of them.
-_MACHINE = {
+_SENTENCE_OF_MACHINE_FAULT = {
     "oom": "Memory ran out.",
     "infra": "The machine failed: disk, interpreter or device.",
     "killed": "The trainer was killed from outside.",
@@ -72,12 +72,12 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
     lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
     last_step, last_loss = heldout_losses[-1]
     return _Losses(
-        lowest_step,
-        last_step,
+        lowest_step=lowest_step,
+        last_step=last_step,
         lowest_heldout=lowest_loss,
         last_heldout=last_loss,
-        rows_then=mean(_values_up_to(row_losses, lowest_step)),
-        rows_now=mean(_values_up_to(row_losses, last_step)),
+        rows_then=mean(_last_values_up_to(row_losses, lowest_step)),
+        rows_now=mean(_last_values_up_to(row_losses, last_step)),
     )
 
 
@@ -117,9 +117,9 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
         new_rate = rounded_part(learning_rate, parts=3)
-        return setting_lever("learning_rate", learning_rate, new_rate, reason)
+        return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
     reason = "fewer passes; more rows if there are any"
-    return setting_lever("steps", facts.settings.steps, best_step, reason)
+    return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
@@ -170,7 +170,8 @@ def _too_short_finding(
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
-    lever = setting_lever("steps", facts.settings.steps, 2 * last_step, "nothing says it is done")
+    reason = "nothing says it is done"
+    lever = setting_lever("steps", now=facts.settings.steps, to=2 * last_step, why=reason)
     return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
 
 
@@ -235,7 +236,7 @@ def _higher_rate(learning_rate: object) -> Lever:
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{10 * learning_rate:.2g}")
     reason = "or leave it out for the value that suits the model"
-    return setting_lever("learning_rate", learning_rate, new_rate, reason)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
@@ -246,7 +247,8 @@ def _has_no_gradient(norms: Sequence[float]) -> bool:
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
     """(learning rates, gradient norms) of the steps that can have a gradient.
 
-    A GRPO step in which no completion has an advantage has none; `uniform_groups` judges those.
+    A GRPO step in which no completion has an advantage has no gradient and is left out; the
+    detector `uniform_groups` reports such steps.
     """
     rates: list[float] = []
     norms: list[float] = []
@@ -303,11 +305,12 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
 
 
 def _gradient_finding(facts: Facts) -> Finding | None:
-    """The finding that the gradient norm spiked; the relatively largest spike is described.
+    """The finding that the gradient norm spiked; it describes the spike furthest above the usual.
 
     None where it spiked only a few times, and training did not get worse after any of them.
     """
-    # A norm up to the limit of clipping is no spike: it was taken as it is.
+    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. 1 stands
+    # for the limit where gradients were not clipped or the limit is not known.
     clip_limit = float(facts.settings.max_grad_norm or 1.0)
     spikes = _spikes(facts.curve("grad_norm"), clip_limit)
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
@@ -353,7 +356,7 @@ def underpowered(facts: Facts) -> Finding | None:
 
 
 def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: float) -> Finding:
-    """The finding that a comparison has too few tasks: it shows `smallest_gap` or more."""
+    """The finding that a comparison has too few tasks to show a change below `smallest_gap`."""
     n = comparison.outcome.n
     is_share = comparison.measure == "success"
     evidence: dict[str, object] = {
@@ -378,15 +381,16 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
     """The advice (a lever) to get more tasks into the evaluation that the verdict rests on.
 
-    It raises the setting for the number of rows, or asks for new rows where the environment has no
-    more. `reported_tasks` is the number of tasks in the verdict, `needed_tasks` how many it would
-    take; None where that is not known.
+    The advice is to raise the setting for the number of rows, or to add rows to the environment
+    where all of its held-out rows are used. `reported_tasks` is the number of tasks in the verdict,
+    `needed_tasks` how many it would take; None where that is not known.
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
     rows_set = getattr(facts.settings, setting)
     # A training run reports only half of its held-out tasks.
     rows_per_task = 2 if is_training else 1
+    # Without a setting, the number of rows follows from the tasks that were reported.
     rows_used = rows_set if isinstance(rows_set, int) else rows_per_task * reported_tasks
     rows_needed = None if needed_tasks is None else rows_per_task * needed_tasks
     rows_available = facts.heldout_rows
@@ -395,7 +399,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
     remark = _remark_on_halves(rows_available) if is_training else ""
-    return setting_lever(setting, rows_set, new_rows, remark)
+    return setting_lever(setting, now=rows_set, to=new_rows, why=remark)
 
 
 def _remark_on_halves(rows_available: int | None) -> str:
@@ -417,7 +421,7 @@ def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | 
 def infra(facts: Facts) -> Finding | None:
     """Detect a run that failed because of the machine, not because of the model; else None."""
     failure = facts.failure
-    if failure is None or failure.kind not in _MACHINE:
+    if failure is None or failure.kind not in _SENTENCE_OF_MACHINE_FAULT:
         return None
     error = (failure.evidence or failure.message)[:_ERROR_CHARS]
     evidence = {"kind": failure.kind, "error": error}
@@ -425,7 +429,8 @@ def infra(facts: Facts) -> Finding | None:
         lever = _less_memory(facts)
     else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+    sentence = _SENTENCE_OF_MACHINE_FAULT[failure.kind]
+    return Finding("infra", sentence, evidence, lever, playbook="crashes", root=True)
 
 
 def _less_memory(facts: Facts) -> Lever:
@@ -451,24 +456,22 @@ def _unstable_finding(
     The advice names no value where the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
-    return Finding(
-        "unstable",
-        sentence,
-        {**evidence, "learning_rate": learning_rate},
-        setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, rate_divisor)),
-        playbook="failures",
-    )
+    evidence = {**evidence, "learning_rate": learning_rate}
+    new_rate = rounded_part(learning_rate, rate_divisor)
+    lever = setting_lever("learning_rate", now=learning_rate, to=new_rate)
+    return Finding("unstable", sentence, evidence, lever, playbook="failures")
 
 
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
-    """The points of a curve that are far above the median of the steps before them.
+    """The points (step, value) of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` are no spikes, nor are points with too few steps before them.
+    Values up to `floor` are no spikes, nor are points with too few steps before them.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
-        # Not training steps, or nothing was measured: no steps before a point either.
+        # Step 0 is no training step, and 0 is no measured norm: neither is a spike, nor does it
+        # count among the steps before one.
         if value <= 0.0 or step <= 0:
             continue
         recent_values = earlier_values[-limits.SPIKE_MEMORY :]
@@ -503,7 +506,7 @@ def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> flo
     return 2 * deviation * (2 / limits.LEAST) ** 0.5
 
 
-def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
+def _last_values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
     """The last values of a curve up to a step, at most `LEAST` of them.
 
     Where the curve begins after the step, its first `LEAST` values.

@@ -38,8 +38,8 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    Judged are the last steps of a run that samples (all steps while they are few), and the last
-    held-out answers of other runs. None where scoring works.
+    It looks at the last steps if the run samples (at all steps while they are few), otherwise at
+    the last held-out answers. None where scoring works.
     """
     error_shares = _scoring_error_shares(facts)
     error_share = mean(error_shares) if error_shares else 0.0
@@ -125,7 +125,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     have no judge or no hard check.
     """
     shares = facts.view_values("judge_gap")
-    if facts.algorithm == "grpo":
+    if facts.algorithm == "grpo":  # training may be reducing the share
         pleased_share = stuck_at(shares, limits.JUDGE_GAP)
     else:
         pleased_share = mean_or_none(shares)
@@ -155,9 +155,9 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    None unless signals of these two kinds are enough evidence together:
-        of the reward: success does not follow it, or wrong answers earn more and more.
-        others: oddities of the answers, such as the same answer to different tasks.
+    There are two kinds of signals; None where they are not enough evidence together.
+        reward signals: success does not follow the reward, or wrong answers earn more and more.
+        other signals: oddities of the answers, such as the same answer to different tasks.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:

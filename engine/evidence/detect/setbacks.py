@@ -88,7 +88,7 @@ def _lower_rate(learning_rate: object) -> Lever:
     """The advice (a lever) to train with a third of the learning rate."""
     new_rate = rounded_part(learning_rate, parts=3)
     reason = "from the start again: this run forgot it"
-    return setting_lever("learning_rate", learning_rate, new_rate, reason)
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:
@@ -131,7 +131,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    # Where nobody is paid, cut answers earn the mean too; that is not what is looked for.
+    # Where hardly any answer earns a reward, cut ones earn the mean too, but they are not paid.
     next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
@@ -144,6 +144,7 @@ def forgetting(facts: Facts) -> Finding | None:
     skills = facts.kept_skills
     if skills is None:
         return None
+    # Each skill is measured by a battery, a fixed set of tasks.
     if skills.verdict == "forgotten":
         battery = _first_forgotten(skills.batteries)
         lever = edit_lever(f"{_MIX_ROWS}, fewer steps, and train from the start again")
@@ -160,9 +161,10 @@ _MIX_ROWS = "mix 10 to 30 % rows of what the model could do before into the trai
 
 
 def _inherited_forgetting(against_base: SinceBase) -> Finding:
-    """The finding that the runs which a run descends from lost a skill.
+    """The finding that a skill was lost before this run, by runs that it descends from.
 
-    It is of medium severity, because this run itself lost nothing.
+    It is of medium severity, because this run itself lost nothing. `against_base` compares this
+    run's model with the base model that the first of them began with.
     """
     battery = _first_forgotten(against_base.batteries)
     # `lost_by` is empty where no single run shows the loss.

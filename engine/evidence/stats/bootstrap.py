@@ -67,6 +67,7 @@ def _expanded_percentile(
     # The share of resamples beyond each end of the widened interval.
     tail = normal_tail(t_quantile(0.5 + confidence / 2.0, df) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
+    # The place of 0 among the drawn means, narrowed by as much as the interval was widened.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), df))
     return Bootstrap(centre, low, high, p)

@@ -122,7 +122,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     c = 1.0
     d = 1.0 / _not_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
-    change = value  # of the value, as a factor, by the last term
+    change = value  # the factor by which the last term changed the value
     for m in range(1, 500):
         for numerator in _beta_numerators(a, b, x, m):
             d = 1.0 / _not_zero(1.0 + numerator * d)

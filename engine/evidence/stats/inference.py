@@ -154,6 +154,7 @@ def smallest_detectable_gap(
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
+        # A gap of `middle` means that at least this share of the tasks comes out differently.
         if _tasks_for_power(middle, max(discordant_share, middle), alpha, power) > n:
             low = middle
         else:
@@ -360,6 +361,7 @@ def paired_verdict(
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
     word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
+    # Begins with the counts of tasks and errors; the test and the means add the other numbers.
     verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
     return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
 
@@ -467,11 +469,11 @@ def _changed_tasks(
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
     -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
-    rounding = 1e-12  # a smaller change is none
+    rounding_error = 1e-12  # a change no larger than this is none
     improvements = {task: sign * (after[task] - before[task]) for task in before}
     largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
-    gained = tuple(task for task in largest_first if improvements[task] > rounding)
-    lost = tuple(task for task in largest_first if improvements[task] < -rounding)
+    gained = tuple(task for task in largest_first if improvements[task] > rounding_error)
+    lost = tuple(task for task in largest_first if improvements[task] < -rounding_error)
     return gained, lost
 
 
@@ -513,6 +515,7 @@ def _mean_test(
 
     Both mappings are task id -> value, of the same tasks.
     """
+    # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
     changes = {task: [after[task] - before[task]] for task in before}
     boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]

@@ -68,7 +68,8 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
     """What was measured on sampled answers, without advice and summary.
 
-    The arguments are those of `learnability`.
+    `groups` has one sequence of samples per task; `group_size` samples were drawn for each, with
+    at most `max_tokens` tokens.
     """
     samples = [sample for group in groups for sample in group]
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]
@@ -214,7 +215,7 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     """The chance that `size` answers to this task earn at least two different rewards.
 
     `group` are the samples of the task; Beta(a, b) is the distribution of solve rates over all
-    tasks. It is used where the samples all earned the same and `size` goes beyond their number.
+    tasks, which is used only where all samples earned the same and `size` exceeds their number.
     """
     n = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
@@ -256,7 +257,7 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
     correlation = _correlation_within_tasks(solve_counts, mean)
-    # Away from 0 and 1, where the sum of a and b would be infinite or 0.
+    # Kept away from 0 and 1, where the sum of a and b would be infinite or 0.
     correlation = min(max(correlation, 1e-3), 0.999)
     a_plus_b = 1.0 / correlation - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
@@ -330,8 +331,9 @@ def _variety_advice(result: ProbeResult) -> list[Advice]:
 def _difficulty_advice(result: ProbeResult) -> list[Advice]:
     """The advice where the tasks are too hard or too easy; else [].
 
-    Where hardly any task teaches, the advice is to change the start or the data; where only a good
-    part of the tasks is too hard or too easy, it is to leave that part out.
+    Where hardly any task teaches (the answers to it earn different rewards), the advice is to
+    change the start or the data. Where only a good part of the tasks is too hard or too easy, it is
+    to leave that part out.
     """
     hardly_any_teaches = result.effective < LITTLE
     if hardly_any_teaches and result.too_hard > 0 and result.too_hard >= result.too_easy:
@@ -372,12 +374,13 @@ def _group_size_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
-    """A sentence that recommends the smallest group size of which `share_wanted` groups teach.
+    """A sentence that recommends the smallest group size at which enough groups teach.
 
-    "" where that size is close to the one used. At least one size must reach the share.
+    A group teaches if its answers earn different rewards; enough is the share `share_wanted`, which
+    at least one size must reach. "" where the smallest size is close to the one used.
     """
     size_used = result.samples_per_task
-    # The sizes come in ascending order, so the first that is good enough is the smallest.
+    # The sizes (text, as in JSON) come in ascending order: the first good enough is the smallest.
     better_size = next(
         int(size) for size, share in result.gradient_share.items() if share >= share_wanted
     )

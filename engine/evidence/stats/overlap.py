@@ -137,13 +137,14 @@ class HeldOut:
     def __init__(self, rows: Iterable[Mapping[str, Any]], deadline: float = math.inf) -> None:
         """Index the rows: by text, by normalised text and by word sequences.
 
-        The indices hold positions in `units`; `tasks` is how many rows were indexed in time.
+        Each question and each answer is a unit; `tasks` is how many rows were indexed in time.
         """
         self.units: list[_Unit] = []
-        # The keys are (part, text) and (part, tokens joined by blanks).
+        # Three ways to find a unit, by its position in `units`. The keys of the first two are
+        # (part, text) and (part, tokens joined by blanks).
         self._exact: dict[tuple[str, str], int] = {}
         self._normalised: dict[tuple[str, str], int] = {}
-        self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
+        self._grams: dict[tuple[str, ...], int] = {}  # word sequence; _COMMON if of several units
         self.tasks = 0
         for row in rows:
             self._add_task(row)
@@ -167,7 +168,8 @@ class HeldOut:
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """The held-out tasks that stand in a training row, each with its strongest match.
+        """The held-out tasks that a training row holds, whole or in part, each with its strongest
+        match.
 
         `row` is a stored task row of the training split.
         """
@@ -177,12 +179,15 @@ class HeldOut:
         for hit in self._hits(question, answer):
             unit = self.units[hit.position]
             for task in unit.ids:
-                match = Match(hit.kind, unit.part, task, train_id, hit.spoils)
+                match = Match(hit.kind, unit.part, task, train=train_id, spoils=hit.spoils)
                 _keep_stronger(strongest, match)
         return list(strongest.values())
 
     def _hits(self, question: str, answer: str) -> list[_Hit]:
-        """All ways in which the question and the answer of a training row match a unit."""
+        """All ways in which a training row matches a unit, a held-out question or answer.
+
+        `question` and `answer` are the texts of the training row.
+        """
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
         sharing_grams = self._units_sharing_grams((question_tokens, answer_tokens))
         return [
@@ -217,13 +222,13 @@ class HeldOut:
             if position is not None and _answers_agree(self.units[position].answer, answer_tokens):
                 yield _Hit("normalised", position, spoils=True)
 
-    def _questions_in_parts(self, question: str, answer: str) -> Iterator[_Hit]:
-        """The held-out questions that are a line or a sentence of a training row.
+    def _questions_in_parts(self, prompt: str, answer: str) -> Iterator[_Hit]:
+        """The held-out questions that are a line or a sentence of a training row's text.
 
-        In the answer, which training learns to write, that spoils the task; in the prompt it does
+        In its answer, which training learns to write, that spoils the task; in its prompt it does
         not. A question that is the whole prompt is found by `_equal_words`.
         """
-        for position in self._questions_inside(question, with_entire_text=False):
+        for position in self._questions_inside(prompt, with_entire_text=False):
             yield _Hit("normalised", position, spoils=False)
         for position in self._questions_inside(answer, with_entire_text=True):
             yield _Hit("normalised", position, spoils=True)
@@ -266,12 +271,14 @@ class HeldOut:
             self._add_unit(unit, text)
         else:
             self.units[index].ids.append(task)
+            # The unit may have been found by its words only; this spelling leads to it as well.
             self._exact.setdefault((part, text), index)
 
     def _add_unit(self, unit: _Unit, text: str) -> None:
         """Index a unit that equals none so far, under its text, its tokens and its sequences."""
         index = len(self.units)
         self.units.append(unit)
+        # An earlier unit may have the same words and another answer; it keeps its place here.
         self._normalised.setdefault((unit.part, " ".join(unit.tokens)), index)
         self._exact[unit.part, text] = index
         self._add_grams(unit, index)
@@ -327,7 +334,7 @@ class HeldOut:
             position = self._grams.get(gram, _COMMON)
             run = run + 1 if position == previous_position else 1
             previous_position = position
-            if position == _COMMON:
+            if position == _COMMON:  # of several units, or of none
                 continue
             if position not in shared:
                 shared[position] = _SharedGrams()
@@ -362,8 +369,8 @@ def scan(
         leaked: ids of the tasks that the training rows teach (they ask them word for word).
         compared: [share of the training rows, share of the held-out tasks] that were compared;
             [1, 1] where there is nothing to compare.
-        unindexed: how many of these tasks were not compared by word sequences, because the index
-            was full.
+        unindexed: how many of the compared tasks were not compared by word sequences, because the
+            index was full.
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
@@ -375,7 +382,7 @@ def scan(
         "verdict": _verdict_of_scan(len(matches), len(leaked), len(heldout)),
         "train": len(train),
         "heldout": len(heldout),
-        **counts,
+        **counts,  # exact, normalised, ngram
         "leaked": leaked,
         "compared": list(compared.shares),
         "unindexed": compared.unindexed,
@@ -422,8 +429,8 @@ def _compare_in_time(
     if not train or not heldout:
         return _Compared([], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
-    index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
-    rows = _shuffled(train, heldout)
+    index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)
+    rows = _shuffled(train, others=heldout)
     matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
     matches.sort(key=lambda match: (match.rank, match.heldout))
     return _Compared(
@@ -542,9 +549,10 @@ def _shuffled(
 ) -> Iterator[Mapping[str, Any]]:
     """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
 
-    So those compared before a time limit are a fair sample. The order is the same every time.
+    The rows that are compared before time is up are thus a fair sample. The same numbers of rows
+    always give the same order.
     """
-    chance = random.Random(f"{len(rows)} {len(others)}")  # the seed: the two numbers of rows
+    chance = random.Random(f"{len(rows)} {len(others)}")  # the seed
     order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
     return (rows[index] for index in order)
 

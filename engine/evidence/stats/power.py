@@ -81,6 +81,7 @@ class _GapNoise:
         attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
         fewest_attempts = min(len(values) for values in attempt_values)
         gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in tasks]
+        # What the gaps vary beyond the noise of attempts.
         task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
         return _GapNoise(attempt_variance, task_variance, fewest_attempts)
 

@@ -107,7 +107,7 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     """
     row_lists = [list(rows) for rows in row_sets]
     all_rows = list(itertools.chain.from_iterable(row_lists))
-    # Where the environment wrote later messages too, what it hides behind a prompt may differ.
+    # Where the environment also writes later messages, tasks with one prompt may differ in those.
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
     common_ids = _common_ids(all_rows)

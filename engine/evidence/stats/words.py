@@ -112,7 +112,7 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     if token in _OPERATORS:
         return False
     if token in "()[]":
-        # The bracket stands for the token next to it, on its inside, which may be no bracket again.
+        # A bracket counts as the token next to it on its inside does; another bracket does not.
         inside = index + 1 if token in "([" else index - 1
         return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()
