@@ -169,11 +169,12 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
         result = _best_of_run(home, row)
         if result is None:
             continue
-        # `>`: of equal scores the oldest run counts.
-        if row.env_id not in best or result.score > best[row.env_id]["score"]:
+        score = round(result.score, 4)
+        # `>`: of scores that are shown as equal the oldest run counts.
+        if row.env_id not in best or score > best[row.env_id]["score"]:
             best[row.env_id] = {
                 "run_id": row.run_id,
-                "score": round(result.score, 4),
+                "score": score,
                 "verdict": row.verdict,
                 "step": result.step,
             }

@@ -104,6 +104,14 @@ def test_the_tree_shows_what_was_moved_and_what_came_of_it(home, tried):
     assert found["changed"] == {"learning_rate": [1e-3, 3e-3]} and found["gpu_hours"] == 0.025
 
 
+def test_of_runs_that_are_equally_good_the_oldest_is_the_best(home, tried):
+    first = tried({}, verdict="better", best=2 / 3)
+    tried({"group_size": 4}, verdict="better", best=2 / 3)
+    with Store(home) as store:
+        (best,) = best_runs(home, store.list_runs(20)).values()
+    assert best["run_id"] == first.id
+
+
 def test_the_best_run_is_the_one_the_choosing_half_prefers(home, tried):
     tried({}, verdict="better", best=0.6)
     best = tried({"group_size": 4}, verdict="better", best=0.7)
