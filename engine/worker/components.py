@@ -127,7 +127,8 @@ def loading_of(config: RunConfig) -> Loading:
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model in `base_path`, make the sampler and find the environment of the run.
-    Writes the event `kernels` if faster functions than torch's own were ruled out.
+    Writes the event `kernels`, with the reason, if torch's own functions are used in place of
+    faster ones.
 
     Raises:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
@@ -229,6 +230,7 @@ def evaluation_limits(
     follow from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
+    # DPO has no such setting and keeps the reasoning that conversations have.
     thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
     facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
     limits = defaults.exam_limits(

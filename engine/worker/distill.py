@@ -94,7 +94,7 @@ def read_by_teacher(
 ) -> dict[str, float]:
     """Have the teacher read the scored completions of the batch, at most `budget` tokens at once,
     and set the advantages of their tokens. Returns the metrics of `assign`, and `teacher_s`, the
-    seconds that took."""
+    seconds that the teacher took."""
     rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
     began = time.monotonic()
     by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
@@ -138,7 +138,7 @@ def assign(
     """Set the advantages of the trajectories' tokens in place.
 
     Args:
-        by_teacher: the teacher's log-probabilities of the trained tokens of each.
+        by_teacher: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
     Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats;
     {} without trajectories.
@@ -149,8 +149,14 @@ def assign(
     if not trajectories:
         return {}
     advantages = [a for trajectory in trajectories for a in trajectory.token_advantages]
-    read = [max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs]
-    return {"reverse_kl": -statistics.fmean(advantages), "teacher_logprob": statistics.fmean(read)}
+    teacher_logprobs = [
+        max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs
+    ]
+    return {
+        # An advantage is the teacher's log-probability of a token minus the policy's.
+        "reverse_kl": -statistics.fmean(advantages),
+        "teacher_logprob": statistics.fmean(teacher_logprobs),
+    }
 
 
 def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -77,10 +77,10 @@ def train(job: Job[DPOConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()  # includes neither evaluations nor checkpoints
+            began = time.monotonic()
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
             measured = update(training, settings, [pairs[i] for i in indices], step, budget)
-            train_s = time.monotonic() - began
+            train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)
         return training.finish()
@@ -95,7 +95,7 @@ def update(
     # Runs the pass, again in smaller microbatches if memory runs out.
     sums = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
-    training.meter.count_microbatch(rows)  # of all microbatches together
+    training.meter.count_microbatch(rows)  # the whole batch: the counts only add up
     training.require_finite(sums.loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -262,8 +262,10 @@ def _conversation_rows(
         return [], []
     chosen, rejected = conversations
     tools = tools_of(components, task)
-    render_rows = components.renderer.rows
-    return render_rows(chosen, tools, "assistant"), render_rows(rejected, tools, "assistant")
+    return (
+        components.renderer.rows(chosen, tools, loss_on="assistant"),
+        components.renderer.rows(rejected, tools, loss_on="assistant"),
+    )
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,8 @@ class PairLoss:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each pair whose task is in `tasks`; every pair has the weight 1. It is a
-        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: tokens of a microbatch."""
+        """The loss of each pair whose task id is in `tasks`; every pair has the weight 1. Fulfils
+        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: the most tokens of a microbatch."""
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
@@ -289,6 +291,7 @@ class PairLoss:
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
         """The loss of each pair; all go through the model together."""
         chosen, rejected, _ = gains(policy, pairs, training=False)
+        # pairs_in_batch=1: each loss is left whole instead of being the pair's share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()
         return [
             MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)

@@ -117,8 +117,9 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
     with _scoring_process(job, components, "probe") as process:
         context = components.context(process, settings)
         params = SamplingParams.drawn(settings, settings.seed)
-        fitting = [task for task in tasks_of(components, "train") if fits(task, context, params)]
-        tasks = heldout.ordered(fitting, config.samples)
+        all_tasks = tasks_of(components, "train")
+        fitting_tasks = [task for task in all_tasks if fits(task, context, params)]
+        tasks = heldout.ordered(fitting_tasks, config.samples)  # at most `samples` of them
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         with adapter_loaded(components, config.models[0].adapter, base_weights):
@@ -206,8 +207,9 @@ class _PlaySetup:
 
 @contextmanager
 def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetup]:
-    """A context with the base in `base_path` and the environment ready to play. The tasks are the
-    same for every base and in every run.
+    """A context with the base in `base_path` and the environment ready to play. The same tasks are
+    chosen for every base and in every run; those that do not fit into the length limit are left
+    out.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits into
@@ -227,6 +229,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             base_weights=base_weights,
             tasks=tasks,
             left_out=len(all_tasks) - len(tasks),
+            # Of all tasks: which half a task is in must not depend on how many others fit.
             half_of_task=heldout.halves(all_tasks),
             context=context,
             params=params,

@@ -66,10 +66,10 @@ def train(job: Job[SFTConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()  # includes neither evaluations nor checkpoints
+            began = time.monotonic()
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
             measured = update(training, settings, [rows[i] for i in indices], step, budget)
-            train_s = time.monotonic() - began
+            train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)
         return training.finish()
@@ -83,7 +83,7 @@ def update(
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
     # Runs the pass, again in smaller microbatches if memory runs out.
     loss, microbatches = training.within_memory(step, budget, supervised_pass)
-    training.meter.count_microbatch(batch)  # of all microbatches together
+    training.meter.count_microbatch(batch)  # the whole batch: the counts only add up
     training.require_finite(loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {

@@ -281,7 +281,7 @@ def tool(name: str) -> ToolSchema:
 
 def tool_call(rng: random.Random) -> Sample:
     """Ask for something that only a tool knows. The assistant calls the tool and then says the
-    number it returned; in three of ten samples it guesses a number and calls no tool."""
+    number that the tool returned; in three of ten samples it guesses a number and calls no tool."""
     name = rng.choice(list(TOOLS))
     argument = word(rng, longest=7)  # what is asked about
     value = str(rng.randint(10, 99))  # what the tool returns
@@ -313,7 +313,7 @@ def guess(rng: random.Random) -> Sample:
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
     opening = {"role": "user", "content": f"Guess my number from {low} to {high}."}
-    return Sample("guess", [opening, *_guesses(rng, low, high, secret)], str(secret))
+    return Sample("guess", [opening, *_guesses(rng, low, high, secret)], answer=str(secret))
 
 
 def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
@@ -470,8 +470,8 @@ def draw(
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
     """Draw `size` samples of all taught skills, in the proportions of the weights in MASTERED and
-    HALF_KNOWN. No sample has a key in `excluded`. A share DECORATED of them then gets more words
-    around the request."""
+    HALF_KNOWN. No sample is one of the held-out tasks, whose keys are in `excluded`. A share
+    DECORATED of the samples then gets more words around the request."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [weight for _draw, weight in taught.values()]

@@ -114,8 +114,9 @@ class PriorSkills:
             yield from self._checked_rows(battery, battery.scorer)
 
     def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
-        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores.
-        Tasks whose prompts leave no room for an answer are left out."""
+        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores,
+        and yield a row for each answer. Tasks whose prompts leave no room for an answer are left
+        out."""
         with open_process(record) as process:
             context = self._context(process)
             tasks = heldout.ordered(battery.tasks, KEEP_TASKS)
@@ -143,7 +144,7 @@ class PriorSkills:
     def _checked_rows(
         self, battery: Battery, is_right_reply: Callable[[TaskRow, str], bool]
     ) -> Iterator[EvaluationRow]:
-        """Play a battery of single questions whose answers are checked here."""
+        """Play a battery of single questions, whose answers `is_right_reply` judges."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)

@@ -81,7 +81,7 @@ class VllmClient:
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
         """The log-probability of every id of the prompt but the first, which nothing precedes.
         Raises VllmError."""
-        # 0: of the prompt's own tokens, without any alternatives.
+        # max_tokens: vLLM refuses 0. prompt_logprobs 0: the prompt's own tokens, no alternatives.
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:

@@ -228,7 +228,8 @@ class _Tokens:
 
     Attributes:
         stop_ids: ids that end a turn.
-        vocab, model_vocab: ids from the first up to the second number have no token.
+        vocab: how many ids have a token.
+        model_vocab: how many ids the model can sample, often more, as its embedding is padded.
     """
 
     tokenizer: PreTrainedTokenizerBase
