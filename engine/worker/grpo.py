@@ -89,7 +89,7 @@ def train(job: Job[GRPOConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             guard.check(step, batch)
-            with source.sampling_ahead(step + 1):
+            with source.sampling_ahead(step + 1):  # beside the update, if the settings ask for it
                 update_began = time.monotonic()
                 measured = update(training, settings, batch.groups, step, budget)
                 measured |= sync_check.metrics(step, measured)

@@ -58,8 +58,9 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How many of the groups that are trained on have rewards to compare, and what of the others
-    is too easy or too hard, as shares."""
+    """Shares of the groups that are trained on: those whose rewards differ ("effective"), and of
+    those with equal rewards the too easy and the too hard ones. Also the share of trajectories with
+    an advantage of 0."""
     members = [t for g in groups for t in g.members]
     uniform_groups = [g for g in groups if g.uniform]
     too_easy = [g for g in uniform_groups if _is_too_easy(g)]

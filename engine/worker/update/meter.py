@@ -83,10 +83,10 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
     for row in rows:
         length = len(row.ids) - 1
         prompt = tuple(row.ids[: row.prefix_len])
+        # How much of the row was counted with an earlier row that has the same prompt.
         shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
             seen_prompts.add(prompt)
-        # What belongs to a shared prompt was counted before.
         tokens += length - shared_length
         attention_pairs += _causal_pairs(length) - _causal_pairs(shared_length)
     scored_tokens = sum(sum(row.loss_mask) for row in rows)

@@ -47,13 +47,13 @@ class AdamW:
         updated: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]
         states = [self._state_of(parameter) for parameter in updated]
         for state in states:
-            state["step"] += 1  # in place: the tensor in the state counts on
+            state["step"] += 1  # a tensor, changed in place
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             updated,
             [gradient for _, gradient in with_gradient],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # only AMSGrad has more
+            [],  # the largest second moments, which only AMSGrad has
             [state["step"] for state in states],
             lr=self.learning_rate,
             beta1=BETAS[0],

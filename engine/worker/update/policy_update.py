@@ -176,15 +176,15 @@ class PolicyPass:
         them the sampler gave no log-probability). The first pass also stores the policy's
         log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
         settings = self.settings
-        policy, entropy = self.policy.logprobs(
+        logprobs, entropy = self.policy.logprobs(
             micro.batch, settings.temperature, entropies=self.first
         )
         missing = 0
         if micro.old is None:
-            micro.old = policy.detach()
+            micro.old = logprobs.detach()
             missing = _fill_missing(micro, micro.old)
         tokens = losses.Tokens(
-            policy=policy,
+            policy=logprobs,
             old=micro.old,
             advantage=micro.advantage,
             correction=losses.truncated_importance(micro.old, micro.sampled, settings.tis_cap),
@@ -197,7 +197,8 @@ class PolicyPass:
         self, tokens: losses.Tokens, reference: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (the microbatch's share of the batch's loss, with the KL term if there is one;
-        the divergence from `reference`, the reference's log-probabilities, 0 without a KL term)."""
+        the divergence from the reference policy, summed over the tokens). `reference`: that
+        policy's log-probabilities; None without a KL term, when the divergence is given as 0."""
         loss = losses.LOSSES[self.settings.loss](tokens, self.normaliser, self.clip).sum()
         if reference is None:
             return loss, torch.zeros((), device=tokens.policy.device)
@@ -228,9 +229,9 @@ def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
 
 def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
-    `earlier`, the microbatches of the first pass, which had the same batch split otherwise."""
-    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
-    # `batch.row` has for each token the position of its trajectory.
+    `earlier`, the microbatches of the first pass, into which the batch was split differently."""
+    # For each trajectory: its microbatch of the first pass, and the mask of its tokens in there
+    # (`batch.row` has for each token the position of its trajectory in the microbatch).
     places = {
         member: (source, source.batch.row == position)
         for source in earlier
