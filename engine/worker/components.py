@@ -140,8 +140,8 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     base = load_base(
         base_path,
         device,
-        loading.precision,
-        loading.quantization,
+        precision=loading.precision,
+        quantization=loading.quantization,
         comparisons_file=job.run.home.comparisons,
         steps=loading.steps,
     )
@@ -240,7 +240,7 @@ def evaluation_limits(
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """The most padded tokens that may go through the model at once in training. With
+    """The most tokens, padding included, that may go through the model at once in training. With
     `checkpointing`, which recomputes activations, there is memory for more of them.
 
     Computed from the machine's total memory, not from what is free: a resumed run then splits its

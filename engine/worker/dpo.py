@@ -178,15 +178,15 @@ def render(
 def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) -> None:
     """Write the event `data`: how much there is to train, and how many pairs were dropped because
     the cut at max_length left nothing to compare."""
-    pairs = rendered.pairs
-    split = f", {rendered.split} split by the chat template" if rendered.split else ""
+    pairs, cut, split = rendered.pairs, rendered.cut_count, rendered.split_count
+    split_note = f", {split} split by the chat template" if split else ""
     job.event(
         "data",
-        f"{len(pairs)} pairs, {rendered.cut} cut at max_length, {dropped} dropped{split}",
+        f"{len(pairs)} pairs, {cut} cut at max_length, {dropped} dropped{split_note}",
         rows=len(pairs),
-        truncated=rendered.cut,
+        truncated=cut,
         dropped=dropped,
-        split=rendered.split,
+        split=split,
         tokens=sum(len(row.ids) for pair in pairs for row in pair.rows),
         supervised_tokens=sum(pair.trained_tokens for pair in pairs),
     )
@@ -197,25 +197,25 @@ class RenderedPairs:
     """Pairs that have something to compare within max_length.
 
     Attributes:
-        cut: how many of them were cut there.
-        split: how many have a conversation that the chat template splits into several rows.
+        cut_count: how many of them were cut there.
+        split_count: how many have a conversation that the chat template splits into several rows.
     """
 
     pairs: list[Pair]
-    cut: int
-    split: int
+    cut_count: int
+    split_count: int
 
 
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> RenderedPairs:
-    """Render the pairs of those tasks that have one."""
+    """Render the pairs of those tasks that have one, and count the cut and the split ones."""
     rendered_or_none = [_pair(job, components, task) for task in tasks]
     rendered = [each for each in rendered_or_none if each is not None]
     return RenderedPairs(
         pairs=[each.pair for each in rendered],
-        cut=sum(each.is_cut for each in rendered),
-        split=sum(each.is_split for each in rendered),
+        cut_count=sum(each.is_cut for each in rendered),
+        split_count=sum(each.is_split for each in rendered),
     )
 
 

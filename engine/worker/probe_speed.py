@@ -114,7 +114,8 @@ def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
     """Time a decoding step of few completions at once and one of many. Returns (completions,
     seconds) of each, the smaller step first."""
-    # The last id would end a completion, but is never sampled: the network has one id less.
+    # The last id would end a completion, but is never sampled: the network has one id less. No text
+    # is needed, so `decode` gives none.
     sampler = network.sampler(
         SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
     )

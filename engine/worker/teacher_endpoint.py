@@ -126,7 +126,8 @@ class EndpointTeacher:
         # A server that does not say its tokens (None) is not checked.
         for token, text in zip(ids, tokens or [], strict=False):
             expected = decode([token])
-            # Servers may write a token by its number; parts of characters differ in spelling.
+            # A server may write a token by its number. Tokens beyond ASCII are passed over: servers
+            # spell parts of characters differently.
             if text in (expected, f"token_id:{token}") or not (expected + str(text)).isascii():
                 continue
             raise WorkerFailure(

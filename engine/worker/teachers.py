@@ -145,7 +145,7 @@ def _reach_endpoint(
     except BaseException:  # a stop too: whatever ends this, no threads are left
         teacher.close()
         raise
-    job.event("teacher", f"{teacher.endpoint}", ref=entry.model, url=entry.url)
+    job.event("teacher", str(teacher.endpoint), ref=entry.model, url=entry.url)
     return teacher
 
 

@@ -265,7 +265,8 @@ class Training:
             rollouts: the records of its rollouts; empty for SFT and DPO.
         """
         self.done = step
-        values = {**values, **self.meter.step(values["train_s"] or 0.0)}
+        train_s = values["train_s"] or 0.0  # never None, unlike other metrics
+        values = {**values, **self.meter.step(train_s)}
         evaluation_is_due = step == self.total or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves

@@ -67,8 +67,9 @@ class PriorSkills:
         self.sampler = sampler
 
     def evaluate(self, when: When) -> None:
-        """Play every battery and write the answers to `evals/kept_before.jsonl` or
-        `kept_after.jsonl`, in place of a file that an interrupted attempt left.
+        """Play every battery (a set of questions) and write the answers to
+        `evals/kept_before.jsonl` or `kept_after.jsonl`, in place of a file that an interrupted
+        attempt left.
 
         A battery that cannot be played is skipped with the event `kept_skipped`.
         """
@@ -88,9 +89,9 @@ class PriorSkills:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        """Yield the batteries to play: the one for this base model, and the tasks of the
-        environment named `keep`, if it exists, scores, and is not the one that the run trains
-        on."""
+        """Yield the batteries (sets of questions) to play: the one for this base model, and the
+        tasks of the environment named `keep`, if it exists, scores, and is not the one that the run
+        trains on."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
         else:

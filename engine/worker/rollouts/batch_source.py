@@ -71,9 +71,9 @@ class Collector:
         return batch
 
     def _play_step(self, step: int) -> RolloutBatch:
-        """Play the tasks of a step. Groups of equal rewards, with advantages of 0, are then replaced
-        by groups of fresh tasks, in at most `resample_uniform` further rounds (a setting; 0: none)
-        or until no unused task is left."""
+        """Play the tasks of a step. Groups of equal rewards, whose advantages are 0, are then
+        replaced by groups of fresh tasks, in at most `resample_uniform` further rounds (a setting;
+        0: none) or until no unused task is left."""
         settings = self.settings
         count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
@@ -166,12 +166,12 @@ def fresh_tasks(
 class BatchSource:
     """Gives the training loop the batch of each step."""
 
-    def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
-        """Sample with `collector` for the training of `policy`, for no step beyond `last`. With the
-        setting `async_sampling` a second adapter is made here, for a copy of the policy."""
+    def __init__(self, collector: Collector, policy: Policy, last_step: int) -> None:
+        """Sample with `collector` for the training of `policy`, up to `last_step`. With the setting
+        `async_sampling` a second adapter is made here, for a copy of the policy."""
         self.collector = collector
         self.policy = policy
-        self.last = last
+        self.last_step = last_step
         self._ahead: tuple[int, RolloutBatch] | None = None  # the step sampled ahead, its batch
         self._policy_copy = None
         if collector.settings.async_sampling:
@@ -199,7 +199,7 @@ class BatchSource:
         """A context for the update of the step before `step`. With the setting `async_sampling` the
         batch of `step` is sampled meanwhile, by a copy of the policy as it is on entry. Without
         that setting, or if `step` is beyond the last one, it does nothing."""
-        if self._policy_copy is None or step > self.last:
+        if self._policy_copy is None or step > self.last_step:
             yield
             return
         # A copy, since the update changes the policy while the batch is sampled.

@@ -215,6 +215,7 @@ def _logprob(token: int, reported: Body | None) -> float:
     """The log-probability that the server reports of a sampled id; NaN if it is missing or not a
     usable number. Raises ValueError when it belongs to another id."""
     fields: Body = {} if reported is None else reported
+    # A server that does not name the id is believed.
     if fields.get("token_id", token) != token:
         raise ValueError(f"log-probability of id {fields['token_id']} where {token} was sampled")
     logprob = fields.get("logprob")

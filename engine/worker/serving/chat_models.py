@@ -76,7 +76,7 @@ class Served:
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
-        """The token ids of the request's prompt, followed by `request.begun`, the ids of the
+        """The token ids of the request's prompt, followed by `request.begun_ids`, the ids of the
         answer's beginning if the request gives one.
 
         Raises:
@@ -87,9 +87,9 @@ class Served:
             ids = self.renderer.prompt(request.messages, request.tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
-        if any(token >= len(self.renderer.tokenizer) for token in request.begun):
+        if any(token >= len(self.renderer.tokenizer) for token in request.begun_ids):
             raise Refused(400, "begun_token_ids has ids that this model does not know.")
-        ids += request.begun
+        ids += request.begun_ids
         if len(ids) + 1 > self.limit:
             raise Refused(400, f"The prompt has {len(ids)} tokens; the model reads {self.limit}.")
         return ids
@@ -160,7 +160,7 @@ class Served:
 
         1. the role;
         2. an empty delta, once the model is free to answer this request;
-        3. the text, one or more characters each, from where the ids in `request.begun` end;
+        3. the text, one or more characters each, from where the ids in `request.begun_ids` end;
         4. once the answer is whole, what was held back until then: its reasoning, the rest of its
            text, its tool calls;
         5. the finish reason;
@@ -181,7 +181,7 @@ class Served:
             yield answer.chunk(delta)
         yield answer.chunk({}, self._finish_reason(answer.ids, rest, request))
         if request.include_usage:
-            sampled_count = len(answer.ids) - len(request.begun)
+            sampled_count = len(answer.ids) - len(request.begun_ids)
             yield answer.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
 
     def _sampled_pieces(
@@ -189,7 +189,7 @@ class Served:
     ) -> Generator[Reply, None, None]:
         """Sample the answer. Yields an empty piece once the model is free, and then the text as far
         as it is certain: as no tool call, thought or stop string can begin in it any more. `prompt`
-        ends with `request.begun`, the ids of the answer's beginning if the request gives one."""
+        ends with `begun_ids`, the ids of the answer's beginning if the request gives one."""
         request = answer.request
         params = self._params_of_rest(request, len(prompt))
         with self.models.speaking_as(request.model) as sampler:
@@ -211,7 +211,7 @@ class Served:
         """How the rest of an answer is sampled: with other draws than the beginning that the
         request gives, which had the same seed. `prompt_length` counts that beginning too."""
         params = self._within_limit(request.params, prompt_length)
-        return replace(params, seed=params.seed + len(request.begun))
+        return replace(params, seed=params.seed + len(request.begun_ids))
 
     def _sendable_text(self, answer: "_StreamedAnswer") -> str:
         """The text after `answer.sent_text` that can be sent now; "" if it must wait for more
@@ -238,7 +238,7 @@ class Served:
 
     def _sent_before(self, request: ChatRequest) -> str:
         """The text of the answer's beginning that was sent when it was sampled."""
-        begun_text = self.renderer.completion_text(request.begun).rstrip("\ufffd")
+        begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)
         return self.renderer.certain_text(begun_text, request.tools)
 
@@ -286,7 +286,7 @@ class _StreamedAnswer:
 
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
-        self.ids = list(request.begun)
+        self.ids = list(request.begun_ids)
         self.sent_text = ""
         self.common_fields = reply_fields("chat.completion.chunk", "chatcmpl", request.model)
 

@@ -55,7 +55,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])  # any text would do
     merged, gap = _merged(network, adapter, ids)
     _check_gap(gap)
-    dtype = getattr(torch, saved_dtype)
+    dtype = getattr(torch, saved_dtype)  # the merged model is written in the base's number format
     _write_model(merged, dtype, tokenizer, out)
     return gap
 

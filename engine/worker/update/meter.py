@@ -38,7 +38,7 @@ class Meter:
         network = policy.base.network
         self.device = network.device
         self.shares_prompts = network.forward == "own"  # prompts of a group run once
-        self.model = read_facts(policy.base.path)
+        self.model_facts = read_facts(policy.base.path)  # its sizes
         self.adapter_parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
         self._operations = 0.0
@@ -47,7 +47,7 @@ class Meter:
         """Count the operations of a microbatch of these rows that went forward and backward."""
         tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
         self._operations += flops.update_operations(
-            self.model,
+            self.model_facts,
             self.adapter_parameters,
             tokens=tokens,
             pairs=attention_pairs,
