@@ -48,7 +48,7 @@ def train(job: Job[DistillConfig]) -> Result:
         WorkerFailure: the run cannot go on; its kind says why.
         Stopped: it was asked to stop.
     """
-    settings = as_grpo(job.config.settings)
+    settings = as_grpo(job.config.settings)  # those of GRPO that do the same
     components = prepare(job, Path(job.config.base.path))
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -74,7 +74,7 @@ def train(job: Job[DistillConfig]) -> Result:
         for step in training.steps():
             step_began = time.monotonic()
             batch = source.batch(step)
-            distance = read_by_teacher(training, teacher, batch, step, budget)
+            teacher_metrics = read_by_teacher(training, teacher, batch, step, budget)
             guard.check(step, batch)
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
@@ -83,7 +83,7 @@ def train(job: Job[DistillConfig]) -> Result:
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
             measured |= batch_metrics(batch, time.monotonic() - step_began)
-            values = own_metrics(measured) | distance
+            values = own_metrics(measured) | teacher_metrics
             training.log(step, values | {"train_s": train_s}, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
@@ -98,8 +98,8 @@ def read_by_teacher(
     rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
     began = time.monotonic()
     by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
-    distance = assign(rated, by_teacher)
-    return distance | {"teacher_s": time.monotonic() - began}
+    metrics = assign(rated, by_teacher)
+    return metrics | {"teacher_s": time.monotonic() - began}
 
 
 def as_grpo(settings: DistillSettings) -> GRPOSettings:

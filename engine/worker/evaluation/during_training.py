@@ -170,7 +170,7 @@ class HeldoutEvaluation:
         self._tokens += sum(answer.trained_tokens for answer in answers)
         self._turns += sum(answer.turns for answer in answers)
         summary = heldout.summarise(answers)
-        return HalfResult(summary.curves(), summary.score, rows=rows)
+        return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
         """The result of one half with its held-out loss, the mean over all tokens or pairs, added
@@ -182,7 +182,8 @@ class HeldoutEvaluation:
         rows = played.rows
         if self.context is None:  # otherwise the tasks were played: they have rows already
             rows = [self._loss_row(m, half) for m in measured]
-        return HalfResult(played.curves | {"heldout_loss": loss}, played.score, loss, rows)
+        curves = played.curves | {"heldout_loss": loss}
+        return HalfResult(curves, score=played.score, loss=loss, rows=rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
         """The losses of the conversations of one half; empty where they are not measured."""

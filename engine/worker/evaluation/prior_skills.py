@@ -184,6 +184,7 @@ def pebble_tasks() -> list[TaskRow]:
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
         for index in range(TASKS_PER_SKILL):
+            # As the skill is measured, which for some differs from how it is taught.
             sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
             tasks.append(
                 {

@@ -134,7 +134,7 @@ def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> N
     and so on. Those that have ended are scored in the background."""
     began = time.monotonic()
     open_rollouts = _start_rollouts(tasks, groups, play.context.process)
-    play.times.reward_s += time.monotonic() - began
+    play.times.reward_s += time.monotonic() - began  # the environment's time
     turn = 0
     with BackgroundWorker() as background:
         while open_rollouts:

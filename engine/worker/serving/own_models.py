@@ -61,7 +61,7 @@ class OwnModels:
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._loaded: dict[str, Adapter] = {}
         self.lock = threading.Lock()
-        self.limit = self.base.network.shape.context
+        self.limit = self.base.network.shape.context  # tokens of prompt and answer together
 
     @property
     def is_alive(self) -> bool:

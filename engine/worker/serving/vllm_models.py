@@ -66,7 +66,7 @@ class VllmModels:
         self.folder = folder
         tokens = _tokens_of(plan.model)
         self.renderer = Renderer(tokens.tokenizer, tokens.stop_ids, thinking=thinking)
-        self.limit = plan.max_length
+        self.limit = plan.max_length  # tokens of prompt and answer together
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
         self._copies_made = 0
@@ -246,7 +246,7 @@ def _tokens_of(folder: Path) -> _Tokens:
         tokenizer,
         stop_ids=stop_ids_of(model.config, tokenizer, folder),
         vocab=known_ids(model.config, tokenizer),
-        model_vocab=int(model.config.get_text_config().vocab_size),
+        model_vocab=int(model.config.get_text_config().vocab_size),  # padding included
     )
 
 
@@ -283,9 +283,9 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         dtype="bfloat16" if on_gpu else "float32",
         # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
         max_length=context if on_gpu else min(context, 4096),
-        rows=256 if on_gpu else 64,
+        rows=256 if on_gpu else 64,  # answers at once
         lora_rank=max(LEAST_RANK, rank),
-        adapters=4,  # that answer at the same time
+        adapters=4,  # in use at once
         # A share of a GPU's memory, but bytes on a CPU.
         memory=gpu_share if on_gpu else 2**30,
         threads=cpu_threads(),
