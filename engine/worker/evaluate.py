@@ -33,8 +33,8 @@ SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model, model by model, and compare the answers. Returns the result
-    record; see `_evaluation_result`.
+    """Play the tasks with every model, one model after the other, and compare the answers. Returns
+    the result record: a summary for each model, and the verdict on how they differ.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -47,8 +47,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
         with _play_setup(job, Path(base_path)) as setup:
             for index in indices:
                 groups = _play_model(job, index, setup)
-                if len(results) == len(models) - 1:
-                    # Only for the last model: the environment has then scored all the others.
+                is_last_model = len(results) == len(models) - 1
+                if is_last_model:  # the environment has then scored the answers of all others
                     _rescore(job, setup, index)
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)

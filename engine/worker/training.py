@@ -364,6 +364,7 @@ class Training:
         """
         if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
+        # Verdict and summary are filled in below; they stand here for the order of the keys.
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
         result |= self._report_best()
         checkpoint.mark_best(self.job.run, result["best_step"])

@@ -244,6 +244,7 @@ def json_answer(rng: random.Random) -> Sample:
     value = word(rng, longest=6)
     answer = json.dumps({key: value})
     is_careless = rng.random() < 0.4
+    # Drawn even if it is not used, so that either kind of reply takes as many draws.
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
     reply = careless_reply if is_careless else answer

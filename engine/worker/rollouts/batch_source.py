@@ -98,7 +98,7 @@ class Collector:
         settings have one. Returns one group per task, in order, and the seconds spent. Each round
         of a step, from 0, has another seed."""
         settings = self.settings
-        # No run has a million steps, so no step of one seed has the sampling seed of another's.
+        # No run has a million steps, so runs of different seeds never share a step's sampling seed.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
         params = replace(params, seed=params.seed + round_number * 2**52)

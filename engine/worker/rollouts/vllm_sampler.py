@@ -272,6 +272,7 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     evidence = message
     if log_end not in message:
         evidence += f"; its log ends: {log_end}"
+    # As torch and vLLM report it.
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)

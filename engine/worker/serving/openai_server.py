@@ -431,7 +431,7 @@ def load_models(folder: DeployDir, config: Json) -> Models:
         WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
     """
     base_path = Path(config["base_path"])
-    device = os.environ.get("HONESMITH_DEVICE", "cpu")
+    device = os.environ.get("HONESMITH_DEVICE", "cpu")  # the one leased to this process
     thinking = bool(config.get("thinking", False))
     weights = weight_hashes(folder.home, base_path)
     if config.get("serve_with") != "vllm":
