@@ -160,7 +160,7 @@ def assign(
 
 
 def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Those of GRPO's metrics that distillation has, and the environment's own: what compares the
-    members of a group says nothing here."""
+    """The values that distillation reports: its own metrics, and the environment's (names outside
+    METRICS). GRPO's other metrics compare the members of a group, which means nothing here."""
     own = set(names("distill"))
     return {name: value for name, value in values.items() if name in own or name not in METRICS}

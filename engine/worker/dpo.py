@@ -131,8 +131,8 @@ def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
-    """The metrics of DPO's loss over a batch of `count` pairs, by name. A reward is `beta` times
-    what an answer has gained in log-probability against the reference, as a mean."""
+    """The metrics of DPO's loss over a batch of `count` pairs, by name. The rewards are means: an
+    answer's reward is `beta` times what it has gained in log-probability against the reference."""
     return {
         "loss": sums.loss,
         "preference_accuracy": sums.correct / count,

@@ -123,7 +123,9 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         with adapter_loaded(components, config.models[0].adapter, base_weights):
-            return heldout.evaluate(tasks, context, components.sampler, params, settings.group_size)
+            return heldout.evaluate(
+                tasks, context, components.sampler, params, attempts=settings.group_size
+            )
 
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
@@ -249,7 +251,8 @@ def _scoring_process(
 
 
 def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
-    """The tasks that the config asks for, by their indices and up to its number of rows."""
+    """The tasks that the config asks for: those at its `task_indices`, or all of the split without
+    any; of these at most `rows`, in the order of `heldout.ordered`."""
     pool = tasks_of(components, config.split)
     if config.task_indices:
         pool = [pool[index] for index in config.task_indices]
@@ -294,7 +297,7 @@ def _groups_by_slice(job: Job[EvaluateConfig], setup: _PlaySetup) -> Iterator[li
             setup.context,
             setup.components.sampler,
             setup.params,
-            job.config.attempts,
+            attempts=job.config.attempts,
         )
 
 

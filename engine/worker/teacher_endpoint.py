@@ -91,12 +91,13 @@ class EndpointTeacher:
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait for all, or for the first that fails, and raise its error."""
+        """Wait for all, or for the first that fails, and raise its error. Meanwhile `check_stop` is
+        called every `LOOK_S` seconds, and may raise `Stopped`."""
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=LOOK_S)
             for future in done:
-                future.result()
+                future.result()  # raises its error, if it failed
             self.check_stop()
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:

@@ -126,8 +126,8 @@ def _load_base(job: Job[DistillConfig], components: Components, base_path: Path)
     return load_base(
         base_path,
         components.base.network.device,
-        loading.precision,
-        loading.quantization,
+        precision=loading.precision,
+        quantization=loading.quantization,
         comparisons_file=job.run.home.comparisons,
     )
 

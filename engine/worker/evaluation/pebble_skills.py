@@ -407,7 +407,7 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
     """
     template = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, longest=6)
-    clause = template.format(s=scribble(rng), w=noun)
+    clause = template.format(s=scribble(rng), w=noun)  # a template may use one, both or none
     request, *later_messages = sample.messages
     text = f"{rng.choice(LEADS)}{request['content']} {clause}"
     return replace(sample, messages=[request | {"content": text}, *later_messages])

@@ -34,7 +34,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
 
 
 def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean and spread of the rewards of scored trajectories; 0 where there are none."""
+    """Mean and spread of the rewards of scored trajectories, and the mean of their shaped rewards,
+    which have penalties taken off; 0 where there are none."""
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
     return {

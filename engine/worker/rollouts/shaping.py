@@ -37,7 +37,7 @@ def penalise_thinking(
 def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
     """How many of a completion's tokens are thought, without the marks around it."""
     decode = renderer.completion_text
-    # The spans are in characters of the text: counted are the ids up to each end of a span.
+    # Spans are in characters: a span's tokens are the ids up to its end less those up to its start.
     return sum(
         _ids_until(ids, end, decode) - _ids_until(ids, start, decode)
         for start, end in renderer.thought_spans(decode(ids))

@@ -152,7 +152,7 @@ class Served:
         """The likeliest token after the request's ids, with its log-probability."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
-            ((completion,),) = sampler.generate([request.ids], 1, params)
+            ((completion,),) = sampler.generate([request.ids], 1, params)  # one of one prompt
         return completion.ids[0], completion.logprobs[0]
 
     def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
@@ -238,6 +238,7 @@ class Served:
 
     def _sent_before(self, request: ChatRequest) -> str:
         """The text of the answer's beginning that was sent when it was sampled."""
+        # U+FFFD at the end: a character of which some bytes were missing, and which was not sent.
         begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)
         return self.renderer.certain_text(begun_text, request.tools)

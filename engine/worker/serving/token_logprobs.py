@@ -106,5 +106,5 @@ def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
             "top_logprobs": None,
             "text_offset": offsets,
         },
-        "finish_reason": "length",
+        "finish_reason": "length",  # OpenAI's word for what `max_tokens` ends
     }

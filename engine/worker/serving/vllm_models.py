@@ -254,7 +254,7 @@ def _model_without_weights(folder: Path) -> PreTrainedModel:
     """The model in `folder` with its configuration and generation settings, but without its
     weights: enough to tell which token ids exist and which of them end a turn."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    with torch.device("meta"):
+    with torch.device("meta"):  # allocates no memory for weights
         model = AutoModelForCausalLM.from_config(config)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
