@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
     """
     quiet_libraries()
     job: Job[Any] = Job(folder)
-    job.listen()
+    job.listen()  # from now on a signal can stop the job
     mark_running(job.run)
     try:
         result = LOOPS[job.config.algorithm](job)

@@ -127,7 +127,8 @@ def loading_of(config: RunConfig) -> Loading:
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model in `base_path`, make the sampler and find the environment of the run.
-    Writes the event `kernels` if faster functions than torch's own were ruled out.
+    Writes the event `kernels`, with the reason, if torch's own functions are used in place of
+    faster ones.
 
     Raises:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
@@ -139,8 +140,8 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     base = load_base(
         base_path,
         device,
-        loading.precision,
-        loading.quantization,
+        precision=loading.precision,
+        quantization=loading.quantization,
         comparisons_file=job.run.home.comparisons,
         steps=loading.steps,
     )
@@ -229,6 +230,7 @@ def evaluation_limits(
     follow from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
+    # DPO has no such setting and keeps the reasoning that conversations have.
     thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
     facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
     limits = defaults.exam_limits(
@@ -238,7 +240,7 @@ def evaluation_limits(
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """The most padded tokens that may go through the model at once in training. With
+    """The most tokens, padding included, that may go through the model at once in training. With
     `checkpointing`, which recomputes activations, there is memory for more of them.
 
     Computed from the machine's total memory, not from what is free: a resumed run then splits its

@@ -48,7 +48,7 @@ def train(job: Job[DistillConfig]) -> Result:
         WorkerFailure: the run cannot go on; its kind says why.
         Stopped: it was asked to stop.
     """
-    settings = as_grpo(job.config.settings)
+    settings = as_grpo(job.config.settings)  # those of GRPO that do the same
     components = prepare(job, Path(job.config.base.path))
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -74,7 +74,7 @@ def train(job: Job[DistillConfig]) -> Result:
         for step in training.steps():
             step_began = time.monotonic()
             batch = source.batch(step)
-            distance = read_by_teacher(training, teacher, batch, step, budget)
+            teacher_metrics = read_by_teacher(training, teacher, batch, step, budget)
             guard.check(step, batch)
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
@@ -83,7 +83,7 @@ def train(job: Job[DistillConfig]) -> Result:
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
             measured |= batch_metrics(batch, time.monotonic() - step_began)
-            values = own_metrics(measured) | distance
+            values = own_metrics(measured) | teacher_metrics
             training.log(step, values | {"train_s": train_s}, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
@@ -94,12 +94,12 @@ def read_by_teacher(
 ) -> dict[str, float]:
     """Have the teacher read the scored completions of the batch, at most `budget` tokens at once,
     and set the advantages of their tokens. Returns the metrics of `assign`, and `teacher_s`, the
-    seconds that took."""
+    seconds that the teacher took."""
     rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
     began = time.monotonic()
     by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
-    distance = assign(rated, by_teacher)
-    return distance | {"teacher_s": time.monotonic() - began}
+    metrics = assign(rated, by_teacher)
+    return metrics | {"teacher_s": time.monotonic() - began}
 
 
 def as_grpo(settings: DistillSettings) -> GRPOSettings:
@@ -138,7 +138,7 @@ def assign(
     """Set the advantages of the trajectories' tokens in place.
 
     Args:
-        by_teacher: the teacher's log-probabilities of the trained tokens of each.
+        by_teacher: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
     Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats;
     {} without trajectories.
@@ -149,12 +149,18 @@ def assign(
     if not trajectories:
         return {}
     advantages = [a for trajectory in trajectories for a in trajectory.token_advantages]
-    read = [max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs]
-    return {"reverse_kl": -statistics.fmean(advantages), "teacher_logprob": statistics.fmean(read)}
+    teacher_logprobs = [
+        max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs
+    ]
+    return {
+        # An advantage is the teacher's log-probability of a token minus the policy's.
+        "reverse_kl": -statistics.fmean(advantages),
+        "teacher_logprob": statistics.fmean(teacher_logprobs),
+    }
 
 
 def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Those of GRPO's metrics that distillation has, and the environment's own: what compares the
-    members of a group says nothing here."""
+    """The values that distillation reports: its own metrics, and the environment's (names outside
+    METRICS). GRPO's other metrics compare the members of a group, which means nothing here."""
     own = set(names("distill"))
     return {name: value for name, value in values.items() if name in own or name not in METRICS}

@@ -77,10 +77,10 @@ def train(job: Job[DPOConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()  # includes neither evaluations nor checkpoints
+            began = time.monotonic()
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
             measured = update(training, settings, [pairs[i] for i in indices], step, budget)
-            train_s = time.monotonic() - began
+            train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)
         return training.finish()
@@ -95,7 +95,7 @@ def update(
     # Runs the pass, again in smaller microbatches if memory runs out.
     sums = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
-    training.meter.count_microbatch(rows)  # of all microbatches together
+    training.meter.count_microbatch(rows)  # the whole batch: the counts only add up
     training.require_finite(sums.loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -131,8 +131,8 @@ def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
-    """The metrics of DPO's loss over a batch of `count` pairs, by name. A reward is `beta` times
-    what an answer has gained in log-probability against the reference, as a mean."""
+    """The metrics of DPO's loss over a batch of `count` pairs, by name. The rewards are means: an
+    answer's reward is `beta` times what it has gained in log-probability against the reference."""
     return {
         "loss": sums.loss,
         "preference_accuracy": sums.correct / count,
@@ -178,15 +178,15 @@ def render(
 def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) -> None:
     """Write the event `data`: how much there is to train, and how many pairs were dropped because
     the cut at max_length left nothing to compare."""
-    pairs = rendered.pairs
-    split = f", {rendered.split} split by the chat template" if rendered.split else ""
+    pairs, cut, split = rendered.pairs, rendered.cut_count, rendered.split_count
+    split_note = f", {split} split by the chat template" if split else ""
     job.event(
         "data",
-        f"{len(pairs)} pairs, {rendered.cut} cut at max_length, {dropped} dropped{split}",
+        f"{len(pairs)} pairs, {cut} cut at max_length, {dropped} dropped{split_note}",
         rows=len(pairs),
-        truncated=rendered.cut,
+        truncated=cut,
         dropped=dropped,
-        split=rendered.split,
+        split=split,
         tokens=sum(len(row.ids) for pair in pairs for row in pair.rows),
         supervised_tokens=sum(pair.trained_tokens for pair in pairs),
     )
@@ -197,25 +197,25 @@ class RenderedPairs:
     """Pairs that have something to compare within max_length.
 
     Attributes:
-        cut: how many of them were cut there.
-        split: how many have a conversation that the chat template splits into several rows.
+        cut_count: how many of them were cut there.
+        split_count: how many have a conversation that the chat template splits into several rows.
     """
 
     pairs: list[Pair]
-    cut: int
-    split: int
+    cut_count: int
+    split_count: int
 
 
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> RenderedPairs:
-    """Render the pairs of those tasks that have one."""
+    """Render the pairs of those tasks that have one, and count the cut and the split ones."""
     rendered_or_none = [_pair(job, components, task) for task in tasks]
     rendered = [each for each in rendered_or_none if each is not None]
     return RenderedPairs(
         pairs=[each.pair for each in rendered],
-        cut=sum(each.is_cut for each in rendered),
-        split=sum(each.is_split for each in rendered),
+        cut_count=sum(each.is_cut for each in rendered),
+        split_count=sum(each.is_split for each in rendered),
     )
 
 
@@ -262,8 +262,10 @@ def _conversation_rows(
         return [], []
     chosen, rejected = conversations
     tools = tools_of(components, task)
-    render_rows = components.renderer.rows
-    return render_rows(chosen, tools, "assistant"), render_rows(rejected, tools, "assistant")
+    return (
+        components.renderer.rows(chosen, tools, loss_on="assistant"),
+        components.renderer.rows(rejected, tools, loss_on="assistant"),
+    )
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,8 @@ class PairLoss:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each pair whose task is in `tasks`; every pair has the weight 1. It is a
-        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: tokens of a microbatch."""
+        """The loss of each pair whose task id is in `tasks`; every pair has the weight 1. Fulfils
+        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: the most tokens of a microbatch."""
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
@@ -289,6 +291,7 @@ class PairLoss:
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
         """The loss of each pair; all go through the model together."""
         chosen, rejected, _ = gains(policy, pairs, training=False)
+        # pairs_in_batch=1: each loss is left whole instead of being the pair's share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()
         return [
             MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)

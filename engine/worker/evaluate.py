@@ -33,8 +33,8 @@ SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model, model by model, and compare the answers. Returns the result
-    record; see `_evaluation_result`.
+    """Play the tasks with every model, one model after the other, and compare the answers. Returns
+    the result record: a summary for each model, and the verdict on how they differ.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -47,8 +47,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
         with _play_setup(job, Path(base_path)) as setup:
             for index in indices:
                 groups = _play_model(job, index, setup)
-                if len(results) == len(models) - 1:
-                    # Only for the last model: the environment has then scored all the others.
+                is_last_model = len(results) == len(models) - 1
+                if is_last_model:  # the environment has then scored the answers of all others
                     _rescore(job, setup, index)
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
@@ -117,12 +117,15 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
     with _scoring_process(job, components, "probe") as process:
         context = components.context(process, settings)
         params = SamplingParams.drawn(settings, settings.seed)
-        fitting = [task for task in tasks_of(components, "train") if fits(task, context, params)]
-        tasks = heldout.ordered(fitting, config.samples)
+        all_tasks = tasks_of(components, "train")
+        fitting_tasks = [task for task in all_tasks if fits(task, context, params)]
+        tasks = heldout.ordered(fitting_tasks, config.samples)  # at most `samples` of them
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         with adapter_loaded(components, config.models[0].adapter, base_weights):
-            return heldout.evaluate(tasks, context, components.sampler, params, settings.group_size)
+            return heldout.evaluate(
+                tasks, context, components.sampler, params, attempts=settings.group_size
+            )
 
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
@@ -206,8 +209,9 @@ class _PlaySetup:
 
 @contextmanager
 def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetup]:
-    """A context with the base in `base_path` and the environment ready to play. The tasks are the
-    same for every base and in every run.
+    """A context with the base in `base_path` and the environment ready to play. The same tasks are
+    chosen for every base and in every run; those that do not fit into the length limit are left
+    out.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits into
@@ -227,6 +231,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             base_weights=base_weights,
             tasks=tasks,
             left_out=len(all_tasks) - len(tasks),
+            # Of all tasks: which half a task is in must not depend on how many others fit.
             half_of_task=heldout.halves(all_tasks),
             context=context,
             params=params,
@@ -246,7 +251,8 @@ def _scoring_process(
 
 
 def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
-    """The tasks that the config asks for, by their indices and up to its number of rows."""
+    """The tasks that the config asks for: those at its `task_indices`, or all of the split without
+    any; of these at most `rows`, in the order of `heldout.ordered`."""
     pool = tasks_of(components, config.split)
     if config.task_indices:
         pool = [pool[index] for index in config.task_indices]
@@ -291,7 +297,7 @@ def _groups_by_slice(job: Job[EvaluateConfig], setup: _PlaySetup) -> Iterator[li
             setup.context,
             setup.components.sampler,
             setup.params,
-            job.config.attempts,
+            attempts=job.config.attempts,
         )
 
 

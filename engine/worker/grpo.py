@@ -89,7 +89,7 @@ def train(job: Job[GRPOConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             guard.check(step, batch)
-            with source.sampling_ahead(step + 1):
+            with source.sampling_ahead(step + 1):  # beside the update, if the settings ask for it
                 update_began = time.monotonic()
                 measured = update(training, settings, batch.groups, step, budget)
                 measured |= sync_check.metrics(step, measured)
@@ -122,7 +122,7 @@ def update(
 
     The loss is divided by the size of all scored trajectories of the batch, trained or not: neither
     microbatches nor leaving out uniform groups changes the gradient. If no trajectory can move the
-    policy, there is no optimizer step: all metrics are 0 then.
+    policy, there is no optimizer step: all metrics are 0 then, `kl` None.
     """
     # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
@@ -155,7 +155,7 @@ def _optimizer_steps(
             training.meter.count_microbatch(microbatch.rows)
         training.require_finite(sum(sums.loss for sums in pass_sums), "loss")
         grad_norm, lr = training.optimizer_step(step)
-        policy_pass.first = False
+        policy_pass.is_first_pass = False
     return {
         **pass_metrics(pass_sums),
         "grad_norm": grad_norm,
@@ -171,11 +171,11 @@ def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
     """
     network = training.policy.base.network
-    rounded = network.dtype != torch.float32 or settings.quantization != "none"
+    is_rounded = network.dtype != torch.float32 or settings.quantization != "none"
     samples_all_tokens = settings.top_p == 1 and not settings.top_k and not settings.min_p
     return SyncCheck(
-        "bfloat16" if rounded else "float32",
-        training.job.event,
-        training.state.setdefault("sync", {}),
+        precision="bfloat16" if is_rounded else "float32",
+        event=training.job.event,
+        state=training.state.setdefault("sync", {}),
         exact=samples_all_tokens and not settings.async_sampling and not settings.lora_dropout,
     )

@@ -49,7 +49,7 @@ def write_manifest(
     Args:
         isolation: how the environment's process is confined; "" where none runs.
         eval_sampling: how the run's own evaluations are sampled.
-        matrix_flops: operations per second of a large matrix product here.
+        matrix_flops: operations per second of a large matrix product on this machine.
     """
     if job.run.manifest.exists():
         return

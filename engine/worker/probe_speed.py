@@ -78,6 +78,7 @@ def measure(device: torch.device) -> dict[str, float]:
     """
     model = small_model(device)
     weights = parameters(model)
+    # The last id is kept as the end token of `time_decoding`, which must never be sampled.
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
@@ -94,8 +95,8 @@ def measure(device: torch.device) -> dict[str, float]:
 
 
 def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a training pass over a single row and one over many. Returns the two timings, the
-    smaller pass first; their units are tokens."""
+    """Time a training pass over a single row and one over many. Returns (tokens, seconds)
+    of each, the smaller pass first."""
     # 128 tokens, all trained but the first, which nothing predicts.
     row = Row(ids=list(range(1, 129)), loss_mask=[0] + [1] * 127)
     large_batch = network.collate([row] * TRAINED_ROWS[network.device.type])
@@ -111,9 +112,10 @@ def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a decoding step of few completions at once and one of many. Returns the two timings,
-    the smaller step first; their units are completions."""
-    # The last id ends a completion, and is never sampled: the network has one id less.
+    """Time a decoding step of few completions at once and one of many. Returns (completions,
+    seconds) of each, the smaller step first."""
+    # The last id would end a completion, but is never sampled: the network has one id less. No text
+    # is needed, so `decode` gives none.
     sampler = network.sampler(
         SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
     )
@@ -125,9 +127,9 @@ def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -> float:
-    """Seconds of one decoding step of so many completions at once, without the time for the prompt
-    and the first token."""
-    prompt = list(range(1, 65))
+    """Seconds of one decoding step of so many `completions` at once, without the time for the
+    prompt and the first token."""
+    prompt = list(range(1, 65))  # any 64 ids
 
     def sample(tokens: int) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=1.0)
@@ -139,8 +141,8 @@ def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -
 
 
 def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
-    """Split the time of some work, of which one unit takes so many operations, into a part per unit
-    and a fixed part: the slope of the line through two measurements, and where it starts.
+    """Split the time of some work into a part per unit, which takes `operations` operations, and a
+    fixed part: the slope of the line through two measurements, and its value at no units.
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.

@@ -66,10 +66,10 @@ def train(job: Job[SFTConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()  # includes neither evaluations nor checkpoints
+            began = time.monotonic()
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
             measured = update(training, settings, [rows[i] for i in indices], step, budget)
-            train_s = time.monotonic() - began
+            train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)
         return training.finish()
@@ -83,7 +83,7 @@ def update(
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
     # Runs the pass, again in smaller microbatches if memory runs out.
     loss, microbatches = training.within_memory(step, budget, supervised_pass)
-    training.meter.count_microbatch(batch)  # of all microbatches together
+    training.meter.count_microbatch(batch)  # the whole batch: the counts only add up
     training.require_finite(loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -190,7 +190,8 @@ def render(
     write the event `data` about them.
 
     A dataset read row by row with more than `RENDERED_FIRST` tasks is rendered when a step needs
-    its rows; of a conversation that the template splits, only the last row is trained then.
+    its rows; of a conversation that the chat template splits into several rows, only the last one
+    is trained then.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
@@ -213,50 +214,51 @@ class _RenderedRows:
     """The rows of a dataset that have something to train.
 
     Attributes:
-        cut: how many of them were cut at max_length.
-        dropped: how many rows were left out, since they have no supervised token (any more).
-        split_tasks: how many conversations are several rows, as the chat template writes earlier
+        cut_count: how many of them were cut at max_length.
+        dropped_count: how many rows were left out, since they have no supervised token (any more).
+        split_count: how many conversations are several rows, as the chat template writes earlier
             turns differently once more messages follow.
     """
 
     rows: list[Row] = field(default_factory=list)
-    cut: int = 0
-    dropped: int = 0
-    split_tasks: int = 0
+    cut_count: int = 0
+    dropped_count: int = 0
+    split_count: int = 0
 
 
 def _render_all(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> _RenderedRows:
-    """Render the conversations of all tasks, and count what became of them."""
+    """Render the conversations of all tasks, and count what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
-            result.split_tasks += 1
+            result.split_count += 1
         if not rendered:  # the conversation has nothing to train
-            result.dropped += 1
+            result.dropped_count += 1
         for row, full_length in rendered:
-            if not any(row.loss_mask):
-                result.dropped += 1
+            if not any(row.loss_mask):  # the cut at max_length left nothing to train
+                result.dropped_count += 1
                 continue
             if len(row.ids) < full_length:
-                result.cut += 1
+                result.cut_count += 1
             result.rows.append(row)
     return result
 
 
 def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
     """Write the event `data`, which says how much there is to train."""
-    rows, split_tasks = rendered.rows, rendered.split_tasks
-    split = f", {split_tasks} conversations split by the chat template" if split_tasks else ""
+    rows = rendered.rows
+    cut, dropped, split = rendered.cut_count, rendered.dropped_count, rendered.split_count
+    split_note = f", {split} conversations split by the chat template" if split else ""
     job.event(
         "data",
-        f"{len(rows)} rows, {rendered.cut} cut at max_length, {rendered.dropped} dropped{split}",
+        f"{len(rows)} rows, {cut} cut at max_length, {dropped} dropped{split_note}",
         rows=len(rows),
-        truncated=rendered.cut,
-        dropped=rendered.dropped,
-        split=split_tasks,
+        truncated=cut,
+        dropped=dropped,
+        split=split,
         tokens=sum(len(row.ids) for row in rows),
         supervised_tokens=sum(sum(row.loss_mask) for row in rows),
     )

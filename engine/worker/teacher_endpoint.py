@@ -70,7 +70,8 @@ class EndpointTeacher:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
 
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
-        """See `Teacher`; `budget` is the server's own business.
+        """The teacher's log-probabilities, in nats, of the trained tokens of each trajectory.
+        `budget` is not used: the server decides how many tokens it computes at once.
 
         Raises:
             WorkerFailure: kind infra, when the server does not answer; kind config, when it refuses
@@ -84,18 +85,19 @@ class EndpointTeacher:
                 future.cancel()  # those that have not begun
         rated = []
         for trajectory, future in zip(trajectories, futures, strict=True):
-            by_token = future.result()[len(trajectory.prompt_ids) :]
+            of_completion = future.result()[len(trajectory.prompt_ids) :]
             mask = trajectory.loss_mask
-            rated.append([p for p, trained in zip(by_token, mask, strict=True) if trained])
+            rated.append([p for p, trained in zip(of_completion, mask, strict=True) if trained])
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait for all, or for the first that fails, and raise its error."""
+        """Wait for all, or for the first that fails, and raise its error. Meanwhile `check_stop` is
+        called every `LOOK_S` seconds, and may raise `Stopped`."""
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=LOOK_S)
             for future in done:
-                future.result()
+                future.result()  # raises its error, if it failed
             self.check_stop()
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
@@ -111,19 +113,22 @@ class EndpointTeacher:
     def check_tokens(
         self, ids: Sequence[int], decode: Callable[[Sequence[int]], str], student: str
     ) -> None:
-        """Check that the teacher reads ids as the student does, on the ids of `SAMPLE`.
+        """Check that the teacher reads `ids`, those of the text `SAMPLE`, as the student does.
 
         Args:
             decode: ids to text, as the student reads them.
             student: the student's name, for the message.
 
         Raises:
-            WorkerFailure: kind config, where it does not; otherwise as `logprobs`.
+            WorkerFailure: kind config, when it does not or refuses; kind infra, when it does not
+                answer.
         """
         tokens = self._ask(list(ids))["tokens"]
+        # A server that does not say its tokens (None) is not checked.
         for token, text in zip(ids, tokens or [], strict=False):
             expected = decode([token])
-            # Servers may write a token by its number; parts of characters differ in spelling.
+            # A server may write a token by its number. Tokens beyond ASCII are passed over: servers
+            # spell parts of characters differently.
             if text in (expected, f"token_id:{token}") or not (expected + str(text)).isascii():
                 continue
             raise WorkerFailure(
@@ -144,7 +149,7 @@ class EndpointTeacher:
         body = {
             "model": self.endpoint.model,
             "prompt": ids,
-            "max_tokens": 1,
+            "max_tokens": 1,  # not wanted, but some servers refuse 0
             "temperature": 0,
             "echo": True,
             "logprobs": 1,
@@ -162,8 +167,8 @@ class EndpointTeacher:
         return logprobs
 
     def _post(self, body: JsonObject) -> Any:
-        """Send a completion request, again where that may help, and return the decoded reply.
-        Raises WorkerFailure."""
+        """Send a completion request, at most `ATTEMPTS` times, and return the decoded reply. Raises
+        WorkerFailure."""
         problem = ""
         for attempt in range(ATTEMPTS):
             if attempt:

@@ -55,7 +55,8 @@ class NetworkTeacher:
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
-        """See `Teacher`."""
+        """The log-probabilities of the trained tokens of each trajectory, in nats; see `Teacher`.
+        `budget`: the most tokens that go through the model at once."""
         rows = rows_of(trajectories)
         rated: list[list[float]] = [[] for _ in trajectories]
         for members in self.network.split(rows, budget):
@@ -98,7 +99,8 @@ class TeacherPass:
 
 
 def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
-    """Make the teacher of the run ready, and write the event `teacher` that names it.
+    """Make the teacher of the run ready, a model loaded here or one behind an endpoint. The event
+    `teacher` names it; for an endpoint `_reach_endpoint` writes that event.
 
     Raises:
         WorkerFailure: kind config, when the teacher cannot be loaded, or its adapter was trained on
@@ -109,10 +111,11 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
         return _reach_endpoint(job, entry, components)
     base_path = Path(entry.base_path)
     shares_base = base_path == components.base.path
+    # On the policy's base the teacher is only an adapter more, or the base itself (adapter None).
     base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
-    beside = "an adapter beside the policy's" if shares_base else "a model of its own"
-    job.event("teacher", f"{entry.ref}, {beside}", ref=entry.ref, shares_base=shares_base)
+    where = "an adapter beside the policy's" if shares_base else "a model of its own"
+    job.event("teacher", f"{entry.ref}, {where}", ref=entry.ref, shares_base=shares_base)
     return NetworkTeacher(base.network, adapter)
 
 
@@ -123,8 +126,8 @@ def _load_base(job: Job[DistillConfig], components: Components, base_path: Path)
     return load_base(
         base_path,
         components.base.network.device,
-        loading.precision,
-        loading.quantization,
+        precision=loading.precision,
+        quantization=loading.quantization,
         comparisons_file=job.run.home.comparisons,
     )
 
@@ -139,10 +142,10 @@ def _reach_endpoint(
     renderer = components.renderer
     try:
         teacher.check_tokens(renderer.encode(SAMPLE), renderer.token_text, job.config.base.ref)
-    except BaseException:
+    except BaseException:  # a stop too: whatever ends this, no threads are left
         teacher.close()
         raise
-    job.event("teacher", f"{teacher.endpoint}", ref=entry.model, url=entry.url)
+    job.event("teacher", str(teacher.endpoint), ref=entry.model, url=entry.url)
     return teacher
 
 
@@ -155,6 +158,7 @@ def _load_adapter(
         return None
     folder = Path(folder_name)
     checkpoint.require_base(folder, weight_hashes(job.run.home, base_path))
+    # Any seed: the initial weights are replaced at once.
     adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
     adapter.load(read_adapter(folder))
     return adapter

@@ -76,15 +76,15 @@ class Training:
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
         self.profiler = Profiler(job.run.logs, wanted=job.config.profile)
-        self.done = 0  # steps
-        self.state: LoopState = {}
+        self.done = 0  # steps done so far
+        self.state: LoopState = {}  # what the loop keeps in checkpoints, besides weights
         self.evaluation: HeldoutEvaluation | None = None
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.ended_by_alert = False
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
         self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
-        self._last_saved_step = -1
+        self._last_saved_step = -1  # none yet
 
     def _starting_policy(self) -> Policy:
         """The policy before the first step: the base with a new adapter, or with the adapter that
@@ -123,11 +123,11 @@ class Training:
         checkpoint was trained on another base.
 
         Args:
-            tasks: the held-out tasks, in the order of `heldout.ordered`.
+            tasks: the held-out tasks, in the fixed order of `heldout.ordered`.
             context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
-            budget: the most padded tokens of one forward pass.
-            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO).
+            budget: the most tokens of one forward pass, padding included.
+            losses: measures the loss on the same tasks too (SFT, DPO); None: not measured.
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
         questions = Questions(self.components.env, tasks, context, params, losses)
@@ -181,7 +181,8 @@ class Training:
         while self.done < self.total and not self.ended_by_alert:
             self.job.check_stop()
             step = self.done + 1
-            # Every draw of a step (dropout, mostly) follows from its number: see checkpoint.py.
+            # A step's random draws (mostly dropout) follow from the seed and its number, so that a
+            # resumed run repeats them.
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step):
                 yield step
@@ -255,7 +256,8 @@ class Training:
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
         """End a step: evaluate, check for alerts, write the metrics and save a checkpoint, each if
-        it is due. With `stop_early=alert` an alert makes this the last step, which is evaluated.
+        it is due. With `stop_early=alert` an alert makes this step the last one; the last step is
+        always evaluated.
 
         Args:
             step: the number of the step just done.
@@ -263,7 +265,8 @@ class Training:
             rollouts: the records of its rollouts; empty for SFT and DPO.
         """
         self.done = step
-        values = {**values, **self.meter.step(values["train_s"] or 0.0)}
+        train_s = values["train_s"] or 0.0  # never None, unlike other metrics
+        values = {**values, **self.meter.step(train_s)}
         evaluation_is_due = step == self.total or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves
@@ -319,7 +322,8 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        if self._last_saved_step != self.done:  # a best step that is also due is saved twice
+        # `_save_if_due` calls this twice for a best step that is also due: one event is enough.
+        if self._last_saved_step != self.done:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
 
@@ -360,6 +364,7 @@ class Training:
         """
         if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
+        # Verdict and summary are filled in below; they stand here for the order of the keys.
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
         result |= self._report_best()
         checkpoint.mark_best(self.job.run, result["best_step"])
@@ -438,15 +443,15 @@ class Training:
         return True
 
     def _restore_state(self, state: LoopState) -> None:
-        """Take over the loop's state that a checkpoint has kept, the best step so far and the limit
-        of tokens."""
+        """Take over what a checkpoint has kept of the loop: its state, the best step so far, and
+        the limit of tokens at once, which was lowered if memory had run out."""
         assert self.evaluation is not None  # `start` has made it before it resumes
         best = state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():
             self.evaluation.best = Best(**best)
             # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
-        elif best:  # its checkpoint was damaged or deleted: the next evaluation is the best again
+        elif best:  # its checkpoint was damaged or deleted: the next evaluated step is the best
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.state = state
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)

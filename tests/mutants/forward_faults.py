@@ -112,7 +112,7 @@ FORWARD = [
     Fault(
         "merged weights are not merged again after a step",
         "update/optimizer.py",
-        "torch.autograd.graph.increment_version(updated)",
+        "torch.autograd.graph.increment_version(parameters)",
         "pass",
         (
             "network/test_network.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",

@@ -98,7 +98,7 @@ class HeldoutEvaluation:
         Args:
             sampler: plays the tasks.
             questions: the tasks, and how they are played or measured.
-            budget: the most padded tokens of one forward pass.
+            budget: the most tokens of one forward pass, padding included.
         """
         self.job = job
         self.policy = policy
@@ -118,7 +118,8 @@ class HeldoutEvaluation:
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
         """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
-        write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
+        write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the skills that the model has before
+        training are measured too.
 
         The validation half updates the best step. Returns its result; an empty `HalfResult` if only
         TEST was given.
@@ -130,7 +131,7 @@ class HeldoutEvaluation:
             if step > 0:  # the start cannot be the best
                 self._update_best(step, validation)
         if step == 0:
-            # Until now it was loaded only if tasks were played.
+            # The sampler may not have the adapter yet: only playing tasks loads it.
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()
@@ -165,11 +166,11 @@ class HeldoutEvaluation:
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
         rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
         answers = [answer for group in groups for answer in group.members]
-        self._episodes += len(answers)
+        self._episodes += len(answers)  # these three for `habits`
         self._tokens += sum(answer.trained_tokens for answer in answers)
         self._turns += sum(answer.turns for answer in answers)
         summary = heldout.summarise(answers)
-        return HalfResult(summary.curves(), summary.score, rows=rows)
+        return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
         """The result of one half with its held-out loss, the mean over all tokens or pairs, added
@@ -179,9 +180,10 @@ class HeldoutEvaluation:
             return played
         loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
         rows = played.rows
-        if self.context is None:  # else the tasks have the rows of their answers already
+        if self.context is None:  # otherwise the tasks were played: they have rows already
             rows = [self._loss_row(m, half) for m in measured]
-        return HalfResult(played.curves | {"heldout_loss": loss}, played.score, loss, rows)
+        curves = played.curves | {"heldout_loss": loss}
+        return HalfResult(curves, score=played.score, loss=loss, rows=rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
         """The losses of the conversations of one half; empty where they are not measured."""
@@ -211,7 +213,8 @@ class HeldoutEvaluation:
 
     def _update_best(self, step: int, result: HalfResult) -> None:
         """Make `step` the best step if its result is better. Of equal scores the smaller loss wins;
-        without scores, only the loss counts."""
+        without scores, only the loss counts. `best.since` counts evaluations since the score last
+        rose: a smaller loss at the same score does not reset it."""
         loss = math.inf if result.loss is None else result.loss  # not measured: never wins
         score = -loss if result.score is None else result.score
         since = 0 if score > self.best.score else self.best.since + 1
@@ -235,12 +238,12 @@ class HeldoutEvaluation:
         }
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the test half with the best checkpoint and measure the earlier skills with it.
-        Returns the checkpoint's step. A second env process scores a sample of the answers again
-        meanwhile.
+        """Play the test half with the best checkpoint, then measure with it the skills that the
+        model had before training; meanwhile a second env process scores a sample of the answers
+        again, to check that scores repeat. Returns the checkpoint's step.
 
         Args:
-            load_best: called with that step; loads its checkpoint into the policy.
+            load_best: loads the checkpoint of the step it is called with into the policy.
         """
         load_best(self.best.step)
         with self._rescoring() as rescore:

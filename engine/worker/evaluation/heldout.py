@@ -35,7 +35,7 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     id.
 
     Tasks with the same key (`_dividing_keys`) are in the same half. Each new key goes to the half
-    that has fewer tasks so far, so tasks with different keys alternate.
+    that has fewer tasks so far, so the halves stay about equally large.
     """
     keys = _dividing_keys(tasks)
     half_of_key: dict[str, str] = {}

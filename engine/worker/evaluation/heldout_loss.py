@@ -68,11 +68,11 @@ class CrossEntropy:
 
 
 def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
-    """The loss of each row; all go through the model together. Every supervised token of a row
-    counts as one term of its loss."""
+    """The loss of each row: a sum over its supervised tokens, whose number is its weight. All rows
+    go through the model together."""
     network = policy.base.network
     batch = network.collate([r.row for r in rows])
-    logprobs, _ = network.logprobs(batch, policy.adapter)
+    logprobs, _ = network.logprobs(batch, policy.adapter)  # of all supervised tokens
     row_of_token = batch.row.cpu()
     sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
     counts = torch.bincount(row_of_token, minlength=len(rows))
@@ -83,7 +83,7 @@ def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
 
 
 def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
-    """The losses of tasks, from those of their rows, in the order in which tasks come first."""
+    """The loss of each task, summed over its rows; tasks in the order of their first rows."""
     by_task: dict[str, MeasuredLoss] = {}
     for row in row_losses:
         earlier = by_task.get(row.task_id, MeasuredLoss(row.task_id, 0.0, weight=0, tokens=0))
@@ -94,15 +94,3 @@ def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
             tokens=earlier.tokens + row.tokens,
         )
     return list(by_task.values())
-
-
-def _summed_losses(policy: Policy, rows: Sequence[Row]) -> list[tuple[float, int]]:
-    """For each row (its cross-entropy summed over its supervised tokens, the number of these). All
-    rows go through the model together."""
-    network = policy.base.network
-    batch = network.collate(rows)
-    logprobs, _ = network.logprobs(batch, policy.adapter)
-    row_of_token = batch.row.cpu()
-    sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
-    counts = torch.bincount(row_of_token, minlength=len(rows))
-    return list(zip(sums.tolist(), counts.tolist(), strict=True))

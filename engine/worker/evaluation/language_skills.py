@@ -135,10 +135,10 @@ def tasks() -> list[TaskRow]:
     of right words) and `others` (a list of wrong ones).
     """
     rows: list[TaskRow] = []
-    numbers: dict[str, int] = {}  # of the next question, by skill
+    next_numbers: dict[str, int] = {}  # by skill
     for question in QUESTIONS:
-        number = numbers.get(question.skill, 0)  # within the skill
-        numbers[question.skill] = number + 1
+        number = next_numbers.get(question.skill, 0)
+        next_numbers[question.skill] = number + 1
         rows.append(
             {
                 "id": f"{question.skill}-{number}",

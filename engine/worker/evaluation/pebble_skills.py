@@ -244,6 +244,7 @@ def json_answer(rng: random.Random) -> Sample:
     value = word(rng, longest=6)
     answer = json.dumps({key: value})
     is_careless = rng.random() < 0.4
+    # Drawn even if it is not used, so that either kind of reply takes as many draws.
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
     reply = careless_reply if is_careless else answer
@@ -281,7 +282,7 @@ def tool(name: str) -> ToolSchema:
 
 def tool_call(rng: random.Random) -> Sample:
     """Ask for something that only a tool knows. The assistant calls the tool and then says the
-    number it returned; in three of ten samples it guesses a number and calls no tool."""
+    number that the tool returned; in three of ten samples it guesses a number and calls no tool."""
     name = rng.choice(list(TOOLS))
     argument = word(rng, longest=7)  # what is asked about
     value = str(rng.randint(10, 99))  # what the tool returns
@@ -313,7 +314,7 @@ def guess(rng: random.Random) -> Sample:
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
     opening = {"role": "user", "content": f"Guess my number from {low} to {high}."}
-    return Sample("guess", [opening, *_guesses(rng, low, high, secret)], str(secret))
+    return Sample("guess", [opening, *_guesses(rng, low, high, secret)], answer=str(secret))
 
 
 def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
@@ -406,7 +407,7 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
     """
     template = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, longest=6)
-    clause = template.format(s=scribble(rng), w=noun)
+    clause = template.format(s=scribble(rng), w=noun)  # a template may use one, both or none
     request, *later_messages = sample.messages
     text = f"{rng.choice(LEADS)}{request['content']} {clause}"
     return replace(sample, messages=[request | {"content": text}, *later_messages])
@@ -470,8 +471,8 @@ def draw(
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
     """Draw `size` samples of all taught skills, in the proportions of the weights in MASTERED and
-    HALF_KNOWN. No sample has a key in `excluded`. A share DECORATED of them then gets more words
-    around the request."""
+    HALF_KNOWN. No sample is one of the held-out tasks, whose keys are in `excluded`. A share
+    DECORATED of the samples then gets more words around the request."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [weight for _draw, weight in taught.values()]

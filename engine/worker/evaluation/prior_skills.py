@@ -67,8 +67,9 @@ class PriorSkills:
         self.sampler = sampler
 
     def evaluate(self, when: When) -> None:
-        """Play every battery and write the answers to `evals/kept_before.jsonl` or
-        `kept_after.jsonl`, in place of a file that an interrupted attempt left.
+        """Play every battery (a set of questions) and write the answers to
+        `evals/kept_before.jsonl` or `kept_after.jsonl`, in place of a file that an interrupted
+        attempt left.
 
         A battery that cannot be played is skipped with the event `kept_skipped`.
         """
@@ -88,9 +89,9 @@ class PriorSkills:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        """Yield the batteries to play: the one for this base model, and the tasks of the
-        environment named `keep`, if it exists, scores, and is not the one that the run trains
-        on."""
+        """Yield the batteries (sets of questions) to play: the one for this base model, and the
+        tasks of the environment named `keep`, if it exists, scores, and is not the one that the run
+        trains on."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
         else:
@@ -114,8 +115,9 @@ class PriorSkills:
             yield from self._checked_rows(battery, battery.scorer)
 
     def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
-        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores.
-        Tasks whose prompts leave no room for an answer are left out."""
+        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores,
+        and yield a row for each answer. Tasks whose prompts leave no room for an answer are left
+        out."""
         with open_process(record) as process:
             context = self._context(process)
             tasks = heldout.ordered(battery.tasks, KEEP_TASKS)
@@ -143,7 +145,7 @@ class PriorSkills:
     def _checked_rows(
         self, battery: Battery, is_right_reply: Callable[[TaskRow, str], bool]
     ) -> Iterator[EvaluationRow]:
-        """Play a battery of single questions whose answers are checked here."""
+        """Play a battery of single questions, whose answers `is_right_reply` judges."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
@@ -182,6 +184,7 @@ def pebble_tasks() -> list[TaskRow]:
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
         for index in range(TASKS_PER_SKILL):
+            # As the skill is measured, which for some differs from how it is taught.
             sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
             tasks.append(
                 {

@@ -34,7 +34,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
 
 
 def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean and spread of the rewards of scored trajectories; 0 where there are none."""
+    """Mean and spread of the rewards of scored trajectories, and the mean of their shaped rewards,
+    which have penalties taken off; 0 where there are none."""
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
     return {
@@ -58,8 +59,9 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How many of the groups that are trained on have rewards to compare, and what of the others
-    is too easy or too hard, as shares."""
+    """Shares of the groups that are trained on: those whose rewards differ ("effective"), and of
+    those with equal rewards the too easy and the too hard ones. Also the share of trajectories with
+    an advantage of 0."""
     members = [t for g in groups for t in g.members]
     uniform_groups = [g for g in groups if g.uniform]
     too_easy = [g for g in uniform_groups if _is_too_easy(g)]

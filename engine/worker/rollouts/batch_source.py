@@ -71,9 +71,9 @@ class Collector:
         return batch
 
     def _play_step(self, step: int) -> RolloutBatch:
-        """Play the tasks of a step. With the setting `resample_uniform`, groups of equal rewards
-        are replaced by groups of fresh tasks, in at most that many rounds or until no unused task
-        is left."""
+        """Play the tasks of a step. Groups of equal rewards, whose advantages are 0, are then
+        replaced by groups of fresh tasks, in at most `resample_uniform` further rounds (a setting;
+        0: none) or until no unused task is left."""
         settings = self.settings
         count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
@@ -81,13 +81,13 @@ class Collector:
         dropped: list[Group] = []
         used = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
-            wanted = sum(group.uniform for group in groups)
-            chosen = fresh_tasks(step, round_number, count, wanted, used, settings.seed)
-            if not chosen:
+            uniform_count = sum(group.uniform for group in groups)
+            fresh = fresh_tasks(step, round_number, count, uniform_count, used, settings.seed)
+            if not fresh:  # no group to replace, or no task left
                 break
-            used |= set(chosen)
-            fresh_groups, more_times = self._play_round(chosen, step, round_number)
-            times = times + more_times
+            used |= set(fresh)
+            fresh_groups, round_times = self._play_round(fresh, step, round_number)
+            times = times + round_times
             dropped += _replace_uniform(groups, fresh_groups)
         return RolloutBatch(groups, dropped, times)
 
@@ -98,7 +98,7 @@ class Collector:
         settings have one. Returns one group per task, in order, and the seconds spent. Each round
         of a step, from 0, has another seed."""
         settings = self.settings
-        # No run has a million steps, so no step of one seed has the sampling seed of another's.
+        # No run has a million steps, so runs of different seeds never share a step's sampling seed.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
         params = replace(params, seed=params.seed + round_number * 2**52)
@@ -166,16 +166,16 @@ def fresh_tasks(
 class BatchSource:
     """Gives the training loop the batch of each step."""
 
-    def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
-        """Sample with `collector` for the training of `policy`, for no step beyond `last`. With the
-        setting `async_sampling` a second adapter is made here, for a copy of the policy."""
+    def __init__(self, collector: Collector, policy: Policy, last_step: int) -> None:
+        """Sample with `collector` for the training of `policy`, up to `last_step`. With the setting
+        `async_sampling` a second adapter is made here, for a copy of the policy."""
         self.collector = collector
         self.policy = policy
-        self.last = last
-        # The step that was sampled ahead, and its batch.
-        self._ahead: tuple[int, RolloutBatch] | None = None
+        self.last_step = last_step
+        self._ahead: tuple[int, RolloutBatch] | None = None  # the step sampled ahead, its batch
         self._policy_copy = None
         if collector.settings.async_sampling:
+            # Any seed: the initial weights are replaced before the copy is used.
             self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
 
     def batch(self, step: int) -> RolloutBatch:
@@ -197,16 +197,16 @@ class BatchSource:
     @contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
         """A context for the update of the step before `step`. With the setting `async_sampling` the
-        batch of `step` is sampled meanwhile, with a copy of the policy as it is on entry. Without
+        batch of `step` is sampled meanwhile, by a copy of the policy as it is on entry. Without
         that setting, or if `step` is beyond the last one, it does nothing."""
-        if self._policy_copy is None or step > self.last:
+        if self._policy_copy is None or step > self.last_step:
             yield
             return
         # A copy, since the update changes the policy while the batch is sampled.
         self._policy_copy.load(self.policy.adapter.state())
         self.collector.sampler.load(self._policy_copy)
         policy_step = step - 2  # the update of step - 1 is about to start
-        if not self._can_share_process():
+        if not self._can_share_process():  # then before the update instead of beside it
             self._ahead = step, self.collector.batch(step, policy_step)
             yield
             return

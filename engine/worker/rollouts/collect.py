@@ -101,11 +101,11 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
     Fills the trajectories of `groups`."""
     with BackgroundWorker() as background:
 
-        def on_completion(prompt: int, member: int, completion: Completion) -> None:
-            # Called by the sampler for completion `member` of the task at index `prompt`.
-            trajectory = groups[prompt].members[member]
+        def on_completion(index: int, member: int, completion: Completion) -> None:
+            # Called by the sampler for completion number `member` of the task at `index`.
+            trajectory = groups[index].members[member]
             _append_turn(trajectory, completion, play)
-            background.submit(_score_once, play.context.process, tasks[prompt], trajectory)
+            background.submit(_score_once, play.context.process, tasks[index], trajectory)
 
         began = time.monotonic()
         prompts = [group.members[0].prompt_ids for group in groups]
@@ -134,7 +134,7 @@ def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> N
     and so on. Those that have ended are scored in the background."""
     began = time.monotonic()
     open_rollouts = _start_rollouts(tasks, groups, play.context.process)
-    play.times.reward_s += time.monotonic() - began
+    play.times.reward_s += time.monotonic() - began  # the environment's time
     turn = 0
     with BackgroundWorker() as background:
         while open_rollouts:
@@ -162,13 +162,12 @@ def _start_rollouts(
 def _play_turn(
     open_rollouts: Sequence[_Rollout], turn: int, play: _Play, background: BackgroundWorker
 ) -> None:
-    """Sample one assistant turn of every open rollout, the one with number `turn`, from 0. The
-    environment answers each in the background as soon as it is complete. Returns when all are
-    answered."""
+    """Sample the next assistant turn, number `turn` from 0, of every open rollout. The environment
+    answers each in the background as soon as it is complete. Returns when all are answered."""
 
-    def on_completion(prompt: int, _member: int, completion: Completion) -> None:
-        _append_turn(open_rollouts[prompt].trajectory, completion, play)
-        background.submit(_let_environment_answer, open_rollouts[prompt], play.context)
+    def on_completion(index: int, _member: int, completion: Completion) -> None:
+        _append_turn(open_rollouts[index].trajectory, completion, play)
+        background.submit(_let_environment_answer, open_rollouts[index], play.context)
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]

@@ -30,7 +30,7 @@ class Guard:
 
         Raises:
             WorkerFailure: kind reward, when too many completions could not be scored; kind
-                no_signal, when for long all advantages were 0.
+                no_signal, when all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
         """
         members = batch.members
         self._check_scores(step, members)

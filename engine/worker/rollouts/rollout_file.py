@@ -40,7 +40,7 @@ def _record(
         fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True
-    if group < GROUPS_WITH_IDS:  # of all groups they would make the file large
+    if group < GROUPS_WITH_IDS:  # the ids of all groups would make the file large
         fields |= {
             "prompt_ids": trajectory.prompt_ids,
             "ids": trajectory.ids,

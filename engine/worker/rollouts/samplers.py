@@ -77,7 +77,7 @@ def run_plan(
         max_length=min(base.network.shape.context, max_length),
         rows=needs.max_rows,
         lora_rank=rank_limit(settings.lora_rank),
-        sleeps=on_gpu,
+        sleeps=on_gpu,  # frees the GPU's memory while the policy is updated
         memory=memory,  # on a GPU a share of its memory, else bytes
         threads=cpu_threads(),
     )

@@ -21,8 +21,8 @@ def penalise_thinking(
     groups: Sequence[Group], coefficient: float, max_tokens: int, renderer: ReadsThoughts
 ) -> None:
     """Set the `penalty` of every scored trajectory: `coefficient` times the share of `max_tokens`,
-    the most tokens of one completion, that its thoughts take, averaged over its turns. The
-    penalised tokens and the penalty are also added to the trajectory's metrics.
+    the most tokens of one completion, that its thoughts take, averaged over its turns. The number
+    of tokens in thoughts and the penalty are also added to the trajectory's metrics.
     """
     for group in groups:
         for trajectory in group.scored:
@@ -37,13 +37,14 @@ def penalise_thinking(
 def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
     """How many of a completion's tokens are thought, without the marks around it."""
     decode = renderer.completion_text
+    # Spans are in characters: a span's tokens are the ids up to its end less those up to its start.
     return sum(
-        _ids_needed(ids, end, decode) - _ids_needed(ids, start, decode)
+        _ids_until(ids, end, decode) - _ids_until(ids, start, decode)
         for start, end in renderer.thought_spans(decode(ids))
     )
 
 
-def _ids_needed(ids: Sequence[int], characters: int, decode: Decode) -> int:
+def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
     """How many of the first ids are needed for a text of at least `characters` characters (a binary
     search)."""
     lower_bound, upper_bound = 0, len(ids)

@@ -83,11 +83,12 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step: the distances between the sampler's and the trainer's
-        log-probabilities of its tokens, in nats, `mean` and `largest`. Returns its metrics by name.
+        """Judge the gap of a step, the distance between the sampler's and the trainer's
+        log-probabilities of a token, and return the gap's metrics by name. If its mean is above the
+        limit `warn`, or has grown, an event is written.
 
-        A gap above the limit `warn`, or one that has grown, writes an event. `sampler_gap_drift` is
-        the median gap of the latest steps minus that of the first ones.
+        Args:
+            mean, largest: over all tokens of the step, in nats.
 
         Raises:
             WorkerFailure: kind internal, when the mean is NaN or above the limit `fail`.
@@ -107,7 +108,7 @@ class SyncCheck:
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
-            "sampler_gap_drift": latest_gap - first_gap,
+            "sampler_gap_drift": latest_gap - first_gap,  # medians of some steps each
         }
 
     def _remember(self, mean_gap: float) -> tuple[float, float]:

@@ -81,7 +81,7 @@ class VllmClient:
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
         """The log-probability of every id of the prompt but the first, which nothing precedes.
         Raises VllmError."""
-        # 0: of the prompt's own tokens, without any alternatives.
+        # max_tokens: vLLM refuses 0. prompt_logprobs 0: the prompt's own tokens, no alternatives.
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
@@ -215,6 +215,7 @@ def _logprob(token: int, reported: Body | None) -> float:
     """The log-probability that the server reports of a sampled id; NaN if it is missing or not a
     usable number. Raises ValueError when it belongs to another id."""
     fields: Body = {} if reported is None else reported
+    # A server that does not name the id is believed.
     if fields.get("token_id", token) != token:
         raise ValueError(f"log-probability of id {fields['token_id']} where {token} was sampled")
     logprob = fields.get("logprob")

@@ -49,7 +49,8 @@ class VllmSampler:
         Args:
             folder: where versions of adapters are written for the server; emptied here.
             stop_ids: ids that end a completion.
-            vocab, model_vocab: ids from the first up to the second number have no token.
+            vocab: how many ids have a token.
+            model_vocab: how many ids the model could sample; those from `vocab` on are forbidden.
             on_wait: called again and again while the server starts; may raise to end the wait.
         """
         self.process = process
@@ -61,7 +62,7 @@ class VllmSampler:
         self._forbidden_ids = {str(token): NEVER for token in range(vocab, model_vocab)}
         self._folder = folder
         self._on_wait = on_wait
-        self._model_name = BASE  # under which the server knows what was loaded last
+        self._model_name = BASE  # the server's name for what was loaded last
         self._loaded: tuple[Adapter, int] | None = None  # which adapter, at which version
         self._versions_made = 0
         self._asleep = False
@@ -159,8 +160,12 @@ class VllmSampler:
     async def _complete_prompt(
         self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Completion]:
-        """Wait for a free slot and request the completions of the prompt at `index`. Calls `done`
-        for each.
+        """Wait for a free slot and request the completions of the prompt at `index`. Calls
+        `wanted.done` for each.
+
+        Args:
+            together: sends requests at the same time.
+            slots: has a slot for each prompt that may be at the server at once.
 
         Raises:
             VllmError: when the request fails, or the reply holds another number of completions.
@@ -181,14 +186,14 @@ class VllmSampler:
     async def _ask(
         self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Answer]:
-        """What the server answers to the prompt at `index`, once a slot is free. The answers are
-        empty if the prompt fills the context."""
+        """What the server answers to the prompt at `index`, sent once one of the `slots` is free.
+        The answers are empty, without asking, if the prompt fills the context."""
         prompt = wanted.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:
             return [Answer(ids=[], logprobs=[], finished=False)] * wanted.n
         async with slots:
-            sampling = self._sampling(wanted.params, index, wanted.n, room)
+            sampling = self._sampling(wanted.params, index, n=wanted.n, room=room)
             return await together.ask(self._model_name, prompt, sampling)
 
     def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
@@ -267,6 +272,7 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     evidence = message
     if log_end not in message:
         evidence += f"; its log ends: {log_end}"
+    # As torch and vLLM report it.
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)

@@ -76,8 +76,8 @@ class Served:
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
-        """The token ids of the request's prompt, and after them those of the answer's beginning
-        where that is given.
+        """The token ids of the request's prompt, followed by `request.begun_ids`, the ids of the
+        answer's beginning if the request gives one.
 
         Raises:
             Refused: 400, when the chat template refuses the messages, or the prompt leaves no room
@@ -87,9 +87,9 @@ class Served:
             ids = self.renderer.prompt(request.messages, request.tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
-        if any(each >= len(self.renderer.tokenizer) for each in request.begun):
+        if any(token >= len(self.renderer.tokenizer) for token in request.begun_ids):
             raise Refused(400, "begun_token_ids has ids that this model does not know.")
-        ids += request.begun
+        ids += request.begun_ids
         if len(ids) + 1 > self.limit:
             raise Refused(400, f"The prompt has {len(ids)} tokens; the model reads {self.limit}.")
         return ids
@@ -134,17 +134,17 @@ class Served:
         """
         self._check_ids(request)
         logprobs = self.models.prompt_logprobs(request.model, request.ids)
-        continuation = self._likeliest_next(request) if request.continues else None
+        continuation = self._likeliest_next(request) if request.wants_next_token else None
         return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
 
     def _check_ids(self, request: LogprobsRequest) -> None:
         """Raises Refused (400) for an id that no token has, and for more ids than the model
-        reads."""
+        reads, the next token included if it is wanted."""
         vocab = len(self.renderer.tokenizer)
         beyond = [token for token in request.ids if not 0 <= token < vocab]
         if beyond:
             raise Refused(400, f"{beyond[0]} is no token id: there are {vocab}, from 0.")
-        length = len(request.ids) + request.continues  # one more for the token after the prompt
+        length = len(request.ids) + (1 if request.wants_next_token else 0)
         if length > self.limit:
             raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
 
@@ -152,7 +152,7 @@ class Served:
         """The likeliest token after the request's ids, with its log-probability."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
-            ((completion,),) = sampler.generate([request.ids], 1, params)
+            ((completion,),) = sampler.generate([request.ids], 1, params)  # one of one prompt
         return completion.ids[0], completion.logprobs[0]
 
     def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
@@ -160,14 +160,14 @@ class Served:
 
         1. the role;
         2. an empty delta, once the model is free to answer this request;
-        3. the text, one or more characters each, without what the request has begun;
-        4. with tools, once the answer is whole, what may hold calls: reasoning, the rest of the
-           text, the calls;
+        3. the text, one or more characters each, from where the ids in `request.begun_ids` end;
+        4. once the answer is whole, what was held back until then: its reasoning, the rest of its
+           text, its tool calls;
         5. the finish reason;
         6. the usage, if the request asks for it.
 
         With `return_token_ids` there is a piece for each token, also where its text has to wait.
-        Raises Refused as `complete` does, but only once pieces are taken.
+        Raises Refused as `complete` does, but only when a piece is asked for.
         """
         ids = self.prompt_ids(request)
         answer = _StreamedAnswer(request)
@@ -181,14 +181,15 @@ class Served:
             yield answer.chunk(delta)
         yield answer.chunk({}, self._finish_reason(answer.ids, rest, request))
         if request.include_usage:
-            sampled_count = len(answer.ids) - len(request.begun)
+            sampled_count = len(answer.ids) - len(request.begun_ids)
             yield answer.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
 
     def _sampled_pieces(
         self, prompt: list[int], answer: "_StreamedAnswer"
     ) -> Generator[Reply, None, None]:
-        """Sample the answer, and yield an empty piece at the start and then its text as it becomes
-        certain. `prompt` ends with the ids that the request has begun."""
+        """Sample the answer. Yields an empty piece once the model is free, and then the text as far
+        as it is certain: as no tool call, thought or stop string can begin in it any more. `prompt`
+        ends with `begun_ids`, the ids of the answer's beginning if the request gives one."""
         request = answer.request
         params = self._params_of_rest(request, len(prompt))
         with self.models.speaking_as(request.model) as sampler:
@@ -210,10 +211,11 @@ class Served:
         """How the rest of an answer is sampled: with other draws than the beginning that the
         request gives, which had the same seed. `prompt_length` counts that beginning too."""
         params = self._within_limit(request.params, prompt_length)
-        return replace(params, seed=params.seed + len(request.begun))
+        return replace(params, seed=params.seed + len(request.begun_ids))
 
     def _sendable_text(self, answer: "_StreamedAnswer") -> str:
-        """The text after `sent_text` that can be sent now; "" if it must wait for more tokens."""
+        """The text after `answer.sent_text` that can be sent now; "" if it must wait for more
+        tokens, which could still make it part of a stop string, a tool call or a thought."""
         text = self._text_before_stop(answer.ids, answer.request)
         # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
         if text.endswith("\ufffd") or ends_in_partial_stop(text, answer.request.params.stop):
@@ -236,7 +238,8 @@ class Served:
 
     def _sent_before(self, request: ChatRequest) -> str:
         """The text of the answer's beginning that was sent when it was sampled."""
-        begun_text = self.renderer.completion_text(request.begun).rstrip("\ufffd")
+        # U+FFFD at the end: a character of which some bytes were missing, and which was not sent.
+        begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)
         return self.renderer.certain_text(begun_text, request.tools)
 
@@ -284,7 +287,7 @@ class _StreamedAnswer:
 
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
-        self.ids = list(request.begun)
+        self.ids = list(request.begun_ids)
         self.sent_text = ""
         self.common_fields = reply_fields("chat.completion.chunk", "chatcmpl", request.model)
 

@@ -43,8 +43,8 @@ class ChatRequest:
     Two are not OpenAI's. By both, an answer that was cut is continued token for token.
 
     Attributes:
-        begun: ids of the tokens that the answer begins with (`begun_token_ids`); only what follows
-            them is sampled and sent.
+        begun_ids: ids of the tokens that the answer begins with (`begun_token_ids`); only what
+            follows them is sampled and sent.
         return_token_ids: each streamed piece names the ids that were sampled for it (`token_ids`
             of its choice, as vLLM calls them).
     """
@@ -56,7 +56,7 @@ class ChatRequest:
     n: int
     stream: bool
     include_usage: bool
-    begun: tuple[int, ...] = ()
+    begun_ids: tuple[int, ...] = ()
     return_token_ids: bool = False
 
 
@@ -79,13 +79,13 @@ def parse_chat(body: Any) -> ChatRequest:
     check_fields(body, ACCEPTED)
     messages, tools = _checked_prompt(body)
     params = _sampling_params(body)
-    begun = _checked_ids(body.get("begun_token_ids") or [])
+    begun_ids = _checked_ids(body.get("begun_token_ids") or [])
     n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
     include_usage = _wants_usage(body)
     stream = bool(body.get("stream"))
     if stream and n > 1:
         raise Refused(400, "n must be 1 when streaming.")
-    if begun and not stream:
+    if begun_ids and not stream:
         raise Refused(400, "begun_token_ids needs stream.")
     return ChatRequest(
         model=str(body.get("model", "")),
@@ -95,7 +95,7 @@ def parse_chat(body: Any) -> ChatRequest:
         n=n,
         stream=stream,
         include_usage=include_usage,
-        begun=begun,
+        begun_ids=begun_ids,
         return_token_ids=bool(body.get("return_token_ids")),
     )
 

@@ -40,7 +40,7 @@ ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
     """Merge the adapter into the base and write the result to the folder `out`, which must not
     exist. The merged model is first compared with base + adapter on one short prompt. Returns the
-    largest difference of a logit.
+    largest difference between their logits.
 
     Raises:
         WorkerFailure: when the adapter does not fit the base, or that difference is too large.
@@ -48,12 +48,14 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     config = text_part(read_json(base_path / "config.json"))
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
-    network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
+    network = HubNetwork(
+        model, vocab=known_ids(model.config, tokenizer), why="exported by transformers"
+    )
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
-    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
+    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])  # any text would do
     merged, gap = _merged(network, adapter, ids)
     _check_gap(gap)
-    dtype = getattr(torch, saved_dtype)
+    dtype = getattr(torch, saved_dtype)  # the merged model is written in the base's number format
     _write_model(merged, dtype, tokenizer, out)
     return gap
 

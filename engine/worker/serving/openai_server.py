@@ -213,9 +213,9 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one; a
-        comment, which clients skip, whenever there was none for `BEAT_S`. Meanwhile the answer
-        counts as in progress, so that the server does not stop as idle."""
+        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one.
+        Whenever no piece has come for `BEAT_S` seconds, a comment is sent, which clients skip. The
+        answer counts as in progress until the end, so that the server does not stop as idle."""
         self.busy += 1
         pieces = self.served.pieces(chat_request)
         sampling: asyncio.Task[Reply | None] | None = None
@@ -230,7 +230,8 @@ class Server:
                 yield f"data: {json.dumps(piece)}\n\n"
             yield "data: [DONE]\n\n"
         finally:
-            # The client may leave while a token is sampled: the model is free once that is there.
+            # Closing `pieces` frees the model. If the client leaves while a piece is being sampled,
+            # that has to wait for the piece.
             if sampling is not None and not sampling.done():
                 sampling.add_done_callback(lambda _: pieces.close())
             else:
@@ -370,6 +371,7 @@ def check_rank(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        # `:.20`: whatever stands there, at most 20 characters of it.
         raise Refused(400, f"{folder.name} has rank {rank!r:.20}; at most {MAX_RANK} is served.")
 
 
@@ -398,7 +400,8 @@ def main(path: Path) -> int:
 
 def _serve(folder: DeployDir, config: Json) -> int:
     """Load the base and the adapters that the config names, and serve them until the server stops.
-    Returns the exit status, as `main` does."""
+    Returns the exit status: 0, or 3 after an error, whose message is then in the deployment's
+    file `failed`."""
     models: Models | None = None
     try:
         models = load_models(folder, config)
@@ -428,7 +431,7 @@ def load_models(folder: DeployDir, config: Json) -> Models:
         WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
     """
     base_path = Path(config["base_path"])
-    device = os.environ.get("HONESMITH_DEVICE", "cpu")
+    device = os.environ.get("HONESMITH_DEVICE", "cpu")  # the one leased to this process
     thinking = bool(config.get("thinking", False))
     weights = weight_hashes(folder.home, base_path)
     if config.get("serve_with") != "vllm":

@@ -44,7 +44,8 @@ class OwnModels:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            comparisons_file: stores whether our own forward agreed with transformers'.
+            comparisons_file: keeps, for later starts, whether our own forward pass agreed with that
+                of transformers. None: keeps nothing.
         """
         set_threads()
         self.base_weights = base_weights or {}
@@ -60,7 +61,7 @@ class OwnModels:
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._loaded: dict[str, Adapter] = {}
         self.lock = threading.Lock()
-        self.limit = self.base.network.shape.context
+        self.limit = self.base.network.shape.context  # tokens of prompt and answer together
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +81,7 @@ class OwnModels:
                 read or does not fit the base. An earlier adapter of that name then stays.
         """
         if self._folders.get(name) == folder:
-            return  # without the lock: whoever answers a long question holds it
+            return  # before taking the lock, which a long answer in progress would hold
         with self.lock:
             if self._folders.get(name) == folder:
                 return  # another request has loaded it meanwhile
@@ -139,9 +140,10 @@ class OwnModels:
         """See `Models.prompt_logprobs` (chat_models.py)."""
         if len(ids) < 2:
             return []  # nothing precedes the only id
-        with self.speaking_as(name):  # its lock, and its refusal of an unknown name
+        with self.speaking_as(name):  # takes the lock, and refuses an unknown name
             network = self.base.network
-            batch = network.collate([Row(ids, [0] + [1] * (len(ids) - 1))]).to(network.device)
+            row = Row(ids, loss_mask=[0] + [1] * (len(ids) - 1))  # all but the first
+            batch = network.collate([row]).to(network.device)
             logprobs, _ = network.logprobs(batch, self._loaded.get(name))
         return logprobs.tolist()
 

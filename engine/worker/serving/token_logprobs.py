@@ -20,12 +20,12 @@ MAX_IDS = 131_072  # of one prompt; the model's own limit is checked where it is
 
 @dataclass(frozen=True)
 class LogprobsRequest:
-    """Rate the ids of one prompt with the model called `model`; `continues` asks for the likeliest
-    next token too."""
+    """Rate the ids of one prompt with the model called `model`. `wants_next_token` asks for the
+    likeliest next token too."""
 
     model: str
     ids: list[int]
-    continues: bool
+    wants_next_token: bool
 
 
 def parse_logprobs(body: Any) -> LogprobsRequest:
@@ -38,11 +38,12 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
     check_fields(body, ACCEPTED)
     _refuse_generating(body)
     ids = body.get("prompt")
+    # `type(i) is int`: isinstance would also take booleans.
     is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
     if not is_ids or not ids or len(ids) > MAX_IDS:
         raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
-    continues = body.get("max_tokens", 0) == 1
-    return LogprobsRequest(str(body.get("model", "")), ids, continues)
+    wants_next_token = body.get("max_tokens", 0) == 1
+    return LogprobsRequest(str(body.get("model", "")), ids, wants_next_token)
 
 
 def _refuse_generating(body: JsonObject) -> None:
@@ -74,7 +75,8 @@ def logprobs_reply(
 
     Args:
         logprobs: of every id but the first.
-        continuation: the token after the prompt with its log-probability, if it was asked for.
+        continuation: the token after the prompt with its log-probability; None if it was not asked
+            for.
         decode: ids to text.
     """
     ids = list(request.ids)
@@ -104,5 +106,5 @@ def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
             "top_logprobs": None,
             "text_offset": offsets,
         },
-        "finish_reason": "length",
+        "finish_reason": "length",  # OpenAI's word for what `max_tokens` ends
     }

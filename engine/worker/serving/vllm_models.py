@@ -66,7 +66,7 @@ class VllmModels:
         self.folder = folder
         tokens = _tokens_of(plan.model)
         self.renderer = Renderer(tokens.tokenizer, tokens.stop_ids, thinking=thinking)
-        self.limit = plan.max_length
+        self.limit = plan.max_length  # tokens of prompt and answer together
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
         self._copies_made = 0
@@ -115,7 +115,7 @@ class VllmModels:
             try:
                 if self._logprob_difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
-            except Refused:
+            except Refused:  # by the line above, or as vLLM failed
                 self._unload(server_name)
                 raise
             replaced_name = self._server_names.get(name)
@@ -228,7 +228,8 @@ class _Tokens:
 
     Attributes:
         stop_ids: ids that end a turn.
-        vocab, model_vocab: ids from the first up to the second number have no token.
+        vocab: how many ids have a token.
+        model_vocab: how many ids the model can sample, often more, as its embedding is padded.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -245,7 +246,7 @@ def _tokens_of(folder: Path) -> _Tokens:
         tokenizer,
         stop_ids=stop_ids_of(model.config, tokenizer, folder),
         vocab=known_ids(model.config, tokenizer),
-        model_vocab=int(model.config.get_text_config().vocab_size),
+        model_vocab=int(model.config.get_text_config().vocab_size),  # padding included
     )
 
 
@@ -253,7 +254,7 @@ def _model_without_weights(folder: Path) -> PreTrainedModel:
     """The model in `folder` with its configuration and generation settings, but without its
     weights: enough to tell which token ids exist and which of them end a turn."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    with torch.device("meta"):
+    with torch.device("meta"):  # allocates no memory for weights
         model = AutoModelForCausalLM.from_config(config)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -282,9 +283,9 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         dtype="bfloat16" if on_gpu else "float32",
         # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
         max_length=context if on_gpu else min(context, 4096),
-        rows=256 if on_gpu else 64,
+        rows=256 if on_gpu else 64,  # answers at once
         lora_rank=max(LEAST_RANK, rank),
-        adapters=4,  # that answer at the same time
+        adapters=4,  # in use at once
         # A share of a GPU's memory, but bytes on a CPU.
         memory=gpu_share if on_gpu else 2**30,
         threads=cpu_threads(),

@@ -54,15 +54,16 @@ def save(
     Args:
         progress: the step and the loop's state.
         base_ref: the base's name.
-        base_weights: SHA-256 of the base's weight files, by file name; recorded for `require_base`.
+        base_weights: SHA-256 of the base's weight files, by file name; recorded, so that
+            `require_base` can refuse the checkpoint on another base.
 
     Raises:
         WorkerFailure: kind infra, when the disk is full or read-only.
     """
     final = run.checkpoint(progress.step)
-    if (final / MANIFEST).exists():  # complete
+    if (final / MANIFEST).exists():  # complete, since the manifest is written last
         return final
-    sweep(run)
+    sweep(run)  # what an interrupted save has left
     # Written aside and renamed, so that the checkpoint is complete or absent.
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:

@@ -85,8 +85,9 @@ class MemoryRetry:
             self.report(tokens_at_once(self.budget, self.state), message)
 
     def _halve(self, token_limit: int, message: str, *, every_row_alone: bool) -> None:
-        """Count one more halving in the state, from which the token limit follows, and drop the
-        gradients of the pass that ran out of memory, with `message`, at `token_limit`.
+        """Halve the token limit, by counting one more halving in the state, and drop the gradients
+        of the unfinished pass. `token_limit` and `message`: the limit at which memory ran out, and
+        the error.
 
         Raises:
             WorkerFailure: kind oom, when the batch cannot be split further.

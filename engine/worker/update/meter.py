@@ -38,7 +38,7 @@ class Meter:
         network = policy.base.network
         self.device = network.device
         self.shares_prompts = network.forward == "own"  # prompts of a group run once
-        self.model = read_facts(policy.base.path)
+        self.model_facts = read_facts(policy.base.path)  # its sizes
         self.adapter_parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
         self._operations = 0.0
@@ -47,7 +47,7 @@ class Meter:
         """Count the operations of a microbatch of these rows that went forward and backward."""
         tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
         self._operations += flops.update_operations(
-            self.model,
+            self.model_facts,
             self.adapter_parameters,
             tokens=tokens,
             pairs=attention_pairs,
@@ -83,10 +83,10 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
     for row in rows:
         length = len(row.ids) - 1
         prompt = tuple(row.ids[: row.prefix_len])
+        # How much of the row was counted with an earlier row that has the same prompt.
         shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
             seen_prompts.add(prompt)
-        # What belongs to a shared prompt was counted before.
         tokens += length - shared_length
         attention_pairs += _causal_pairs(length) - _causal_pairs(shared_length)
     scored_tokens = sum(sum(row.loss_mask) for row in rows)

@@ -44,16 +44,16 @@ class AdamW:
         with_gradient = [(p, p.grad) for p in self.parameters if p.grad is not None]
         if not with_gradient:
             return
-        updated: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]
-        states = [self._state_of(parameter) for parameter in updated]
+        parameters: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]
+        states = [self._state_of(parameter) for parameter in parameters]
         for state in states:
-            state["step"] += 1  # in place: the tensor in the state counts on
+            state["step"] += 1  # a tensor, changed in place
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-            updated,
+            parameters,
             [gradient for _, gradient in with_gradient],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # only AMSGrad has more
+            [],  # the largest second moments, which only AMSGrad has
             [state["step"] for state in states],
             lr=self.learning_rate,
             beta1=BETAS[0],
@@ -65,7 +65,7 @@ class AdamW:
         )
         # The fused kernel does not raise autograd's version counters, by which merged weights
         # notice that the adapter has changed.
-        torch.autograd.graph.increment_version(updated)
+        torch.autograd.graph.increment_version(parameters)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameter's step count and moments; made at its first step, all zero."""

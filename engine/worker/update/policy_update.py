@@ -57,8 +57,8 @@ class PassSums:
         gap_sum, gap_max: sum and maximum of the distances between the trainer's and the sampler's
             log-probabilities.
         missing: tokens for which the sampler gave no log-probability.
-        first: whether this was the first pass over the batch; entropy and gap are measured only in
-            the first.
+        is_first_pass: whether this was the first pass over the batch; entropy and gap are measured
+            only in that one.
     """
 
     loss: float
@@ -69,14 +69,14 @@ class PassSums:
     gap_sum: float
     gap_max: float
     missing: int
-    first: bool
+    is_first_pass: bool
 
 
 class PolicyPass:
     """Passes over the batch of one step; a `BatchPass` (memory_retry.py).
 
     Attributes:
-        first: whether the next pass is the first of the batch; the loop clears it.
+        is_first_pass: whether the next pass is the first of the batch; the loop clears it.
         microbatches: of the last pass.
     """
 
@@ -94,14 +94,14 @@ class PolicyPass:
         self.trajectories = trajectories
         self.normaliser = normaliser
         self.clip = losses.Clip(settings.clip_low, settings.clip_high)
-        self.first = True
+        self.is_first_pass = True
         self.microbatches: list[Microbatch] = []
 
     def run(self, tokens: int) -> list[PassSums]:
         """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
         Returns the sums of each microbatch. The first pass splits the batch; later passes keep the
         split."""
-        if self.first:
+        if self.is_first_pass:
             self.microbatches = self._split(tokens, earlier=[])
         elif self.microbatches[0].budget != tokens:  # memory ran out, the limit is lower now
             self.microbatches = self._split(tokens, earlier=self.microbatches)
@@ -165,10 +165,10 @@ class PolicyPass:
             entropy=float(entropy.sum()),
             kl=float(kl),
             clipped=float(losses.clipped_tokens(self.settings.loss, tokens, self.clip)),
-            gap_sum=float(gap.sum()) if self.first else 0.0,
-            gap_max=float(gap.max()) if self.first else 0.0,
+            gap_sum=float(gap.sum()) if self.is_first_pass else 0.0,
+            gap_max=float(gap.max()) if self.is_first_pass else 0.0,
             missing=missing,
-            first=self.first,
+            is_first_pass=self.is_first_pass,
         )
 
     def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, int]:
@@ -176,15 +176,15 @@ class PolicyPass:
         them the sampler gave no log-probability). The first pass also stores the policy's
         log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
         settings = self.settings
-        policy, entropy = self.policy.logprobs(
-            micro.batch, settings.temperature, entropies=self.first
+        logprobs, entropy = self.policy.logprobs(
+            micro.batch, settings.temperature, entropies=self.is_first_pass
         )
         missing = 0
         if micro.old is None:
-            micro.old = policy.detach()
+            micro.old = logprobs.detach()
             missing = _fill_missing(micro, micro.old)
         tokens = losses.Tokens(
-            policy=policy,
+            policy=logprobs,
             old=micro.old,
             advantage=micro.advantage,
             correction=losses.truncated_importance(micro.old, micro.sampled, settings.tis_cap),
@@ -197,7 +197,8 @@ class PolicyPass:
         self, tokens: losses.Tokens, reference: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (the microbatch's share of the batch's loss, with the KL term if there is one;
-        the divergence from `reference`, the reference's log-probabilities, 0 without a KL term)."""
+        the divergence from the reference policy, summed over the tokens). `reference`: that
+        policy's log-probabilities; None without a KL term, when the divergence is given as 0."""
         loss = losses.LOSSES[self.settings.loss](tokens, self.normaliser, self.clip).sum()
         if reference is None:
             return loss, torch.zeros((), device=tokens.policy.device)
@@ -228,20 +229,20 @@ def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
 
 def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
-    `earlier`, the microbatches of the first pass, which had the same batch split otherwise."""
-    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
-    # `batch.row` has for each token the position of its trajectory.
+    `earlier`, the microbatches of the first pass, into which the batch was split differently."""
+    # For each trajectory: its microbatch of the first pass, and the mask of its tokens in there
+    # (`batch.row` has for each token the position of its trajectory in the microbatch).
     places = {
         member: (source, source.batch.row == position)
         for source in earlier
         for position, member in enumerate(source.members)
     }
     parts = [places[member] for member in microbatch.members]
-    microbatch.sampled = torch.cat([source.sampled[tokens] for source, tokens in parts])
+    microbatch.sampled = torch.cat([source.sampled[mask] for source, mask in parts])
     old_parts = []
-    for source, tokens in parts:
+    for source, mask in parts:
         assert source.old is not None  # the first pass has set it
-        old_parts.append(source.old[tokens])
+        old_parts.append(source.old[mask])
     microbatch.old = torch.cat(old_parts)
 
 
@@ -249,7 +250,7 @@ def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
     """The metrics of a step, by name, from the sums of all its microbatches in all passes. Means
     are per trained token. Entropy and the gap to the sampler come from the first pass."""
     tokens = sum(sums.tokens for sums in all_sums)
-    first_sums = [sums for sums in all_sums if sums.first]
+    first_sums = [sums for sums in all_sums if sums.is_first_pass]
     first_tokens = sum(sums.tokens for sums in first_sums)
     return {
         "entropy": sum(sums.entropy for sums in first_sums) / first_tokens,

@@ -65,8 +65,8 @@ def dpo_loss(
 def gains(
     policy: Policy, pairs: Sequence[Pair], *, training: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gain of each answer, by which the policy makes it likelier than the reference does: the
-    difference of their log-probabilities, summed over the answer's trained tokens.
+    """The gain of each answer, which says how much likelier the policy makes it than the reference
+    does: log policy(answer) - log reference(answer), summed over the answer's trained tokens.
 
     Args:
         training: whether the result carries gradients and dropout acts.
@@ -79,7 +79,7 @@ def gains(
     reference = policy.reference_logprobs(batch)
     logprobs = _logprobs(policy, batch, training=training)
     row_gains = _summed_by_row(logprobs - reference, batch, len(rows))
-    better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]
+    better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
     return row_gains[0::2], row_gains[1::2], mean_logprobs
@@ -108,8 +108,8 @@ def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list
     shares_prompts = policy.base.network.forward == "own"
     joined_rows = []
     for pair in pairs:
-        run_once = pair.rejected.prefix_len if shares_prompts else 0
-        ids = [*pair.chosen.ids, *pair.rejected.ids[run_once:]]
+        shared_length = pair.rejected.prefix_len if shares_prompts else 0
+        ids = [*pair.chosen.ids, *pair.rejected.ids[shared_length:]]
         joined_rows.append(Row(ids, loss_mask=[0] * len(ids)))  # only its length matters
     return policy.split(joined_rows, budget)
 
@@ -167,8 +167,8 @@ class PreferencePass:
         return their sums."""
         chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
         losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
-        # The pairs alone are also told apart by making both answers less likely; this keeps
-        # the better one likely (arXiv 2404.19733, equation 1).
+        # DPO's loss alone can also fall while both answers become less likely, the worse one more
+        # so; the second term keeps the better one likely (arXiv 2404.19733, equation 1).
         loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
         loss.backward()
         return PreferenceSums(

@@ -195,6 +195,6 @@ def test_the_sampler_rests_while_the_policy_is_updated(
     sampler = played.sampler
     assert isinstance(sampler, Members)
     policy = SimpleNamespace(adapter=object())
-    feed = BatchSource(played, policy, last=2)  # pyright: ignore[reportArgumentType]
+    feed = BatchSource(played, policy, last_step=2)  # pyright: ignore[reportArgumentType]
     feed.batch(1)
     assert sampler.asked == ["load", "generate", "rest"]

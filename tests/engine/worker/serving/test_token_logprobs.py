@@ -40,7 +40,7 @@ def test_what_is_no_such_request_is_refused_by_name(change: dict[str, Any], why:
 
 def test_a_reply_has_a_number_for_every_token_but_the_first() -> None:
     request = parse_logprobs(BODY | {"max_tokens": 1, "temperature": 0})
-    assert request.continues and request.ids == [5, 6, 7]
+    assert request.wants_next_token and request.ids == [5, 6, 7]
     texts = {5: "a", 6: "bc", 7: "d", 8: "e"}
     reply = logprobs_reply(request, [-0.5, -1.0], (8, -0.1), lambda ids: texts[ids[0]])
     (choice,) = reply["choices"]
