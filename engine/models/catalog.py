@@ -314,7 +314,8 @@ def _adapted(base: ModelRef, folder: Path) -> ModelRef:
 def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
     """The adapter in `folder` on the base model that it names.
 
-    Raises UserError MODEL_NOT_FOUND if the base is not here, ADAPTER_MISMATCH if it is another one.
+    The adapter may name its base in several ways; the first that leads to a model counts. Raises
+    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights.
     """
     named_base = adapters.named_base(folder)
     reasons = []  # why each name leads to no model
@@ -455,15 +456,15 @@ def _not_found(message: str, hint: str | Hint) -> UserError:
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     """Runs with a complete checkpoint, the last changed folder first.
 
-    Runs that ended without a checkpoint get none later. This process remembers them, so that a
-    listing does not look into their folders every time.
+    A run that ended without a checkpoint gets none later, unless it is resumed. This process
+    remembers such runs, so that a listing does not look into their folders every time.
     """
     names = _run_folders(home)
     marks = _marks_of_runs(home)
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database
-        # The mark has state and attempt, so a run that is resumed gets another key.
+        # The mark holds the run's state and attempt, so resuming the run gives it another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue

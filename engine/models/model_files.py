@@ -135,7 +135,7 @@ class ModelFacts:
     @cached_property
     def projections(self) -> tuple[Projection, ...]:
         """The projections that can carry an adapter, in the order in which settings name them."""
-        if self.inside is not None:
+        if self.inside is not None:  # read from the shapes of the weights
             return self.inside.projections
         query = self.heads * self.head_dim
         key = self.kv_heads * self.head_dim  # also the size of the values
@@ -408,11 +408,11 @@ def _architecture(config: JsonObject) -> str:
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
     """The facts of a model from its config.json, the tensors of all its weight files and its chat
-    template. Of a model of several parts, they are those of the part that reads text, but for
-    `params` and `weight_bytes`.
+    template. Where a model has several parts, such as text and vision, the facts describe the part
+    that reads text; only `params` and `weight_bytes` count all parts.
 
-    Raises UserError MODEL_UNSUPPORTED if they are incomplete, contradict each other, or leave no
-    projection for an adapter.
+    Raises UserError MODEL_UNSUPPORTED if the config is incomplete, if the tensors contradict it, or
+    if the model has no projection for an adapter.
     """
     text = text_part(config)
     hidden = _positive_int(text, "hidden_size")
@@ -437,7 +437,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         thinking=has_switch,
         inside=families.read_layers(shapes, text, layers),
         family=str(text.get("model_type") or ""),
-        always_thinks=has_marks(template) and not has_switch,
+        always_thinks=has_marks(template) and not has_switch,  # marks of a think block
     )
     _check_shapes(facts, tensors)
     return facts
@@ -447,8 +447,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    With a `default` of 0 it must be there. Raises UserError MODEL_UNSUPPORTED if it is not, or if
-    its value is no positive integer.
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, and if it is missing and
+    there is no `default` (0).
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]
@@ -500,8 +500,8 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and a
-    projection of a name that is known here."""
+    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and at
+    least one projection has a name that is known here."""
     for ends, shape in _expected_shapes(facts).items():
         _require_weight(tensors, ends, shape)
     assert facts.inside is not None  # the shapes were read
@@ -527,7 +527,7 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The shape that a weight must have whose name has one of these ends, by the ends."""
+    """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
         name, heads = _last_query_projection(facts)

@@ -104,6 +104,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
         for tags in all_tags:
             if tags.opening in text or tags.closing in text:
                 return [_first_span(text, tags)]
+        # A thought that the prompt opened and nothing closed is the whole text.
         return [(0, len(text))] if opened else []
 
     return ThoughtReader(take_off, spans)

@@ -69,6 +69,7 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
+    # On how many rows the reference answer (gold) earns more; "" where that was not measured.
     gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
@@ -81,8 +82,8 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """(name, value) facts that the table of probes does not show: those of the audit, and last how
-    the run's held-out answers were scored again.
+    """What the table of probes does not show, as (name, value): facts from the audit, and last how
+    the run's answers to the held-out tasks (the exam) were scored again.
 
     What the audit did not look at is left out: older audits looked at less.
     """
@@ -112,7 +113,8 @@ def _score_time_text(seconds: float | None) -> str:
 
 
 def _top_reward_text(audit_result: Audit) -> str:
-    """How many answers earn the highest reward, and how many levels it has; "" if not measured."""
+    """How many answers earn the highest reward, and how many different rewards there are; "" if
+    that was not measured."""
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
         return ""
@@ -240,7 +242,10 @@ def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Fig
 
 
 def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
-    """(name, value) facts of an estimate; the money spent only where there is a price."""
+    """The facts of an estimate, as (name, value).
+
+    The money spent is one of them only if a price per hour and the hours used are known.
+    """
     expected = estimate.gpu_hours
     bounds = f"{duration(expected.low)} to {duration(expected.high)}"
     facts = [
@@ -279,8 +284,8 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the links that record the hashes of the files of each stage of the run, and
-    of the link before; None where no link was written."""
+    """The section on the run's chain: one link for each stage of the run, which records the hashes
+    of the stage's files and of the link before. None where no link was written."""
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None

@@ -16,6 +16,9 @@ from engine.records.lines.evaluation_row import EvaluationRow
 _ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
 
 _ALERTS = 6  # shown at most
+_ALERT_CHARS = 300  # of each alert that are shown at most
+_NOTE_CHARS = 600  # of the user's note that are shown at most
+_REASON_CHARS = 2000  # of the reason why a run ended that are shown at most
 _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 
 
@@ -46,7 +49,7 @@ def verdict(dossier: Dossier) -> Section:
         blocks.Paragraph([dossier.verdict.summary], shown_in="markdown"),
     ]
     if dossier.note:
-        note = clip(dossier.note, 600)
+        note = clip(dossier.note, _NOTE_CHARS)
         section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
         section_blocks += _change_blocks(dossier, comparison, comparison.measure)
@@ -122,7 +125,8 @@ def _figures(
     """The numbers of the comparison, as rows of (name, value, remark).
 
     The rows are the mean results (levels) before and after, as far as they were measured, the
-    number of tasks, the p value and the smallest change that would show.
+    number of tasks, the p value and the smallest change that the comparison would find. Training
+    runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
@@ -148,8 +152,10 @@ def _p_text(p: float | None) -> str:
 def _level_figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """The mean results (levels) of the model before and after, as rows of (name, value, interval);
-    only measured ones."""
+    """The mean results (levels) of the model before and after, as rows of (name, value, interval).
+
+    A result that was not measured has no row.
+    """
     sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
@@ -179,7 +185,7 @@ def _notes(dossier: Dossier) -> list[Note]:
         *_expectation_notes(dossier),
         # The summary already contains some of the warnings, such as forgotten skills.
         *(Note(text) for text in warnings if text not in dossier.verdict.summary),
-        *(Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]),
+        *(Note(f"Alert: {one_line(alert, _ALERT_CHARS)}") for alert in dossier.alerts[:_ALERTS]),
     ]
 
 
@@ -193,7 +199,7 @@ def _end_notes(dossier: Dossier) -> list[Note]:
     if dossier.failure_evidence:
         reason += f" ({dossier.failure_evidence})"
     mood = "fail" if ended_badly else "plain"
-    return [Note(clip(reason, 2000), mood, label=row.reason_kind or row.state)]
+    return [Note(clip(reason, _REASON_CHARS), mood, label=row.reason_kind or row.state)]
 
 
 def _hint_notes(dossier: Dossier) -> list[Note]:
@@ -243,11 +249,11 @@ def _model_rows(
     evaluation: EvaluationFacts, measure: Measure, redact: Redactor
 ) -> list[_ModelRow] | None:
     """A row for each model whose mean result (its level) has an interval; None where none has."""
-    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    levels = [(each.model, each.level) for each in evaluation.models if each.level is not None]
     axis = _axis_of_levels([level for _, level in levels], measure)
     if axis is None:
         return None
-    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
+    comparison_by_model = {pair.model: pair.comparison for pair in evaluation.comparisons}
     rows = []
     for model, level in levels:
         name, comparison = redact.text(model), comparison_by_model.get(model)
@@ -305,7 +311,7 @@ def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) ->
 def tasks(dossier: Dossier) -> Section | None:
     """The section on how many tasks were gained, lost and unchanged.
 
-    None without a comparison, and for a loss, where no task counts as gained or lost.
+    None without a comparison, and for a comparison by loss, where no task counts as gained or lost.
     """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
@@ -313,10 +319,10 @@ def tasks(dossier: Dossier) -> Section | None:
     outcome = comparison.outcome
     gained_count, lost_count = len(outcome.gained), len(outcome.lost)
     unchanged_count = outcome.n - gained_count - lost_count
-    right_count = _solved_twice(dossier) if comparison.measure == "success" else None
+    solved_twice_count = _solved_twice(dossier) if comparison.measure == "success" else None
     parts = [
         ("gained", gained_count, "gained"),
-        *_unchanged_parts(unchanged_count, right_count),
+        *_unchanged_parts(unchanged_count, solved_twice_count),
         ("lost", lost_count, "lost"),
     ]
     panel = blocks.Panel([blocks.Shares(outcome.n, parts)])

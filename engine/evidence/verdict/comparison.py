@@ -221,7 +221,8 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """That failed scorings decide a verdict: what it is without them, and with them as 0."""
+    """The sentence that failed scorings decide a verdict: what it is if they are left out, and what
+    it is if they are counted as not solved."""
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)

@@ -223,7 +223,7 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
     """The sizes of the model by their names in transformers' config.json.
 
     `kind` is the architecture, `embedding` the tensor token_embd.weight, None if the file lacks it.
-    Raises NotImportable if it does, or if a size is missing.
+    Raises NotImportable if that tensor or a size is missing.
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
@@ -323,8 +323,8 @@ def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
-    frequencies = len(factors)
-    wavelengths = 2 * np.pi * theta ** (np.arange(frequencies) / frequencies)
+    frequency_count = len(factors)
+    wavelengths = 2 * np.pi * theta ** (np.arange(frequency_count) / frequency_count)
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
     original = _LLAMA3_ROPE["original_max_position_embeddings"]
     # 0 for long waves, whose frequency is divided by `factor`; 1 for short ones, which stay.
