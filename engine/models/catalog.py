@@ -84,10 +84,10 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     if run_and_checkpoint is not None:
         run, checkpoint_name = run_and_checkpoint
         return _from_run(home, ref, run, checkpoint_name)
-    named = _named_folder(home, ref)
-    if adapters.is_adapter(named.folder):
-        return _from_adapter(home, ref, named.folder)
-    return _base_model(ref, named.kind, named.ref, named.folder)
+    location = _named_folder(home, ref)
+    if adapters.is_adapter(location.folder):
+        return _from_adapter(home, ref, location.folder)
+    return _base_model(ref, location.kind, location.ref, location.folder)
 
 
 @dataclass(frozen=True)
@@ -300,11 +300,11 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     if checkpoint is None:
         raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
-    base = _base_model(ref, "run", base_ref, base_path)
-    return replace(_adapted(base, checkpoint), run_id=run.id)
+    base = _base_model(ref, kind="run", base_ref=base_ref, path=base_path)
+    return replace(_with_adapter(base, checkpoint), run_id=run.id)
 
 
-def _adapted(base: ModelRef, folder: Path) -> ModelRef:
+def _with_adapter(base: ModelRef, folder: Path) -> ModelRef:
     """`base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not fit."""
     adapter = adapters.read_facts(folder, base.facts)
     adapters.require_fit(folder, adapter, base.facts)
@@ -321,13 +321,13 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
     reasons = []  # why each name leads to no model
     for name in named_base.names:
         try:
-            named = _named_folder(home, name)
-            base = _base_model(name, named.kind, named.ref, named.folder)
+            location = _named_folder(home, name)
+            base = _base_model(name, location.kind, location.ref, location.folder)
         except UserError as error:
             reasons.append(f"{name}: {error.message}")
             continue
         adapters.require_same_weights(home, folder, named_base, base.base_path)
-        return replace(_adapted(base, folder), ref=ref, kind="adapter")
+        return replace(_with_adapter(base, folder), ref=ref, kind="adapter")
     raise _no_base(folder, named_base.names, "; ".join(reasons))
 
 

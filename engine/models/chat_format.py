@@ -294,7 +294,7 @@ class ChatFormat:
         row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
             if rows and prompt.startswith(row_text):
-                rows[-1] = self._continued(rows[-1], prompt[len(row_text) :], answer)
+                rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
@@ -312,7 +312,7 @@ class ChatFormat:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
             yield self._turn(messages[:index], message, tools)
 
-    def _continued(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
+    def _with_next_turn(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
         """The row, and after it the text `more` and the turn `answer`."""
         prompt_ids = row.ids + self.encode(more)
         return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
@@ -378,7 +378,7 @@ class ChatFormat:
         # `whole` does not begin with the prompt, so a mark put before the content shows where the
         # answer begins.
         mark = _unused_mark([*history, message])
-        text = self.text([*history, _marked(plain, mark)], tools, prompt=False, thinking=False)
+        text = self.text([*history, _with_mark(plain, mark)], tools, prompt=False, thinking=False)
         # Some templates leave out the content of a message with calls, and the mark with it.
         if mark not in text and plain.get("tool_calls"):
             return whole[_common_start(prompt, whole) :]
@@ -499,7 +499,7 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
     return mark
 
 
-def _marked(message: ChatMessage, mark: str) -> ChatMessage:
+def _with_mark(message: ChatMessage, mark: str) -> ChatMessage:
     """The message with `mark` before its content."""
     return {**message, "content": f"{mark}{message.get('content') or ''}"}
 

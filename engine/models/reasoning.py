@@ -65,7 +65,8 @@ def has_marks(template: str) -> bool:
 
 def after_thought(reply: str) -> str:
     """A reply without the thought that comes first in it, between tags of whatever family."""
-    return tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)[1]
+    _, rest = tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)
+    return rest
 
 
 def opens_thought(prompt: str, template: str) -> bool:

@@ -144,7 +144,7 @@ def adapt(
         if becomes_text:
             message = _result_as_text(message)
         if joins_next and message["role"] == "user":
-            adapted[-1] = _joined(adapted[-1], message)
+            adapted[-1] = _joined_messages(adapted[-1], message)
             continue
         joins_next = becomes_text
         adapted.append(message)
@@ -158,7 +158,7 @@ def _result_as_text(message: ChatMessage) -> ChatMessage:
     return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+def _joined_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     """The message `first`, with the text of `second` after its own."""
     return {**first, "content": f"{first['content']}\n{_text(second)}"}
 

@@ -358,8 +358,8 @@ def _percent_text(share: float) -> str:
     return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 
-def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round, evenly spaced numbers that cover `low` to `high`, about `about` of them.
+def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
+    """Round, evenly spaced numbers that cover `low` to `high`, about `wanted_count` of them.
 
     nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. Where `low` and `high` are equal, except for
     rounding, the range is widened upwards.
@@ -367,7 +367,7 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     # A range below 1e-200 would have a step that rounds to 0, which has no logarithm.
     if _are_equal(low, high) or high - low < 1e-200:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
-    step = _round_step((high - low) / about)
+    step = _round_step((high - low) / wanted_count)
     # 1e-9, so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
@@ -412,7 +412,7 @@ class _Frame:
 
         `curve` has points or marks.
         """
-        steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
+        steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
         longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
         return _Frame(
@@ -489,10 +489,10 @@ def _grid(frame: _Frame, is_share: bool) -> str:
 def _step_labels(frame: _Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
     y = frame.height - _BOTTOM + 19  # below the axis
-    about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
+    tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first_step, frame.last_step, about=about)
+        for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
         if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
     return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")

@@ -291,8 +291,8 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         if run_row is None:
             break
         _, _, checkpoint = start_ref.partition("@")
-        current = run.id == row.run_id
-        newest_first.append(_training_station(run_row, checkpoint, current=current))
+        is_current = run.id == row.run_id
+        newest_first.append(_training_station(run_row, checkpoint, current=is_current))
         start_ref = started_from(run)
     return [Station("base", start_ref, "base model"), *reversed(newest_first)]
 

@@ -129,15 +129,16 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         return without_evidence(None, _reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
     outcomes = _outcomes(before, after, measure, _margin(level_before))
+    # Failed scorings left out, and counted as not solved; one and the same if none failed.
+    outcome, outcome_with_failures = outcomes[0], outcomes[-1]
     comparison = Comparison(
         measure,
-        outcome=outcomes[0],
+        outcome=outcome,
         before=level_before,
         after=level_after,
         id_count=id_count if prompts_are_shared else 0,
     )
-    # The last outcome counts failed scorings as not solved; it is the first one if none failed.
-    return inconclusive_if_errors_decide(comparison, outcomes[-1])
+    return inconclusive_if_errors_decide(comparison, outcome_with_failures)
 
 
 def _count_tasks(*row_sets: Sequence[EvaluationRow]) -> int:

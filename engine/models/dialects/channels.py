@@ -134,8 +134,8 @@ def _parts(text: str) -> list[_Part]:
         parts.append(
             _Part(
                 source=source,
-                channel=_found(_CHANNEL, header),
-                recipient=_found(_RECIPIENT, header),
+                channel=_first_group(_CHANNEL, header),
+                recipient=_first_group(_RECIPIENT, header),
                 text=_END.split(body)[0],
                 start=end - len(body),
             )
@@ -143,7 +143,7 @@ def _parts(text: str) -> list[_Part]:
     return parts
 
 
-def _found(pattern: re.Pattern[str], text: str) -> str:
+def _first_group(pattern: re.Pattern[str], text: str) -> str:
     """What group 1 of the pattern finds first in the text; "" if it finds nothing."""
     match = pattern.search(text)
     return match.group(1) if match else ""

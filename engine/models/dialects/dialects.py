@@ -164,8 +164,8 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     dialect = _first_that_reads(_written_turns(chat), by_tags)
-    # Without <tool_call> the template writes no calls, and `ChatFormat` wrote the call that Hermes
-    # reads into the content. Then the marks in the template say more about the model.
+    # A template without <tool_call> writes no calls as Hermes does: `ChatFormat` put that call into
+    # the content. Then the marks in the template say more about the model.
     if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
         dialect = _first_with_mark(source)
     return ReplyReader(dialect, dialect.thoughts or by_tags)

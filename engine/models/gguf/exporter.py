@@ -44,8 +44,8 @@ class _StoredTensor:
     Attributes:
         dtype: its type in that file, such as "BF16".
         shape: as [outputs, inputs], or [size].
-        first_byte: of its values in the file.
-        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
+        first_byte: where its values begin in the file.
+        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
     """
 
     file: Path

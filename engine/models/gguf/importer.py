@@ -68,7 +68,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
             source=source or str(file),
             sha256=_sha256(file),
             file_type=_file_type_name(file_type),
-            license=license_name or values.text("general.license", ""),
+            license=license_name or values.text("general.license", default=""),
         )
         origin.write(aside / model_origin.FILE)
         _require_usable(aside)
@@ -182,10 +182,10 @@ class _Metadata:
 
 def _require_whole_model(values: _Metadata) -> None:
     """Raise NotImportable if the file is no whole model: a part of one, or an adapter."""
-    kind = values.text("general.type", "model")
+    kind = values.text("general.type", default="model")
     if kind != "model":
         raise NotImportable(f"it holds no model but {kind!r}")
-    if values.number("split.count", 0) > 1:
+    if values.number("split.count", default=0) > 1:
         raise NotImportable(
             "it is one of several parts; join them first with llama.cpp's llama-gguf-split --merge"
         )
@@ -227,14 +227,14 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
-    head_dim = _head_dim(values, kind, hidden // max(heads, 1))
+    head_dim = _head_dim(values, kind, usual=hidden // max(heads, 1))
     if embedding is None:
         raise NotImportable("the file has no tensor token_embd.weight")
     return {
         "hidden_size": hidden,
         "num_hidden_layers": values.number(f"{kind}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", heads),
+        "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", default=heads),
         "head_dim": head_dim,
         "intermediate_size": values.number(f"{kind}.feed_forward_length"),
         "vocab_size": int(embedding.shape[1]),
@@ -249,9 +249,9 @@ def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
 
     `kind` is the architecture. Raises NotImportable if values or rotary positions have another.
     """
-    head_dim = values.number(f"{kind}.attention.key_length", usual)
+    head_dim = values.number(f"{kind}.attention.key_length", default=usual)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if values.number(f"{kind}.{key}", head_dim) != head_dim:
+        if values.number(f"{kind}.{key}", default=head_dim) != head_dim:
             raise NotImportable(f"{kind}.{key} differs from the size of a head, {head_dim}")
     return head_dim
 

@@ -125,9 +125,13 @@ def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str])
     types = values.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
-    typed_tokens = list(zip(tokens, types, strict=True))
-    special = [_added(token) for token, type_ in typed_tokens if type_ in (_UNKNOWN, _CONTROL)]
-    user_defined = [_added(token) for token, type_ in typed_tokens if type_ == _USER_DEFINED]
+    special: list[AddedToken] = []
+    user_defined: list[AddedToken] = []
+    for token, type_ in zip(tokens, types, strict=True):
+        if type_ in (_UNKNOWN, _CONTROL):
+            special.append(_added_token(token))
+        elif type_ == _USER_DEFINED:
+            user_defined.append(_added_token(token))
     # Decoding can leave out special tokens; it always writes the user-defined ones.
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(user_defined)
@@ -143,7 +147,7 @@ def _tokens(values: Values) -> list[str]:
     return tokens
 
 
-def _added(text: str) -> AddedToken:
+def _added_token(text: str) -> AddedToken:
     """A token that is recognised as a whole wherever it stands."""
     return AddedToken(text, normalized=False)
 
@@ -213,7 +217,7 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise NotImportable("the tokens have no scores (tokenizer.ggml.scores)")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", 0))]
+    unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", default=0))]
     bpe = models.BPE(
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )

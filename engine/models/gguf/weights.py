@@ -53,7 +53,7 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
     """
     # The factors of the rotary positions become a part of config.json.
     tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
-    stored = [_stored(tensor, config) for tensor in tensors]
+    stored = [_stored_tensor(tensor, config) for tensor in tensors]
     _require_layers(config, _names_by_layer(tensor.name for tensor in tensors))
     _require_shapes(config, stored)
     return stored
@@ -81,7 +81,7 @@ def _layer_name(name: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-def _stored(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
+def _stored_tensor(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
     """A tensor of the GGUF file with the name, the type and the shape that it gets in the
     safetensors file. Raises NotImportable if transformers has no name for it."""
     shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
