@@ -218,9 +218,7 @@ def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
 def gather(home: Home, run_id: str) -> Dossier:
     """Everything that the report on a run shows, from its row in the database and its files.
 
-    The run may be in any state.
-
-    Raises UserError RUN_NOT_FOUND.
+    The run may be in any state. Raises UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -350,7 +348,7 @@ def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure)
     values = [value for value in values_or_none if value is not None]
     mean = sum(values) / len(values)
     if measure != "success":
-        return HeldOutResult(step, mean, None)
+        return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
     return HeldOutResult(step, mean, wilson(round(mean * task_count), task_count))
 

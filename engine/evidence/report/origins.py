@@ -46,7 +46,9 @@ def audit(dossier: Dossier) -> Section | None:
     if facts:
         section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
-    return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
+    return Section(
+        title="Can the reward be trusted?", short="Reward audit", blocks=section_blocks, lead=lead
+    )
 
 
 def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
@@ -162,7 +164,7 @@ def contamination(dossier: Dossier) -> Section | None:
         section_blocks.append(blocks.Facts(match_facts[:_MATCHES]))
     title = "Were the held-out tasks in the training rows?"
     lead = ("Every row trained on, held against every held-out task. ", *conclusion)
-    return Section(title, "Contamination", section_blocks, lead)
+    return Section(title=title, short="Contamination", blocks=section_blocks, lead=lead)
 
 
 def _contamination_text(overlap: Contamination) -> str:
@@ -217,7 +219,12 @@ def cost(dossier: Dossier) -> Section | None:
         return None
     panel_blocks.append(blocks.Facts(facts))
     lead = "What was predicted before the run, and what it took."
-    return Section("Cost against the estimate", "Cost", [blocks.Panel(panel_blocks)], [lead])
+    return Section(
+        title="Cost against the estimate",
+        short="Cost",
+        blocks=[blocks.Panel(panel_blocks)],
+        lead=[lead],
+    )
 
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
@@ -275,12 +282,12 @@ def settings(dossier: Dossier) -> Section | None:
 def lineage(dossier: Dossier) -> Section:
     """The section on the runs this one descends from, or on the models that were evaluated."""
     if dossier.row.kind == "train":
-        steps = blocks.Steps(dossier.lineage, "way")
+        steps = blocks.Steps(dossier.lineage, style="way")
         lead = "From the base model to this run."
-        return Section("Where it comes from", "Lineage", [steps], [lead])
-    steps = blocks.Steps(dossier.lineage, "flat")
+        return Section(title="Where it comes from", short="Lineage", blocks=[steps], lead=[lead])
+    steps = blocks.Steps(dossier.lineage, style="flat")
     lead = "These models, in this evaluation."
-    return Section("What was evaluated", "Evaluated", [steps], [lead])
+    return Section(title="What was evaluated", short="Evaluated", blocks=[steps], lead=[lead])
 
 
 def provenance(dossier: Dossier) -> Section | None:
@@ -298,7 +305,7 @@ def provenance(dossier: Dossier) -> Section | None:
     line_in_markdown = ("Head: ", Code(chain.head), ". ", *verify)
     section_blocks = [
         blocks.Paragraph(line_on_page, style="lead chainlead", shown_in="page"),
-        blocks.Steps(links, "chain"),
+        blocks.Steps(links, style="chain"),
         blocks.Paragraph(line_in_markdown, shown_in="markdown"),
     ]
     # No title: on the page this continues the section on the lineage.

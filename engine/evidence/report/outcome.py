@@ -18,7 +18,7 @@ _ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
 _ALERTS = 6  # shown at most
 _ALERT_CHARS = 300  # of each alert that are shown at most
 _NOTE_CHARS = 600  # of the user's note that are shown at most
-_REASON_CHARS = 2000  # of the reason why a run ended that are shown at most
+_REASON_CHARS = 2000  # of the reason why a run ended, and of the hint, that are shown at most
 _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 
 
@@ -56,7 +56,7 @@ def verdict(dossier: Dossier) -> Section:
     notes = _notes(dossier)
     if notes:
         section_blocks.append(blocks.Notes(notes))
-    return Section(word, "Verdict", section_blocks)
+    return Section(title=word, short="Verdict", blocks=section_blocks)
 
 
 def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
@@ -92,8 +92,8 @@ def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
     return blocks.Figure(
-        charts.effect_strip(effect, charts.WIDE - 30, label),
-        charts.effect_strip(effect, charts.NARROW - 20, label),
+        wide=charts.effect_strip(effect, charts.WIDE - 30, label),
+        narrow=charts.effect_strip(effect, charts.NARROW - 20, label),
         text=f"{label} {interval}.",
         caption="The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
         f"{_without_sign(effect.margin, measure)}, which count as no difference.",
@@ -209,7 +209,7 @@ def _hint_notes(dossier: Dossier) -> list[Note]:
         return []
     latest = dossier.run.latest_checkpoint()
     checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-    return [Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain")]
+    return [Note(f"{clip(hint_text, _REASON_CHARS)} {checkpoint}", "plain")]
 
 
 def _expectation_notes(dossier: Dossier) -> list[Note]:
@@ -227,7 +227,7 @@ def models(dossier: Dossier) -> Section | None:
     """The section with the models of an evaluation: the mean result of each (its level), and the
     verdict against the first.
 
-    None for a training run, for a loss, and where nothing was scored.
+    None for a training run, for models compared by their loss, and where nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
@@ -242,7 +242,7 @@ def models(dossier: Dossier) -> Section | None:
         "corrected for their number."
     )
     table = blocks.Table(heads, rows, styles, style="models")
-    return Section("Models, on the same tasks", "Models", [table], [lead])
+    return Section(title="Models, on the same tasks", short="Models", blocks=[table], lead=[lead])
 
 
 def _model_rows(
@@ -320,24 +320,27 @@ def tasks(dossier: Dossier) -> Section | None:
     gained_count, lost_count = len(outcome.gained), len(outcome.lost)
     unchanged_count = outcome.n - gained_count - lost_count
     solved_twice_count = _solved_twice(dossier) if comparison.measure == "success" else None
-    parts = [
+    parts = [  # (what happened to the tasks, how many they are, CSS class of their colour)
         ("gained", gained_count, "gained"),
         *_unchanged_parts(unchanged_count, solved_twice_count),
         ("lost", lost_count, "lost"),
     ]
     panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
-    return Section("Task by task", "What changed", [panel], [lead])
+    return Section(title="Task by task", short="What changed", blocks=[panel], lead=[lead])
 
 
-def _unchanged_parts(unchanged_count: int, right_count: int | None) -> list[tuple[str, int, str]]:
+def _unchanged_parts(
+    unchanged_count: int, solved_twice_count: int | None
+) -> list[tuple[str, int, str]]:
     """The tasks whose result did not change: what happened to them, how many they are, and the CSS
-    class of their colour. `right_count` of them were solved, None where that is not known."""
-    if right_count is None:
+    class of their colour. `solved_twice_count` of them were solved before and after; None where
+    that is not known."""
+    if solved_twice_count is None:
         return [("unchanged", unchanged_count, "same")]
     return [
-        ("right both times", right_count, "right"),
-        ("wrong both times", unchanged_count - right_count, "same"),
+        ("right both times", solved_twice_count, "right"),
+        ("wrong both times", unchanged_count - solved_twice_count, "same"),
     ]
 
 
@@ -404,4 +407,6 @@ def skills(dossier: Dossier) -> Section | None:
         "trained, and may have been lost."
     )
     batteries = blocks.Skills(kept_skills.every_battery)
-    return Section("What it could do before", "Kept skills", [batteries], [lead])
+    return Section(
+        title="What it could do before", short="Kept skills", blocks=[batteries], lead=[lead]
+    )

@@ -36,7 +36,7 @@ def curves(dossier: Dossier) -> blocks.Section | None:
             section_blocks.append(blocks.Table(heads, rows, shown_in="markdown"))
     if not section_blocks:
         return None
-    return blocks.Section("Over the run", "Curves", section_blocks, lead)
+    return blocks.Section(title="Over the run", short="Curves", blocks=section_blocks, lead=lead)
 
 
 def _held_out_line(dossier: Dossier) -> str:
@@ -81,7 +81,7 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
     title = f"Held-out {name.removeprefix('heldout_')}"
     wide = charts.line_chart(curve, charts.WIDE, height=300, label=title)
     narrow = charts.line_chart(curve, charts.NARROW, height=250, label=title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title=title)
 
 
 def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
@@ -176,7 +176,7 @@ def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
     curve = charts.Curve(points, is_share=is_share, from_zero=is_share)
     meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
     drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, height=200, label=name))
-    return blocks.Panel([blocks.Paragraph([meaning]), drawing], name)
+    return blocks.Panel([blocks.Paragraph([meaning]), drawing], title=name)
 
 
 def _meaning_of_other(name: str) -> str:

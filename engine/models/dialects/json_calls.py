@@ -168,7 +168,7 @@ def _deepseek_body(text: str, at: int) -> tuple[list[FoundCall], int]:
         raise Malformed(f"no <｜tool▁sep｜> in {shown(text[at:])}")
     type_or_name = text[at:separator].strip()
     at = separator + len("<｜tool▁sep｜>")
-    if text.startswith("{", skip_space(text, at)):  # arguments follow: V3.1
+    if text.startswith("{", skip_space(text, at)):  # V3.1: arguments follow the name
         value, at = json_value(text, at)
         return [FoundCall(type_or_name, arguments_from(value, type_or_name))], at
     return _deepseek_fenced_call(text, at)

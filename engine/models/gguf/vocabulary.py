@@ -63,9 +63,9 @@ class _Vocabulary:
     """The tokens of a model, by their ids.
 
     Attributes:
-        texts: of all tokens.
-        added: the entries of tokenizer.json for tokens beside the vocabulary proper.
-        rows: how many the embedding has, one for each id.
+        texts: the texts of all tokens.
+        added: the entries of tokenizer.json for tokens that were added to the vocabulary.
+        rows: the number of rows of the embedding matrix, one for each id.
     """
 
     texts: dict[int, str]
@@ -74,25 +74,25 @@ class _Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """The id of every token by its text."""
-        return {text: number for number, text in self.texts.items()}
+        return {text: token_id for token_id, text in self.texts.items()}
 
     def tokens(self) -> list[str]:
         """The text of each row, a placeholder for an id without a token."""
-        return [self.texts.get(number, f"[PAD{number}]") for number in range(self.rows)]
+        return [self.texts.get(token_id, f"[PAD{token_id}]") for token_id in range(self.rows)]
 
     def types(self) -> list[int]:
         """GGUF's type of each row, but for tokens of bytes."""
-        return [self._type_of(number) for number in range(self.rows)]
+        return [self._type_of(token_id) for token_id in range(self.rows)]
 
-    def _type_of(self, number: int) -> int:
-        """GGUF's type of the token with the id `number`."""
-        if number not in self.texts:
+    def _type_of(self, token_id: int) -> int:
+        """GGUF's type of the token with this id."""
+        if token_id not in self.texts:
             return _UNUSED
-        if number not in self.added:
+        if token_id not in self.added:
             return _NORMAL
-        if self.texts[number] == "<unk>":
+        if self.texts[token_id] == "<unk>":
             return _UNKNOWN
-        return _CONTROL if self.added[number].get("special") else _USER_DEFINED
+        return _CONTROL if self.added[token_id].get("special") else _USER_DEFINED
 
 
 def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:

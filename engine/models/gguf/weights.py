@@ -36,7 +36,7 @@ class StoredTensor:
         name: its name in transformers.
         dtype: its type in the file: F32, F16 or BF16.
         shape: as transformers has it: (outputs, inputs), or (size,).
-        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
+        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
     """
 
     source: "ReaderTensor"
@@ -90,7 +90,8 @@ def _stored_tensor(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
         return StoredTensor(tensor, names.TOP_NAMES[tensor.name], dtype, shape)
     layer, part, ending = _layer_name(tensor.name)
     name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-    return StoredTensor(tensor, name, dtype, shape, _reordered_heads(config, part))
+    reordered_heads = _reordered_heads(config, part)
+    return StoredTensor(tensor, name, dtype, shape, reordered_heads=reordered_heads)
 
 
 def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
