@@ -174,7 +174,7 @@ def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: P
     files = [base_path / Path(name).name for name in base.weights]
     present = [file for file in files if file.is_file()]
     if not present and not list(base_path.glob("*.safetensors")):
-        return  # of a hub model whose weights come when the run starts
+        return  # a model of the hub, whose weights are downloaded when the run starts
     if file_hashes(home, present) != base.weights:
         raise mismatch(
             f"{folder} was trained on {base.names[0]} with other weights than {base_path} has",

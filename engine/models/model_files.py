@@ -425,13 +425,14 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=_positive_int(text, "num_key_value_heads", heads),
+        kv_heads=_positive_int(text, "num_key_value_heads", default=heads),
+        # Where the config does not name the next two widths (0), the usual ones are taken.
         head_dim=families.head_width(text.get) or max(1, hidden // heads),
         intermediate=families.active_width(text.get) or 4 * hidden,
         vocab=_positive_int(text, "vocab_size"),
         tied=_is_tied(config, tensors),
         params=_count_params(config, tensors),
-        max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
+        max_positions=_positive_int(text, "max_position_embeddings", default=_DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
         thinking=has_switch,
@@ -454,7 +455,7 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     values = [config[name] for name in names if config.get(name) is not None]
     value = values[0] if values else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        shown = value if values else None
+        shown = value if values else None  # None: missing, not the default of 0
         raise unsupported(f"config.json has {key} = {shown!r}", "It must be a positive integer.")
     return value
 
@@ -462,8 +463,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides, of a model of several parts that of the whole.
-    Without it the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides; in a model of several parts, that of the whole
+    model counts first. Without it the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):

@@ -126,7 +126,7 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompts_are_shared = _count_tasks(before, after) < id_count
     measure = measure_of(before, after)
     if measure is None:
-        return without_evidence(None, _reason_for_no_measure(before, after))
+        return without_evidence(measure=None, reason=_reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
     outcomes = _outcomes(before, after, measure, _margin(level_before))
     # Failed scorings left out, and counted as not solved; one and the same if none failed.

@@ -25,9 +25,9 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     more answers than are tolerated. `scores` is a stored rescoring, {} where there is none.
     """
     # Random: two fresh processes disagree ("wavering"), or the audit found the scorer to be so.
-    random_scorer = scores.get("wavering") or scores.get("deterministic") is False
+    is_random = scores.get("wavering") or scores.get("deterministic") is False
     # Examples are the answers whose reward came out differently.
-    if random_scorer or not scores.get("scored") or not scores.get("examples"):
+    if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
     # With a network more are tolerated: a service outside may have changed its mind.
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED

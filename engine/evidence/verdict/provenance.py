@@ -259,7 +259,8 @@ def _verification_of_seal(
 ) -> Verification:
     """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
     broken = [link for link in links if not link.ok]
-    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
+    # An ancestor that cannot be checked (None) does not count as altered.
+    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]
     if broken:
         summary = _fault_sentence(row.run_id, broken)
     elif altered:

@@ -106,8 +106,8 @@ def result_step(run_dir: RunDir) -> int | None:
     named_best = _step_named_best(run_dir)
     if named_best in candidates:
         return named_best
-    best = best_step(run_dir, candidates)  # on the validation half
-    return candidates[-1] if best is None else best
+    best = best_step(run_dir, candidates)  # by its result on the validation half
+    return candidates[-1] if best is None else best  # the newest, if none can be called the best
 
 
 def _step_named_best(run_dir: RunDir) -> int | None:

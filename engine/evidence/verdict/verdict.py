@@ -316,7 +316,9 @@ def _compare_sides(sides: Sides) -> Comparison:
         return comparison
     # This reason says more than the "nothing was scored" of the comparison.
     outcome = PairedVerdict("unknown", reason)
-    return Comparison(None, outcome, before=comparison.before, after=comparison.after)
+    return Comparison(
+        measure=None, outcome=outcome, before=comparison.before, after=comparison.after
+    )
 
 
 def _reason_for_missing_rows(sides: Sides) -> str:
@@ -388,7 +390,7 @@ def _verdict_on_models(
             *_cautions(main.comparison, config),
         ],
         next_calls=_next_calls_of_evaluation(run_dir.id, main.comparison),
-        evaluation=EvaluationFacts(levels, comparisons[:_MOST_COMPARISONS], main, flips),
+        evaluation=EvaluationFacts(levels, comparisons[:_MOST_COMPARISONS], main=main, flips=flips),
     )
 
 
@@ -424,7 +426,9 @@ def _counts_of_evaluations(
     """Model reference -> how many evaluations have tested it against the first of `refs`."""
     first, *others = refs
     return {
-        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
+        ref: evaluations_of_pair(
+            run_dir.home, config.env_id, models=(first, ref), run_ids=(run_dir.id,)
+        )
         for ref in others
     }
 

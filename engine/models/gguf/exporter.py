@@ -188,17 +188,17 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
     """The tensors to write; an output layer that shares the embedding is left out."""
-    # Projections whose rows GGUF stores in another order -> their number of heads; for all others
-    # the tensor has 0.
-    reordered_heads: dict[str, int] = {}
+    # The projections whose rows GGUF stores in another order, with their number of heads.
+    heads_by_projection: dict[str, int] = {}
     if architecture == "llama":
-        reordered_heads = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
+        heads_by_projection = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
     for file_name in model_files.weight_files(folder):
         for tensor in _tensors_of_file(folder / file_name):
             if tensor.name == "lm_head.weight" and facts.tied:
                 continue
             projection = tensor.name.split(".")[-2]
-            yield replace(tensor, reordered_heads=reordered_heads.get(projection, 0))
+            heads = heads_by_projection.get(projection, 0)  # 0: the order stays
+            yield replace(tensor, reordered_heads=heads)
 
 
 def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
@@ -234,7 +234,6 @@ def _gguf_name(name: str) -> str:
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
     """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
-
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
@@ -246,7 +245,6 @@ def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
     """Add the description of a tensor, whose values are written later."""
-
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)

@@ -61,29 +61,29 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     file_type = int(values.number("general.file_type", default=_NO_FILE_TYPE))
     config = _config(values, reader)
     stored = weights.stored_tensors(reader, config)
-    aside = _empty_folder_beside(folder)
+    unfinished = _empty_folder_beside(folder)
     try:
-        _write_model(aside, values, config, stored)
+        _write_model(unfinished, values, config, stored)
         origin = ModelOrigin(
             source=source or str(file),
             sha256=_sha256(file),
             file_type=_file_type_name(file_type),
             license=license_name or values.text("general.license", default=""),
         )
-        origin.write(aside / model_origin.FILE)
-        _require_usable(aside)
-        _move_into_place(aside, folder)
+        origin.write(unfinished / model_origin.FILE)
+        _require_usable(unfinished)
+        _move_into_place(unfinished, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _empty_folder_beside(folder: Path) -> Path:
     """A new folder in which the model is written before it becomes `folder`."""
     # One name, so that what a killed import left behind is cleared away by the next one.
-    aside = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    return aside
+    unfinished = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
 
 
 def _write_model(
@@ -104,11 +104,11 @@ def _file_type_name(file_type: int) -> str:
     return LlamaFileType(file_type).name if file_type >= 0 else ""
 
 
-def _move_into_place(aside: Path, folder: Path) -> None:
-    """Rename the finished folder `aside` to `folder`, so that a power failure leaves no half
+def _move_into_place(finished: Path, folder: Path) -> None:
+    """Rename the folder `finished` to `folder`, so that a power failure leaves no half
     model."""
-    sync_folder(aside)
-    os.replace(aside, folder)
+    sync_folder(finished)
+    os.replace(finished, folder)
     sync_folder(folder.parent)
 
 
@@ -318,8 +318,8 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    `theta` is the base of the frequencies.
-    Raises NotImportable if none of `_LLAMA3_FACTORS` gives them.
+    `theta` is the base of the frequencies. Raises NotImportable if none of `_LLAMA3_FACTORS` gives
+    these factors.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
