@@ -68,7 +68,7 @@ class RowShape:
 
         Args:
             loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
-                or "all" (every token that the row before does not have).
+                or "all" (every token that the conversation's previous row does not have).
         """
         if loss_on == "all":
             has_new_tokens = self.known < self.length
@@ -293,7 +293,7 @@ class ChatFormat:
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
-            if rows and prompt.startswith(row_text):
+            if rows and prompt.startswith(row_text):  # the template left the earlier turns as is
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
@@ -303,8 +303,10 @@ class ChatFormat:
     def _turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
     ) -> Iterator[tuple[str, str]]:
-        """The assistant turns of a conversation, each as `_turn` gives it; with `needs_reasoning` a
-        turn without reasoning raises NoReasoning."""
+        """The assistant turns of a conversation, each as (its prompt, what the model has to write).
+
+        With `needs_reasoning` a turn without reasoning raises NoReasoning.
+        """
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -321,7 +323,7 @@ class ChatFormat:
         """A row of one turn, which follows `rows` of the same conversation."""
         prompt_ids = self.encode(prompt)
         known = _common_start(prompt_ids, rows[-1].ids) if rows else 0
-        return self._with_turn(prompt_ids, [], known, answer)
+        return self._with_turn(prompt_ids, turns=[], known=known, answer=answer)
 
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
@@ -331,11 +333,12 @@ class ChatFormat:
         Args:
             prompt_ids: the tokens before that turn.
             turns: (start, end) of the assistant turns among them.
-            known: how many of them, from the first on, the row before this one begins with too.
+            known: how many of them the conversation's previous row begins with too.
         """
         start = len(prompt_ids)
         ids = prompt_ids + self.encode(answer)
-        shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
+        # At least 1 is known, because nothing predicts the first token.
+        shape = RowShape(len(ids), [*turns, (start, len(ids))], known=max(1, known))
         return TokenizedChat(ids, shape)
 
     def _turn(

@@ -105,8 +105,7 @@ def _file_type_name(file_type: int) -> str:
 
 
 def _move_into_place(finished: Path, folder: Path) -> None:
-    """Rename the folder `finished` to `folder`, so that a power failure leaves no half
-    model."""
+    """Rename the folder `finished` to `folder`, so that a power failure leaves no half model."""
     sync_folder(finished)
     os.replace(finished, folder)
     sync_folder(folder.parent)
