@@ -101,8 +101,10 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder that `ref` names, unless it is that of a run. Raises UserError as `resolve_model`
-    does."""
+    """The folder that `ref` names, which is not that of a run.
+
+    Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
+    """
     if ref in BUILTIN:
         return _NamedFolder("builtin", ref, BUILTIN[ref])
     if (folder := library.folder_of(home, ref)) is not None:
@@ -119,7 +121,10 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
 
 
 def describe(home: Home, ref: str) -> Reply:
-    """What the model `ref` is: sizes, where it lies, how it was made. Raises as `resolve_model`."""
+    """What the model `ref` is: sizes, where it lies, how it was made.
+
+    Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
+    """
     model = resolve_model(home, ref)
     facts = model.facts
     origin = model_origin.read(model.base_path)
@@ -287,8 +292,8 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
 def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelRef:
     """The model that a training run made: an adapter on its base model.
 
-    `checkpoint_name` is "best", "stepN", or "" for the newest. Raises UserError as `resolve_model`
-    does.
+    `checkpoint_name` is "best", "stepN", or "" for the newest. Raises the errors of
+    `resolve_model`, such as UserError MODEL_NOT_FOUND if the run has no such checkpoint.
     """
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
