@@ -58,9 +58,9 @@ def is_adapter(folder: Path) -> bool:
 def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `folder`, from its adapter_config.json.
 
-    `base` are the facts of its base. Raises UserError ADAPTER_MISMATCH if it is no plain LoRA, or
-    if it adapts a projection that is not trained in such a model, and MODEL_UNSUPPORTED if the file
-    cannot be read.
+    `base` are the facts of its base model. Raises UserError ADAPTER_MISMATCH if the adapter is no
+    plain LoRA, or adapts a projection that is not trained in such a base model, and
+    MODEL_UNSUPPORTED if the file cannot be read.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")
@@ -75,10 +75,11 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 
 
 def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tuple[str, ...]:
-    """The projections of the base model that the adapter's `names` of targets mean.
+    """The projections of the base model that the adapter in `folder` changes.
 
-    "all-linear" means all that are trained here. Raises UserError ADAPTER_MISMATCH for a target
-    that is not trained here, or if there is none.
+    `names` are the targets that its configuration names; "all-linear" means all projections that
+    are trained here. Raises UserError ADAPTER_MISMATCH for a target that is not trained here, or if
+    there is none.
     """
     if "all-linear" in names:
         projections = list(base.targets)
@@ -91,8 +92,8 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH if the adapter has options under which it computes something
-    else than a LoRA scaled by lora_alpha / r. `config` is its configuration file."""
+    """Raise UserError ADAPTER_MISMATCH if the adapter has options that make it compute anything but
+    a LoRA scaled by lora_alpha / r. `config` is the content of its adapter_config.json."""
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")
@@ -116,13 +117,13 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     tensors = model_files.read_header(weights)
     for matrix, expected in _expected_shapes(adapter, facts).items():
         stored = [tensor.shape for key, tensor in tensors.items() if f".{matrix}." in key]
-        # Layers of one model may have different sizes.
+        # Layers of one model may have different sizes; how often each occurs must be the same.
         if Counter(stored) != Counter(expected):
             raise _no_fit(folder, matrix, expected, stored)
 
 
 def _expected_shapes(adapter: AdapterFacts, facts: ModelFacts) -> dict[str, list[tuple[int, int]]]:
-    """The shape of each matrix, such as "q_proj.lora_A", in each layer of the base model."""
+    """The shapes that each matrix, such as "q_proj.lora_A", has in the layers of the base model."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     for name in adapter.targets:
         sizes = facts.projection_shapes(name)
@@ -173,7 +174,7 @@ def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: P
     files = [base_path / Path(name).name for name in base.weights]
     present = [file for file in files if file.is_file()]
     if not present and not list(base_path.glob("*.safetensors")):
-        return  # of a hub model whose weights come when the run starts
+        return  # a model of the hub, whose weights are downloaded when the run starts
     if file_hashes(home, present) != base.weights:
         raise mismatch(
             f"{folder} was trained on {base.names[0]} with other weights than {base_path} has",

@@ -84,10 +84,10 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     if run_and_checkpoint is not None:
         run, checkpoint_name = run_and_checkpoint
         return _from_run(home, ref, run, checkpoint_name)
-    named = _named_folder(home, ref)
-    if adapters.is_adapter(named.folder):
-        return _from_adapter(home, ref, named.folder)
-    return _base_model(ref, named.kind, named.ref, named.folder)
+    location = _named_folder(home, ref)
+    if adapters.is_adapter(location.folder):
+        return _from_adapter(home, ref, location.folder)
+    return _base_model(ref, location.kind, location.ref, location.folder)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,10 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder that `ref` names, unless it is that of a run. Raises UserError as `resolve_model`
-    does."""
+    """The folder that `ref` names, which is not that of a run.
+
+    Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
+    """
     if ref in BUILTIN:
         return _NamedFolder("builtin", ref, BUILTIN[ref])
     if (folder := library.folder_of(home, ref)) is not None:
@@ -119,7 +121,10 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
 
 
 def describe(home: Home, ref: str) -> Reply:
-    """What the model `ref` is: sizes, where it lies, how it was made. Raises as `resolve_model`."""
+    """What the model `ref` is: sizes, where it lies, how it was made.
+
+    Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
+    """
     model = resolve_model(home, ref)
     facts = model.facts
     origin = model_origin.read(model.base_path)
@@ -287,8 +292,8 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
 def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelRef:
     """The model that a training run made: an adapter on its base model.
 
-    `checkpoint_name` is "best", "stepN", or "" for the newest. Raises UserError as `resolve_model`
-    does.
+    `checkpoint_name` is "best", "stepN", or "" for the newest. Raises the errors of
+    `resolve_model`, such as UserError MODEL_NOT_FOUND if the run has no such checkpoint.
     """
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
@@ -300,11 +305,11 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     if checkpoint is None:
         raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
-    base = _base_model(ref, "run", base_ref, base_path)
-    return replace(_adapted(base, checkpoint), run_id=run.id)
+    base = _base_model(ref, kind="run", base_ref=base_ref, path=base_path)
+    return replace(_with_adapter(base, checkpoint), run_id=run.id)
 
 
-def _adapted(base: ModelRef, folder: Path) -> ModelRef:
+def _with_adapter(base: ModelRef, folder: Path) -> ModelRef:
     """`base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not fit."""
     adapter = adapters.read_facts(folder, base.facts)
     adapters.require_fit(folder, adapter, base.facts)
@@ -314,19 +319,20 @@ def _adapted(base: ModelRef, folder: Path) -> ModelRef:
 def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
     """The adapter in `folder` on the base model that it names.
 
-    Raises UserError MODEL_NOT_FOUND if the base is not here, ADAPTER_MISMATCH if it is another one.
+    The adapter may name its base in several ways; the first that leads to a model counts. Raises
+    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights.
     """
     named_base = adapters.named_base(folder)
     reasons = []  # why each name leads to no model
     for name in named_base.names:
         try:
-            named = _named_folder(home, name)
-            base = _base_model(name, named.kind, named.ref, named.folder)
+            location = _named_folder(home, name)
+            base = _base_model(name, location.kind, location.ref, location.folder)
         except UserError as error:
             reasons.append(f"{name}: {error.message}")
             continue
         adapters.require_same_weights(home, folder, named_base, base.base_path)
-        return replace(_adapted(base, folder), ref=ref, kind="adapter")
+        return replace(_with_adapter(base, folder), ref=ref, kind="adapter")
     raise _no_base(folder, named_base.names, "; ".join(reasons))
 
 
@@ -455,15 +461,15 @@ def _not_found(message: str, hint: str | Hint) -> UserError:
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     """Runs with a complete checkpoint, the last changed folder first.
 
-    Runs that ended without a checkpoint get none later. This process remembers them, so that a
-    listing does not look into their folders every time.
+    A run that ended without a checkpoint gets none later, unless it is resumed. This process
+    remembers such runs, so that a listing does not look into their folders every time.
     """
     names = _run_folders(home)
     marks = _marks_of_runs(home)
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database
-        # The mark has state and attempt, so a run that is resumed gets another key.
+        # The mark holds the run's state and attempt, so resuming the run gives it another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue

@@ -68,7 +68,7 @@ class RowShape:
 
         Args:
             loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
-                or "all" (every token that the row before does not have).
+                or "all" (every token that the conversation's previous row does not have).
         """
         if loss_on == "all":
             has_new_tokens = self.known < self.length
@@ -194,7 +194,8 @@ class ChatFormat:
         Args:
             before: the conversation so far; its last message is the assistant's.
             replies: the messages that answer it.
-            last_id: the last id of the assistant's turn as it was sampled; None: its end token.
+            last_id: the last id of the assistant's turn as it was sampled; None if that was an
+                end token.
 
         Raises as `text` does, if the template refuses the replies.
         """
@@ -214,21 +215,21 @@ class ChatFormat:
         tools: Sequence[ToolSchema],
         last_id: int | None,
     ) -> list[int]:
-        """Token ids that follow an assistant turn, as `between_turns` returns them: up to and with
-        the opening of the next turn, without an end of the turn that was sampled already.
+        """Token ids that follow an assistant turn, up to and including the opening of the next
+        turn. The end token of the turn is left out if it was sampled already.
 
-        `last_id`: the last id of the turn as it was sampled; None: its end token.
+        `last_id`: the last id of the turn as it was sampled; None if that was an end token.
         """
         turn_end, rest = self._rest(stand_in, replies, tools)
-        if not turn_end:
+        if not turn_end:  # the template writes no end token after this turn
             return self._after_opening(rest, last_id)
         if rest.startswith(turn_end):
             after_end = self.encode(rest[len(turn_end) :])
             if self._is_end(last_id):
                 return after_end
             return [*self.encode(turn_end), *after_end]  # the turn stopped before its end token
-        # Within a conversation the template ends turns with another token (gpt-oss), whose place
-        # the sampled one has taken.
+        # Before further messages the template (of gpt-oss) ends a turn with another token than at
+        # the end of a conversation. The sampled end token stands in its place, so it is left out.
         marker = _MARKER.match(rest)
         if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
             rest = rest[marker.end() :]
@@ -250,8 +251,9 @@ class ChatFormat:
     ) -> tuple[str, str]:
         """What the template writes after what the model says in the turn of `stand_in`.
 
-        Returns (the text that ends the turn where nothing follows it, "" if there is none; the text
-        from there to the opening of the next turn, where `replies` follow).
+        Returns (the token, as text, that ends the turn where no message follows, "" if there is
+        none; the text that stands in its place where `replies` follow, up to and including the
+        opening of the next turn).
         """
         conversation = [*stand_in.history, stand_in.message]
         mark = stand_in.mark
@@ -283,16 +285,16 @@ class ChatFormat:
         """A finished conversation as training rows: one, or several where the template writes
         earlier turns differently once more messages follow. [] if no turn is the assistant's.
 
-        `reasoning`: "keep" trains what the messages have, "drop" leaves it out, "require" raises
-        NoReasoning for a turn without. Raises TemplateError if what the template writes lacks a
-        turn's text, else as `text` does.
+        `reasoning`: "keep" trains the reasoning that the messages have, "drop" leaves it out,
+        "require" raises NoReasoning for a turn without any. Raises TemplateError if the template
+        leaves out the text of a turn, and the errors of `text`.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
-        row_text = ""  # of the last row
+        row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
-            if rows and prompt.startswith(row_text):
-                rows[-1] = self._continued(rows[-1], prompt[len(row_text) :], answer)
+            if rows and prompt.startswith(row_text):  # the template left the earlier turns as is
+                rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
@@ -301,8 +303,10 @@ class ChatFormat:
     def _turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
     ) -> Iterator[tuple[str, str]]:
-        """The assistant turns of a conversation, each as `_turn` gives it; with `needs_reasoning` a
-        turn without reasoning raises NoReasoning."""
+        """The assistant turns of a conversation, each as (its prompt, what the model has to write).
+
+        With `needs_reasoning` a turn without reasoning raises NoReasoning.
+        """
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -310,7 +314,7 @@ class ChatFormat:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
             yield self._turn(messages[:index], message, tools)
 
-    def _continued(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
+    def _with_next_turn(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
         """The row, and after it the text `more` and the turn `answer`."""
         prompt_ids = row.ids + self.encode(more)
         return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
@@ -319,7 +323,7 @@ class ChatFormat:
         """A row of one turn, which follows `rows` of the same conversation."""
         prompt_ids = self.encode(prompt)
         known = _common_start(prompt_ids, rows[-1].ids) if rows else 0
-        return self._with_turn(prompt_ids, [], known, answer)
+        return self._with_turn(prompt_ids, turns=[], known=known, answer=answer)
 
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
@@ -329,19 +333,20 @@ class ChatFormat:
         Args:
             prompt_ids: the tokens before that turn.
             turns: (start, end) of the assistant turns among them.
-            known: how many of them begin the row before this one too.
+            known: how many of them the conversation's previous row begins with too.
         """
         start = len(prompt_ids)
         ids = prompt_ids + self.encode(answer)
-        shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
+        # At least 1 is known, because nothing predicts the first token.
+        shape = RowShape(len(ids), [*turns, (start, len(ids))], known=max(1, known))
         return TokenizedChat(ids, shape)
 
     def _turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """An assistant turn as text: (the prompt it answers, what the model has to write, with the
-        end of the turn). The prompt opens a think block if the message has reasoning, which is in
-        `reasoning_content` alone."""
+        """An assistant turn as text: (the prompt that it answers; what the model has to write,
+        including the end of the turn). The prompt opens a think block if the message has
+        `reasoning_content`, the only field that is read for reasoning."""
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
@@ -373,13 +378,16 @@ class ChatFormat:
         whole = self.text([*history, plain], tools, prompt=False, thinking=False)
         if whole.startswith(prompt):
             return whole[len(prompt) :]
-        # The prompt is no beginning of it, so a mark before the content shows where that begins.
+        # `whole` does not begin with the prompt, so a mark put before the content shows where the
+        # answer begins.
         mark = _unused_mark([*history, message])
-        text = self.text([*history, _marked(plain, mark)], tools, prompt=False, thinking=False)
-        if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
+        text = self.text([*history, _with_mark(plain, mark)], tools, prompt=False, thinking=False)
+        # Some templates leave out the content of a message with calls, and the mark with it.
+        if mark not in text and plain.get("tool_calls"):
             return whole[_common_start(prompt, whole) :]
         answer = _after(mark, text)
-        # Without content, line feeds after the mark only part it from the calls that follow.
+        # Without content, line feeds after the mark only separate it from the calls that follow;
+        # they are not part of the answer.
         return answer if plain.get("content") else answer.lstrip("\n")
 
     def _writes_thought(
@@ -399,7 +407,8 @@ class ChatFormat:
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """The text of a turn, `message` after `history`, up to and with the token that ends it.
+        """The text `turn` up to and including the token that ends it; the turn is `message`, which
+        follows `history`.
 
         Where the template writes no such token, the turn ends with the opening of the message that
         would follow, if that opening is a token that ends turns.
@@ -449,7 +458,7 @@ def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) ->
 
     - the conversation as it is
     - a question alone before the turn, for a template that refuses something of the conversation
-    - the same with one call alone in the turn, for a template that takes no more at once
+    - the same with only one call in the turn, for a template that takes no more calls at once
     """
     mark = _unused_mark([*before, *replies])
     calls = before[-1].get("tool_calls") or []
@@ -493,7 +502,7 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
     return mark
 
 
-def _marked(message: ChatMessage, mark: str) -> ChatMessage:
+def _with_mark(message: ChatMessage, mark: str) -> ChatMessage:
     """The message with `mark` before its content."""
     return {**message, "content": f"{mark}{message.get('content') or ''}"}
 

@@ -141,7 +141,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
             return REFUSED[model_type]
     if config.get("is_encoder_decoder"):
         return _IN_ENCODER
-    if architecture.endswith(_FIRST):
+    if architecture.endswith(_FIRST):  # of the first generation of models, such as GPT-2
         return "models of this generation store projections in ways that no adapter here fits"
     if not _has_language_model(config, architecture):
         return "it is no causal language model, nor one that holds such a model (text_config)"
@@ -159,8 +159,8 @@ def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
 
 @cache
 def _transformers_knows(model_type: str) -> bool:
-    """Whether the installed transformers has the family, without importing it: each has a folder.
-    True where transformers is not installed, as on a server that trains elsewhere."""
+    """Whether the installed transformers knows a family. Transformers is not imported: it has a
+    folder for each family. True where it is not installed, as on a server that trains elsewhere."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return True
@@ -176,12 +176,12 @@ def read_layers(
 ) -> LayerFacts:
     """What the first `layers` layers of the text model hold.
 
-    Weights beyond them (layers that predict further tokens) and those of other parts are left out,
-    as transformers does not load them.
+    Weights of further layers (which predict tokens further ahead) and of other parts of the model
+    are left out, because transformers does not load them.
 
     Args:
-        shapes: of all weights, by name, as [outputs, inputs].
-        config: of the text model (`text_part`).
+        shapes: the shapes of all weights, by name; that of a matrix is [outputs, inputs].
+        config: the part of config.json on the text model (`text_part`).
     """
     weights = list(_layer_weights(shapes, layers))
     expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
@@ -191,6 +191,7 @@ def read_layers(
     attention_matrices = [each for each in matrices if each.projection in _KEYS_AND_VALUES]
     return LayerFacts(
         projections=_projections(matrices, without_adapter),
+        # A token runs through all the other matrices, but only through a share of the experts.
         active_params=linear_params + round(expert_params * expert_share(config.get)),
         linear_params=linear_params,
         attention_layers=_count_layers(attention_matrices),
@@ -257,7 +258,7 @@ def _projections(
 ) -> tuple[Projection, ...]:
     """The projections that can carry an adapter, in the order of KNOWN_PROJECTIONS.
 
-    `without_adapter` names those that cannot.
+    `without_adapter` names projections of this family that cannot.
     """
     shapes_of: dict[str, list[tuple[int, int]]] = {}  # (inputs, outputs) by projection
     for matrix in matrices:
@@ -291,9 +292,9 @@ def expert_share(lookup: Lookup) -> float:
 
 
 def active_width(lookup: Lookup) -> int:
-    """The width between the two products of an MLP as one token sees it; 0 where the configuration
-    does not name it. Of experts it is the width of all that a token runs through together, or the
-    width of the model's layers without experts, if that is more."""
+    """The width of the hidden layer of the MLP that one token runs through; 0 where the
+    configuration does not name it. With experts it is the width of all experts that a token runs
+    through together, or that of the model's layers without experts, if that is larger."""
     dense = _first(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first(lookup, _EXPERTS_PER_TOKEN)
     if not _first(lookup, _EXPERT_COUNT) or not experts_per_token:

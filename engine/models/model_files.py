@@ -135,7 +135,7 @@ class ModelFacts:
     @cached_property
     def projections(self) -> tuple[Projection, ...]:
         """The projections that can carry an adapter, in the order in which settings name them."""
-        if self.inside is not None:
+        if self.inside is not None:  # read from the shapes of the weights
             return self.inside.projections
         query = self.heads * self.head_dim
         key = self.kv_heads * self.head_dim  # also the size of the values
@@ -347,7 +347,7 @@ def read_facts(folder: Path) -> ModelFacts:
     config = load_json(folder / "config.json")
     check_config(config, str(folder))
     names = weight_files(folder)
-    template = check_text_files(folder)
+    template = check_text_files(folder)  # the chat template
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors.update(_stored_header(folder, name))
@@ -408,11 +408,11 @@ def _architecture(config: JsonObject) -> str:
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
     """The facts of a model from its config.json, the tensors of all its weight files and its chat
-    template. Of a model of several parts, they are those of the part that reads text, but for
-    `params` and `weight_bytes`.
+    template. Where a model has several parts, such as text and vision, the facts describe the part
+    that reads text; only `params` and `weight_bytes` count all parts.
 
-    Raises UserError MODEL_UNSUPPORTED if they are incomplete, contradict each other, or leave no
-    projection for an adapter.
+    Raises UserError MODEL_UNSUPPORTED if the config is incomplete, if the tensors contradict it, or
+    if the model has no projection for an adapter.
     """
     text = text_part(config)
     hidden = _positive_int(text, "hidden_size")
@@ -425,19 +425,20 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=_positive_int(text, "num_key_value_heads", heads),
+        kv_heads=_positive_int(text, "num_key_value_heads", default=heads),
+        # Where the config does not name the next two widths (0), the usual ones are taken.
         head_dim=families.head_width(text.get) or max(1, hidden // heads),
         intermediate=families.active_width(text.get) or 4 * hidden,
         vocab=_positive_int(text, "vocab_size"),
         tied=_is_tied(config, tensors),
         params=_count_params(config, tensors),
-        max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
+        max_positions=_positive_int(text, "max_position_embeddings", default=_DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
         thinking=has_switch,
         inside=families.read_layers(shapes, text, layers),
         family=str(text.get("model_type") or ""),
-        always_thinks=has_marks(template) and not has_switch,
+        always_thinks=has_marks(template) and not has_switch,  # marks of a think block
     )
     _check_shapes(facts, tensors)
     return facts
@@ -447,14 +448,14 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    With a `default` of 0 it must be there. Raises UserError MODEL_UNSUPPORTED if it is not, or if
-    its value is no positive integer.
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, and if it is missing and
+    there is no `default` (0).
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]
     value = values[0] if values else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        shown = value if values else None
+        shown = value if values else None  # None: missing, not the default of 0
         raise unsupported(f"config.json has {key} = {shown!r}", "It must be a positive integer.")
     return value
 
@@ -462,8 +463,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides, of a model of several parts that of the whole.
-    Without it the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides; in a model of several parts, that of the whole
+    model counts first. Without it the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
@@ -500,8 +501,8 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and a
-    projection of a name that is known here."""
+    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and at
+    least one projection has a name that is known here."""
     for ends, shape in _expected_shapes(facts).items():
         _require_weight(tensors, ends, shape)
     assert facts.inside is not None  # the shapes were read
@@ -527,7 +528,7 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The shape that a weight must have whose name has one of these ends, by the ends."""
+    """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
         name, heads = _last_query_projection(facts)

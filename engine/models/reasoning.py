@@ -65,7 +65,8 @@ def has_marks(template: str) -> bool:
 
 def after_thought(reply: str) -> str:
     """A reply without the thought that comes first in it, between tags of whatever family."""
-    return tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)[1]
+    _, rest = tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)
+    return rest
 
 
 def opens_thought(prompt: str, template: str) -> bool:
@@ -104,6 +105,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
         for tags in all_tags:
             if tags.opening in text or tags.closing in text:
                 return [_first_span(text, tags)]
+        # A thought that the prompt opened and nothing closed is the whole text.
         return [(0, len(text))] if opened else []
 
     return ThoughtReader(take_off, spans)

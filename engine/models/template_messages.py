@@ -59,15 +59,16 @@ class Abilities:
 def abilities(render: Render) -> Abilities:
     """Find out what a template writes, by rendering short conversations with it.
 
-    Each holds a word that no template writes by itself; the text has it if the template writes the
-    part where it stands.
+    Each part of them (the tool, its call, its result) holds a word that no template writes by
+    itself. If that word is in the text, the template writes that part.
     """
     trial = _Trial(render)
     question: ChatMessage = {"role": "user", "content": "?"}
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # Some templates refuse a call without its result, others the role `tool`.
+    # Both are tried, because some templates refuse a call without its result, others the role
+    # `tool`.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )
@@ -134,8 +135,8 @@ def adapt(
     messages passed in are not changed.
     """
     adapted: list[ChatMessage] = []
-    # The last message holds a tool's result as text of the user. Some templates refuse two messages
-    # of the user in a row, so a message of the user that follows is joined to it.
+    # True while the last message is a tool's result that became a message of the user. Some
+    # templates refuse two messages of the user in a row, so the next one is joined to it.
     joins_next = False
     for message in messages:
         message = _with_calls(message, can)
@@ -143,7 +144,7 @@ def adapt(
         if becomes_text:
             message = _result_as_text(message)
         if joins_next and message["role"] == "user":
-            adapted[-1] = _joined(adapted[-1], message)
+            adapted[-1] = _joined_messages(adapted[-1], message)
             continue
         joins_next = becomes_text
         adapted.append(message)
@@ -157,7 +158,7 @@ def _result_as_text(message: ChatMessage) -> ChatMessage:
     return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+def _joined_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     """The message `first`, with the text of `second` after its own."""
     return {**first, "content": f"{first['content']}\n{_text(second)}"}
 
@@ -178,10 +179,10 @@ def clean(message: ChatMessage) -> ChatMessage:
 
 
 def split_reasoning(message: ChatMessage) -> ChatMessage:
-    """A copy of an assistant's message with its reasoning in `reasoning_content` alone, and without
-    that field where there is none.
+    """A copy of an assistant's message that holds its reasoning in `reasoning_content` only; the
+    copy lacks that field if there is no reasoning.
 
-    Reasoning is a field of the message, or the text before </think> in its content.
+    Reasoning is found in one of several fields of the message, or before </think> in its content.
     """
     rest = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key)), "")
@@ -272,8 +273,8 @@ def _arguments(function: ChatMessage) -> object:
 def _with_tools(
     messages: list[ChatMessage], tools: Sequence[ToolSchema], can: Abilities
 ) -> list[ChatMessage]:
-    """The conversation with the tools described in its first message: the system's, a new one, or
-    the user's where the template has no system messages."""
+    """The conversation with the tools described in its first message. That is the system message,
+    a new one if there is none, or the user's where the template takes no system message."""
     schemas = "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )

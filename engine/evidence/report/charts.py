@@ -137,9 +137,10 @@ def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
 
 
 def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
-    """What of an effect is drawn without text.
+    """The shapes that draw an effect, without its texts.
 
-    The shaded differences, the axis, a vertical line at 0, the interval and a dot at the value.
+    They are a shaded band for the differences too small to matter, the axis, a vertical line at 0,
+    the interval and a dot at the value.
     """
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
@@ -213,7 +214,7 @@ class Range:
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
     """The range of an estimate as a bar, with the actual value, where it is known, as a mark on it,
     as SVG. `label` is read to people who do not see the drawing."""
-    # 1e-9 keeps an axis of zeros from being empty; nothing touches its end.
+    # 1e-9 keeps an axis of zeros from being empty; 1.06 leaves room at the end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
     x_of = _x_in_range(axis_end, width)
     low_text, likely_text, high_text, actual_text = estimate.texts
@@ -357,15 +358,16 @@ def _percent_text(share: float) -> str:
     return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 
-def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round, evenly spaced numbers that cover `low` to `high`, about `about` of them.
+def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
+    """Round, evenly spaced numbers that cover `low` to `high`, about `wanted_count` of them.
 
     nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. Where `low` and `high` are equal, except for
     rounding, the range is widened upwards.
     """
-    if _are_equal(low, high) or high - low < 1e-200:  # a smaller step would have no logarithm
+    # A range below 1e-200 would have a step that rounds to 0, which has no logarithm.
+    if _are_equal(low, high) or high - low < 1e-200:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
-    step = _round_step((high - low) / about)
+    step = _round_step((high - low) / wanted_count)
     # 1e-9, so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
@@ -410,7 +412,7 @@ class _Frame:
 
         `curve` has points or marks.
         """
-        steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
+        steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
         longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
         return _Frame(
@@ -457,7 +459,7 @@ def _drawn_values(curve: Curve) -> list[float]:
 
 
 def _value_range(curve: Curve) -> tuple[float, float]:
-    """(lowest, highest) value that the axis must cover; they differ."""
+    """(lowest, highest) value that the axis must cover, never two equal numbers."""
     values = _drawn_values(curve)
     low, high = min(values), max(values)
     all_within_0_and_1 = low >= 0.0 and high <= 1.0
@@ -469,7 +471,7 @@ def _value_range(curve: Curve) -> tuple[float, float]:
         high += padding
         if low:  # an axis of zeros starts at 0
             low -= padding
-    if curve.is_share and all_within_0_and_1:  # the padding must not go beyond
+    if curve.is_share and all_within_0_and_1:  # the padding must not go beyond 0 and 1
         low, high = max(low, 0.0), min(high, 1.0)
     return low, high
 
@@ -487,10 +489,10 @@ def _grid(frame: _Frame, is_share: bool) -> str:
 def _step_labels(frame: _Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
     y = frame.height - _BOTTOM + 19  # below the axis
-    about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
+    tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first_step, frame.last_step, about=about)
+        for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
         if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
     return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")

@@ -175,21 +175,21 @@ class Dossier:
             return []
         stored = self.config.to_json()
         sources = self.redact.value(stored["sources"])
-        settings = [
-            (name, value, str(sources.get(name, "")))
-            for name, value in sorted(self.redact.value(stored["settings"]).items())
-        ]
-        # Sorting keeps the order of names among settings of one kind.
-        return sorted(settings, key=lambda setting: setting[2] != "user")
+        chosen: list[tuple[str, object, str]] = []
+        others: list[tuple[str, object, str]] = []
+        for name, value in sorted(self.redact.value(stored["settings"]).items()):
+            source = str(sources.get(name, ""))
+            (chosen if source == "user" else others).append((name, value, source))
+        return chosen + others
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
-        """(what, hash) for everything of which the manifest recorded a hash.
+        """(what, hash) for everything of which the run recorded a hash.
 
         In this order: environment version, task rows, weights of the model, starting adapter,
         settings. What has no hash is left out.
         """
-        env_id = self.config.env_id if self.config else ""
+        env_id = self.config.env_id if self.config else ""  # as name@hash
         _, _, env_hash = env_id.partition("@")
         env = self.manifest.get("env") or {}
         named_hashes = [
@@ -216,9 +216,9 @@ def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
 
 
 def gather(home: Home, run_id: str) -> Dossier:
-    """The dossier of a run in any state, from its row and its files.
+    """Everything that the report on a run shows, from its row in the database and its files.
 
-    Raises UserError RUN_NOT_FOUND.
+    The run may be in any state. Raises UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -289,8 +289,8 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         if run_row is None:
             break
         _, _, checkpoint = start_ref.partition("@")
-        current = run.id == row.run_id
-        newest_first.append(_training_station(run_row, checkpoint, current=current))
+        is_current = run.id == row.run_id
+        newest_first.append(_training_station(run_row, checkpoint, current=is_current))
         start_ref = started_from(run)
     return [Station("base", start_ref, "base model"), *reversed(newest_first)]
 
@@ -343,12 +343,12 @@ def _held_out_results(run: RunDir) -> list[HeldOutResult]:
 
 
 def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure) -> HeldOutResult:
-    """The mean of the rows that have a value, with the interval that `_held_out_results` names."""
+    """The mean of the rows that have a value; success also has Wilson's interval over its tasks."""
     values_or_none = [value_of(row, measure) for row in rows]
     values = [value for value in values_or_none if value is not None]
     mean = sum(values) / len(values)
     if measure != "success":
-        return HeldOutResult(step, mean, None)
+        return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
     return HeldOutResult(step, mean, wilson(round(mean * task_count), task_count))
 

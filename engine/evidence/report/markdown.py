@@ -13,6 +13,7 @@ from engine.home.sanitize import clip, one_line
 MOST_CHARS = 9_800  # of a text, so that it stays under 10,000
 _CELL_CHARS = 160
 _ANSWER_CHARS = 260
+_NOTE_CHARS = 300
 _NOTICE_CHARS = 160  # kept free for the sentence that names what was left out
 _WORTH_CUTTING = 400  # free characters from which on the beginning of a section is still shown
 # Characters to escape. An underscore between letters is no markup in CommonMark, so names keep it.
@@ -41,7 +42,7 @@ def markdown_of(dossier: Dossier) -> str:
     chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.labels)
     head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
     if dossier.note:
-        head += f"\n\nNote: {_escaped(one_line(dossier.note, 300))}"
+        head += f"\n\nNote: {_escaped(one_line(dossier.note, _NOTE_CHARS))}"
     return _joined_under_limit([head, *_section_texts(dossier, _REPORT)])
 
 
@@ -71,7 +72,7 @@ def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[s
         body = _blocks_text(section.blocks)
         if section.short:
             texts.append(f"## {section.short}\n\n{body}")
-        elif body:
+        elif body:  # never the first section
             texts[-1] += f"\n\n{body}"
     return texts
 
@@ -226,8 +227,9 @@ def _with_markup_escaped(text: str) -> str:
 def _joined_under_limit(texts: Sequence[str]) -> str:
     """The texts joined, under the limit of length.
 
-    The first text that does not fit and all after it are named in a closing sentence. Of the first
-    one the beginning is shown if there is enough room, and always if nothing was shown before it.
+    The first text that does not fit and all after it are named in a closing sentence. The beginning
+    of that first text is still shown if there is room for `_WORTH_CUTTING` characters, or if it is
+    the first text of all.
     """
     joined = ""
     for index, text in enumerate(texts):

@@ -46,7 +46,9 @@ def audit(dossier: Dossier) -> Section | None:
     if facts:
         section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
-    return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
+    return Section(
+        title="Can the reward be trusted?", short="Reward audit", blocks=section_blocks, lead=lead
+    )
 
 
 def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
@@ -69,6 +71,7 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
+    # On how many rows the reference answer (gold) earns more; "" where that was not measured.
     gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
@@ -81,8 +84,8 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """(name, value) facts that the table of probes does not show: those of the audit, and last how
-    the run's held-out answers were scored again.
+    """What the table of probes does not show, as (name, value): facts from the audit, and last how
+    the run's answers to the held-out tasks (the exam) were scored again.
 
     What the audit did not look at is left out: older audits looked at less.
     """
@@ -112,7 +115,8 @@ def _score_time_text(seconds: float | None) -> str:
 
 
 def _top_reward_text(audit_result: Audit) -> str:
-    """How many answers earn the highest reward, and how many levels it has; "" if not measured."""
+    """How many answers earn the highest reward, and how many different rewards there are; "" if
+    that was not measured."""
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
         return ""
@@ -160,7 +164,7 @@ def contamination(dossier: Dossier) -> Section | None:
         section_blocks.append(blocks.Facts(match_facts[:_MATCHES]))
     title = "Were the held-out tasks in the training rows?"
     lead = ("Every row trained on, held against every held-out task. ", *conclusion)
-    return Section(title, "Contamination", section_blocks, lead)
+    return Section(title=title, short="Contamination", blocks=section_blocks, lead=lead)
 
 
 def _contamination_text(overlap: Contamination) -> str:
@@ -215,7 +219,12 @@ def cost(dossier: Dossier) -> Section | None:
         return None
     panel_blocks.append(blocks.Facts(facts))
     lead = "What was predicted before the run, and what it took."
-    return Section("Cost against the estimate", "Cost", [blocks.Panel(panel_blocks)], [lead])
+    return Section(
+        title="Cost against the estimate",
+        short="Cost",
+        blocks=[blocks.Panel(panel_blocks)],
+        lead=[lead],
+    )
 
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
@@ -240,7 +249,10 @@ def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Fig
 
 
 def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
-    """(name, value) facts of an estimate; the money spent only where there is a price."""
+    """The facts of an estimate, as (name, value).
+
+    The money spent is one of them only if a price per hour and the hours used are known.
+    """
     expected = estimate.gpu_hours
     bounds = f"{duration(expected.low)} to {duration(expected.high)}"
     facts = [
@@ -270,17 +282,17 @@ def settings(dossier: Dossier) -> Section | None:
 def lineage(dossier: Dossier) -> Section:
     """The section on the runs this one descends from, or on the models that were evaluated."""
     if dossier.row.kind == "train":
-        steps = blocks.Steps(dossier.lineage, "way")
+        steps = blocks.Steps(dossier.lineage, style="way")
         lead = "From the base model to this run."
-        return Section("Where it comes from", "Lineage", [steps], [lead])
-    steps = blocks.Steps(dossier.lineage, "flat")
+        return Section(title="Where it comes from", short="Lineage", blocks=[steps], lead=[lead])
+    steps = blocks.Steps(dossier.lineage, style="flat")
     lead = "These models, in this evaluation."
-    return Section("What was evaluated", "Evaluated", [steps], [lead])
+    return Section(title="What was evaluated", short="Evaluated", blocks=[steps], lead=[lead])
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the links that record the hashes of the files of each stage of the run, and
-    of the link before; None where no link was written."""
+    """The section on the run's chain: one link for each stage of the run, which records the hashes
+    of the stage's files and of the link before. None where no link was written."""
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None
@@ -293,7 +305,7 @@ def provenance(dossier: Dossier) -> Section | None:
     line_in_markdown = ("Head: ", Code(chain.head), ". ", *verify)
     section_blocks = [
         blocks.Paragraph(line_on_page, style="lead chainlead", shown_in="page"),
-        blocks.Steps(links, "chain"),
+        blocks.Steps(links, style="chain"),
         blocks.Paragraph(line_in_markdown, shown_in="markdown"),
     ]
     # No title: on the page this continues the section on the lineage.

@@ -16,6 +16,9 @@ from engine.records.lines.evaluation_row import EvaluationRow
 _ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
 
 _ALERTS = 6  # shown at most
+_ALERT_CHARS = 300  # of each alert that are shown at most
+_NOTE_CHARS = 600  # of the user's note that are shown at most
+_REASON_CHARS = 2000  # of the reason why a run ended, and of the hint, that are shown at most
 _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 
 
@@ -46,14 +49,14 @@ def verdict(dossier: Dossier) -> Section:
         blocks.Paragraph([dossier.verdict.summary], shown_in="markdown"),
     ]
     if dossier.note:
-        note = clip(dossier.note, 600)
+        note = clip(dossier.note, _NOTE_CHARS)
         section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
         section_blocks += _change_blocks(dossier, comparison, comparison.measure)
     notes = _notes(dossier)
     if notes:
         section_blocks.append(blocks.Notes(notes))
-    return Section(word, "Verdict", section_blocks)
+    return Section(title=word, short="Verdict", blocks=section_blocks)
 
 
 def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
@@ -89,8 +92,8 @@ def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
     return blocks.Figure(
-        charts.effect_strip(effect, charts.WIDE - 30, label),
-        charts.effect_strip(effect, charts.NARROW - 20, label),
+        wide=charts.effect_strip(effect, charts.WIDE - 30, label),
+        narrow=charts.effect_strip(effect, charts.NARROW - 20, label),
         text=f"{label} {interval}.",
         caption="The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
         f"{_without_sign(effect.margin, measure)}, which count as no difference.",
@@ -122,7 +125,8 @@ def _figures(
     """The numbers of the comparison, as rows of (name, value, remark).
 
     The rows are the mean results (levels) before and after, as far as they were measured, the
-    number of tasks, the p value and the smallest change that would show.
+    number of tasks, the p value and the smallest change that the comparison would find. Training
+    runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
@@ -148,8 +152,10 @@ def _p_text(p: float | None) -> str:
 def _level_figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """The mean results (levels) of the model before and after, as rows of (name, value, interval);
-    only measured ones."""
+    """The mean results (levels) of the model before and after, as rows of (name, value, interval).
+
+    A result that was not measured has no row.
+    """
     sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
@@ -179,7 +185,7 @@ def _notes(dossier: Dossier) -> list[Note]:
         *_expectation_notes(dossier),
         # The summary already contains some of the warnings, such as forgotten skills.
         *(Note(text) for text in warnings if text not in dossier.verdict.summary),
-        *(Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]),
+        *(Note(f"Alert: {one_line(alert, _ALERT_CHARS)}") for alert in dossier.alerts[:_ALERTS]),
     ]
 
 
@@ -193,7 +199,7 @@ def _end_notes(dossier: Dossier) -> list[Note]:
     if dossier.failure_evidence:
         reason += f" ({dossier.failure_evidence})"
     mood = "fail" if ended_badly else "plain"
-    return [Note(clip(reason, 2000), mood, label=row.reason_kind or row.state)]
+    return [Note(clip(reason, _REASON_CHARS), mood, label=row.reason_kind or row.state)]
 
 
 def _hint_notes(dossier: Dossier) -> list[Note]:
@@ -203,7 +209,7 @@ def _hint_notes(dossier: Dossier) -> list[Note]:
         return []
     latest = dossier.run.latest_checkpoint()
     checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-    return [Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain")]
+    return [Note(f"{clip(hint_text, _REASON_CHARS)} {checkpoint}", "plain")]
 
 
 def _expectation_notes(dossier: Dossier) -> list[Note]:
@@ -221,7 +227,7 @@ def models(dossier: Dossier) -> Section | None:
     """The section with the models of an evaluation: the mean result of each (its level), and the
     verdict against the first.
 
-    None for a training run, for a loss, and where nothing was scored.
+    None for a training run, for models compared by their loss, and where nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
@@ -236,18 +242,18 @@ def models(dossier: Dossier) -> Section | None:
         "corrected for their number."
     )
     table = blocks.Table(heads, rows, styles, style="models")
-    return Section("Models, on the same tasks", "Models", [table], [lead])
+    return Section(title="Models, on the same tasks", short="Models", blocks=[table], lead=[lead])
 
 
 def _model_rows(
     evaluation: EvaluationFacts, measure: Measure, redact: Redactor
 ) -> list[_ModelRow] | None:
     """A row for each model whose mean result (its level) has an interval; None where none has."""
-    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    levels = [(each.model, each.level) for each in evaluation.models if each.level is not None]
     axis = _axis_of_levels([level for _, level in levels], measure)
     if axis is None:
         return None
-    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
+    comparison_by_model = {pair.model: pair.comparison for pair in evaluation.comparisons}
     rows = []
     for model, level in levels:
         name, comparison = redact.text(model), comparison_by_model.get(model)
@@ -305,7 +311,7 @@ def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) ->
 def tasks(dossier: Dossier) -> Section | None:
     """The section on how many tasks were gained, lost and unchanged.
 
-    None without a comparison, and for a loss, where no task counts as gained or lost.
+    None without a comparison, and for a comparison by loss, where no task counts as gained or lost.
     """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
@@ -313,25 +319,28 @@ def tasks(dossier: Dossier) -> Section | None:
     outcome = comparison.outcome
     gained_count, lost_count = len(outcome.gained), len(outcome.lost)
     unchanged_count = outcome.n - gained_count - lost_count
-    right_count = _solved_twice(dossier) if comparison.measure == "success" else None
-    parts = [
+    solved_twice_count = _solved_twice(dossier) if comparison.measure == "success" else None
+    parts = [  # (what happened to the tasks, how many they are, CSS class of their colour)
         ("gained", gained_count, "gained"),
-        *_unchanged_parts(unchanged_count, right_count),
+        *_unchanged_parts(unchanged_count, solved_twice_count),
         ("lost", lost_count, "lost"),
     ]
     panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
-    return Section("Task by task", "What changed", [panel], [lead])
+    return Section(title="Task by task", short="What changed", blocks=[panel], lead=[lead])
 
 
-def _unchanged_parts(unchanged_count: int, right_count: int | None) -> list[tuple[str, int, str]]:
+def _unchanged_parts(
+    unchanged_count: int, solved_twice_count: int | None
+) -> list[tuple[str, int, str]]:
     """The tasks whose result did not change: what happened to them, how many they are, and the CSS
-    class of their colour. `right_count` of them were solved, None where that is not known."""
-    if right_count is None:
+    class of their colour. `solved_twice_count` of them were solved before and after; None where
+    that is not known."""
+    if solved_twice_count is None:
         return [("unchanged", unchanged_count, "same")]
     return [
-        ("right both times", right_count, "right"),
-        ("wrong both times", unchanged_count - right_count, "same"),
+        ("right both times", solved_twice_count, "right"),
+        ("wrong both times", unchanged_count - solved_twice_count, "same"),
     ]
 
 
@@ -398,4 +407,6 @@ def skills(dossier: Dossier) -> Section | None:
         "trained, and may have been lost."
     )
     batteries = blocks.Skills(kept_skills.every_battery)
-    return Section("What it could do before", "Kept skills", [batteries], [lead])
+    return Section(
+        title="What it could do before", short="Kept skills", blocks=[batteries], lead=[lead]
+    )

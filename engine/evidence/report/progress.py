@@ -36,12 +36,14 @@ def curves(dossier: Dossier) -> blocks.Section | None:
             section_blocks.append(blocks.Table(heads, rows, shown_in="markdown"))
     if not section_blocks:
         return None
-    return blocks.Section("Over the run", "Curves", section_blocks, lead)
+    return blocks.Section(title="Over the run", short="Curves", blocks=section_blocks, lead=lead)
 
 
 def _held_out_line(dossier: Dossier) -> str:
-    """What the held-out tasks decide in this run, and how often they were used to choose so far, if
-    they were and that is known."""
+    """What the held-out tasks decide in this run, and how often they were used to choose so far.
+
+    The second part is left out if they were never used, or if there is no training verdict.
+    """
     half_text = ""
     choosing_half = choosing(dossier.run)
     if choosing_half:
@@ -79,12 +81,15 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
     title = f"Held-out {name.removeprefix('heldout_')}"
     wide = charts.line_chart(curve, charts.WIDE, height=300, label=title)
     narrow = charts.line_chart(curve, charts.NARROW, height=250, label=title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title=title)
 
 
 def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
-    """The held-out results over the steps, with their intervals, a line at the best step, and as
-    marks the results on the half of the tasks that did not choose it."""
+    """The held-out results over the steps, with their intervals and a line at the best step.
+
+    Marks show the results at the start and at the best step on that half of the tasks which did not
+    choose the best step.
+    """
     results = dossier.held_out_results
     metrics_lines = dossier.metrics.lines
     best_step = _best_step(dossier)
@@ -121,10 +126,10 @@ def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
-    """The results at step 0 and at the best step, as (step, low, value, high), on the half of the
-    held-out tasks that did not choose that step.
+    """The results at step 0 and at the best step, as (step, low, value, high).
 
-    [] where the tasks have no halves, and before a checkpoint was evaluated.
+    They are measured on one half of the held-out tasks (TEST); the other half chose the best step.
+    [] where the tasks were not split into halves, and before a checkpoint was evaluated.
     """
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:
@@ -155,6 +160,7 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
 
     At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
     """
+    # The main chart shows the held-out results already.
     left_out = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in left_out]
     curves_by_name = {name: dossier.metrics.curve(name) for name in main_columns(names, len(names))}
@@ -169,8 +175,8 @@ def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
     is_share = metric is not None and metric.unit == "share"
     curve = charts.Curve(points, is_share=is_share, from_zero=is_share)
     meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
-    drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, 200, name))
-    return blocks.Panel([blocks.Paragraph([meaning]), drawing], name)
+    drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, height=200, label=name))
+    return blocks.Panel([blocks.Paragraph([meaning]), drawing], title=name)
 
 
 def _meaning_of_other(name: str) -> str:

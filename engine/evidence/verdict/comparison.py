@@ -126,18 +126,19 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompts_are_shared = _count_tasks(before, after) < id_count
     measure = measure_of(before, after)
     if measure is None:
-        return without_evidence(None, _reason_for_no_measure(before, after))
+        return without_evidence(measure=None, reason=_reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
     outcomes = _outcomes(before, after, measure, _margin(level_before))
+    # Failed scorings left out, and counted as not solved; one and the same if none failed.
+    outcome, outcome_with_failures = outcomes[0], outcomes[-1]
     comparison = Comparison(
         measure,
-        outcome=outcomes[0],
+        outcome=outcome,
         before=level_before,
         after=level_after,
         id_count=id_count if prompts_are_shared else 0,
     )
-    # The last outcome counts failed scorings as not solved; it is the first one if none failed.
-    return inconclusive_if_errors_decide(comparison, outcomes[-1])
+    return inconclusive_if_errors_decide(comparison, outcome_with_failures)
 
 
 def _count_tasks(*row_sets: Sequence[EvaluationRow]) -> int:
@@ -221,7 +222,8 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """That failed scorings decide a verdict: what it is without them, and with them as 0."""
+    """The sentence that failed scorings decide a verdict: what it is if they are left out, and what
+    it is if they are counted as not solved."""
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)

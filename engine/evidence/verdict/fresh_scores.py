@@ -24,15 +24,16 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     That is so where two fresh processes agree with each other and not with the stored rewards, on
     more answers than are tolerated. `scores` is a stored rescoring, {} where there is none.
     """
-    # By the result of the audit, or because two fresh processes disagree.
-    random_scorer = scores.get("wavering") or scores.get("deterministic") is False
+    # Random: two fresh processes disagree ("wavering"), or the audit found the scorer to be so.
+    is_random = scores.get("wavering") or scores.get("deterministic") is False
     # Examples are the answers whose reward came out differently.
-    if random_scorer or not scores.get("scored") or not scores.get("examples"):
+    if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
     # With a network more are tolerated: a service outside may have changed its mind.
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    fewest_above_share = math.floor(tolerated * scores["scored"]) + 1
-    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_share)
+    fewest_above_tolerated = math.floor(tolerated * scores["scored"]) + 1
+    # Confirmed: both fresh processes gave the same reward, which is not the stored one.
+    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_tolerated)
 
 
 def warnings(run_dir: RunDir) -> list[str]:

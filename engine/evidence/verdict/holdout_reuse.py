@@ -91,13 +91,14 @@ def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
 
 
 def use_by_env(home: Home) -> dict[str, HoldoutUse]:
-    """Environment version -> `holdout_use` by all its runs, for every version that has runs.
+    """How often all runs on an environment version used its held-out tasks, by version (env_id).
 
-    This process keeps a version's count until one of its runs changes, because counting opens a
-    folder for every run.
+    Holds every version that has runs. This process keeps a version's count until one of its runs
+    changes, because counting opens a folder for every run.
     """
     root = str(home.root)
     with Store(home) as store:
+        # A mark changes whenever a run of the version does.
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
         stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale else []
@@ -158,7 +159,7 @@ def evaluations_of_pair(
         return 1
     split = _split_of(home.run(rows[-1].run_id))
     keys = {_key_of_test(home.run(row.run_id), split, models) for row in rows}
-    return max(1, len(keys - {None}))
+    return max(1, len(keys - {None}))  # None: not a test of these models on this split
 
 
 def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:

@@ -77,7 +77,8 @@ def better_start(
 
 
 def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Start | None:
-    """The start model `model`, if the best checkpoint did not beat it on the tasks that chose it.
+    """The start model `model`, if the best checkpoint did not beat it on the tasks by which that
+    checkpoint was chosen.
 
     None where the checkpoint beat it, and where that cannot be told: without a `best_step`, or
     where one of the two was not scored, or they were scored by different measures.

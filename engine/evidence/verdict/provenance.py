@@ -143,7 +143,7 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if sealed is None or run.deleted.exists():
         return _verification_without_seal(run, row)
     links = _checked_links(run, sealed)
-    for fault in _verdict_faults(run, row):
+    for fault in _verdict_faults(run, row):  # the last link is the one of the evaluation
         links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
 
@@ -159,7 +159,8 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     """The links of a seal (files with their hashes), each held against the files as they are now.
 
-    Never empty. Where the links do not fit the whole seal, the last link has that as a fault.
+    Never empty. If the seal lacks a link or its head is not the last link's hash, the last link has
+    that as a fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
@@ -258,7 +259,8 @@ def _verification_of_seal(
 ) -> Verification:
     """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
     broken = [link for link in links if not link.ok]
-    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
+    # An ancestor that cannot be checked (None) does not count as altered.
+    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]
     if broken:
         summary = _fault_sentence(row.run_id, broken)
     elif altered:
@@ -286,7 +288,8 @@ def _fault_sentence(run_id: str, broken: Sequence[CheckedLink]) -> str:
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Pairs of a link's name and its files as they are now, in the order of LINKS.
+    """The files that each link of the sealed record names, as they are now: pairs of the link's
+    name and its files, in the order of LINKS.
 
     The files map path -> SHA-256; a file that is missing is left out. Where the config is missing
     (None) the environment is not known, so the links environment, data and curation have no files.

@@ -304,7 +304,8 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     """
     if outcome.verdict == "unknown":
         return "unknown"
-    if outcome.verdict in ("worse", "better") and (p is None or p < ALPHA):
+    is_significant = p is None or p < ALPHA  # without a test the verdict has no p to correct
+    if outcome.verdict in ("worse", "better") and is_significant:
         return "forgotten" if outcome.verdict == "worse" else "improved"
     is_lower = outcome.diff is not None and outcome.diff < 0
     may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST

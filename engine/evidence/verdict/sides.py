@@ -76,10 +76,11 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
 
 
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
-    """Model reference -> its rows, in the order of the config.
+    """The models of an evaluation: model reference -> its rows, in the order of the config.
 
     Tasks that training rows teach are left out, and so are models without rows. A model that was
-    named twice gets its position as a suffix, as in "model (#2)". {} for other kinds of run.
+    named before gets its position as a suffix, as in "model (#2)". {} for other kinds of run, and
+    where the config is missing.
     """
     models: dict[str, list[EvaluationRow]] = {}
     taught = taught_tasks(run_dir)
@@ -105,8 +106,8 @@ def result_step(run_dir: RunDir) -> int | None:
     named_best = _step_named_best(run_dir)
     if named_best in candidates:
         return named_best
-    best = best_step(run_dir, candidates)  # on the validation half
-    return candidates[-1] if best is None else best
+    best = best_step(run_dir, candidates)  # by its result on the validation half
+    return candidates[-1] if best is None else best  # the newest, if none can be called the best
 
 
 def _step_named_best(run_dir: RunDir) -> int | None:

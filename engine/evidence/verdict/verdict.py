@@ -174,8 +174,8 @@ class Verdict:
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         """The part of the result that only training runs have.
 
-        Left out are the expectation and the model to go on with where there are none, and the
-        kept skills where they were not measured.
+        Left out are the expectation and the model to go on with where there are none, and
+        `kept_skills` (what was not forgotten) where it was not measured.
         """
         body: dict[str, object] = {
             "half": facts.half,
@@ -189,6 +189,7 @@ class Verdict:
             body |= {"expected": facts.expected, "as_expected": facts.as_expected}
         if facts.go_on_with:
             body["go_on_with"] = facts.go_on_with
+        # "exam_use": how often the held-out tasks, the exam, were used.
         body |= {"summary": self.summary, "exam_use": facts.holdout_use.to_json()}
         if facts.kept_skills:
             body["kept_skills"] = facts.kept_skills.to_json()
@@ -229,13 +230,15 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result, on tasks that chose neither.
+    """The verdict of a training run: its start against its result, on held-out tasks that did not
+    choose the checkpoint.
 
     Raises DamagedRecord naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
     facts = _training_facts(run_dir, config, sides, comparison, redact)
+    # The model that the run started from, if it did not improve on it.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
     if start is not None:
@@ -274,7 +277,7 @@ def _training_facts(
 ) -> TrainingFacts:
     """What the verdict of a training run says beside the comparison of its two sides.
 
-    `go_on_with` is left "".
+    `go_on_with` (a model to go on with instead of this one) is left "" for the caller to fill in.
     """
     env_id, expect = (config.env_id, config.expect) if config else ("", "")
     expected, as_expected = _expectation(expect, comparison.outcome.verdict)
@@ -313,7 +316,9 @@ def _compare_sides(sides: Sides) -> Comparison:
         return comparison
     # This reason says more than the "nothing was scored" of the comparison.
     outcome = PairedVerdict("unknown", reason)
-    return Comparison(None, outcome, before=comparison.before, after=comparison.after)
+    return Comparison(
+        measure=None, outcome=outcome, before=comparison.before, after=comparison.after
+    )
 
 
 def _reason_for_missing_rows(sides: Sides) -> str:
@@ -370,7 +375,8 @@ def _verdict_on_models(
 ) -> Verdict:
     """The verdict on at least two scored models: the first against the one furthest ahead of it.
 
-    `models` maps a model's reference to its rows. The warnings are those about the comparison.
+    `models` maps a model's reference to its rows; `levels` are the mean results of the models. The
+    verdict holds only the warnings about this comparison, not those about the evaluation.
     """
     evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
@@ -384,7 +390,7 @@ def _verdict_on_models(
             *_cautions(main.comparison, config),
         ],
         next_calls=_next_calls_of_evaluation(run_dir.id, main.comparison),
-        evaluation=EvaluationFacts(levels, comparisons[:_MOST_COMPARISONS], main, flips),
+        evaluation=EvaluationFacts(levels, comparisons[:_MOST_COMPARISONS], main=main, flips=flips),
     )
 
 
@@ -420,7 +426,9 @@ def _counts_of_evaluations(
     """Model reference -> how many evaluations have tested it against the first of `refs`."""
     first, *others = refs
     return {
-        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
+        ref: evaluations_of_pair(
+            run_dir.home, config.env_id, models=(first, ref), run_ids=(run_dir.id,)
+        )
         for ref in others
     }
 
@@ -494,9 +502,11 @@ def _notes_on_missing_scores(outcome: PairedVerdict) -> list[str]:
 
 
 def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
-    """How many tasks would show a change of 5 points of success, where these are fewer; else [].
+    """A note if fewer tasks were compared than a change of 5 points of success needs to show.
 
-    `half` is the half of the held-out tasks that was compared, "all" without halves.
+    [] if there were enough, or if success was not measured. `half` is the half of the held-out
+    tasks that was compared, "all" without halves; for the test half the note adds that the other
+    half chose the checkpoint.
     """
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:

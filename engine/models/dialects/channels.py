@@ -52,9 +52,13 @@ class _Part:
 
 
 def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """`<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`; the
-    recipient may also stand after the channel. A message to nobody, the user or the assistant is
-    content."""
+    """Calls as gpt-oss writes them:
+
+    `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
+
+    The recipient (`to=`) may also stand after the channel. A message without a recipient, or to the
+    user or the assistant, is content.
+    """
     contents: list[str] = []
     calls: list[FoundCall] = []
     faults: list[str] = []
@@ -70,8 +74,8 @@ def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def _call_of(part: _Part) -> FoundCall:
-    """The call that a message to a function is. Raises Malformed if it holds anything but one JSON
-    object of arguments."""
+    """The call in a message to a function. Raises Malformed if the message holds anything but one
+    JSON object of arguments."""
     name = part.recipient.removeprefix("functions.")
     value, end = json_value(part.text, at=0)
     if skip_space(part.text, end) < len(part.text):
@@ -80,8 +84,12 @@ def _call_of(part: _Part) -> FoundCall:
 
 
 def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
-    """` to=name<|message|><atem:function_calls><atem:invoke name="name">...`; what is for the user
-    is content."""
+    """Calls as Muse writes them:
+
+    ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
+
+    A message to the user is content.
+    """
     contents: list[str] = []
     calls: list[FoundCall] = []
     faults: list[str] = []
@@ -101,7 +109,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
     """Every `<atem:invoke>` from `at` on. Raises Malformed."""
     calls: list[FoundCall] = []
-    while at >= 0:
+    while at >= 0:  # -1 after the last one
         call, at = tagged_call(text, at, _ATEM_NAME, _ATEM_ARGUMENT, tools)
         at = skip_space(text, at)
         if not text.startswith("</atem:invoke>", at):
@@ -114,20 +122,20 @@ def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCa
 def _parts(text: str) -> list[_Part]:
     """The messages of a reply. Text without a header is a message of its own."""
     parts = []
-    end = 0  # of the part, in characters of the reply
+    end = 0  # where the current part ends, in characters of the reply
     for source in re.split(r"(?=<\|start\|>)", text):
         end += len(source)
         if not source.strip():
             continue
         header, mark, body = source.partition("<|message|>")
-        if not mark:
+        if not mark:  # without the mark there is no header: all of it is the message's text
             header = ""
             body = source.removeprefix("<|start|>assistant")
         parts.append(
             _Part(
                 source=source,
-                channel=_found(_CHANNEL, header),
-                recipient=_found(_RECIPIENT, header),
+                channel=_first_group(_CHANNEL, header),
+                recipient=_first_group(_RECIPIENT, header),
                 text=_END.split(body)[0],
                 start=end - len(body),
             )
@@ -135,15 +143,16 @@ def _parts(text: str) -> list[_Part]:
     return parts
 
 
-def _found(pattern: re.Pattern[str], text: str) -> str:
+def _first_group(pattern: re.Pattern[str], text: str) -> str:
     """What group 1 of the pattern finds first in the text; "" if it finds nothing."""
     match = pattern.search(text)
     return match.group(1) if match else ""
 
 
 def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
-    """The reader of a family whose thoughts are messages of their own, those of `is_thought`. A
-    thought that was cut is a thought as well; no prompt opens one."""
+    """The reader of a family that writes its thoughts as messages of their own, which `is_thought`
+    recognises. A thought that was cut short counts as well. No prompt of such a family opens a
+    thought, so `_opened` is ignored."""
 
     def take_off(text: str) -> tuple[str | None, str]:
         parts = _parts(text)

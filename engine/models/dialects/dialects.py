@@ -108,13 +108,14 @@ class ReplyReader:
     thoughts: reasoning.ThoughtReader
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
-        """Turn the text of a completion into an assistant message: its reasoning, where there is
-        some, its calls in OpenAI's form, only with `tools`, and the rest as `content`."""
+        """Turn the text of a completion into an assistant message: reasoning, if there is any, in
+        `reasoning_content`, tool calls in OpenAI's form (only if there are `tools`), and the rest
+        in `content`. The reply also says what is wrong with the calls."""
         thought, rest = self.thoughts.take_off(text)
         parsed = self.dialect.calls(rest, tools)
         # If one call cannot be read, all stay in the content, where the environment sees them.
-        keeps_calls = parsed.faults or (parsed.calls and not tools)
-        content = rest if keeps_calls else parsed.content
+        leaves_calls_in_content = parsed.faults or (parsed.calls and not tools)
+        content = rest if leaves_calls_in_content else parsed.content
         message: ChatMessage = {"role": "assistant", "content": content}
         if thought is not None:
             message["reasoning_content"] = thought
@@ -163,8 +164,8 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     dialect = _first_that_reads(_written_turns(chat), by_tags)
-    # Without that mark the template writes no calls, and `ChatFormat` wrote this one into the
-    # content. Then the marks in the template say more about the model.
+    # A template without <tool_call> writes no calls as Hermes does: `ChatFormat` put that call into
+    # the content. Then the marks in the template say more about the model.
     if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
         dialect = _first_with_mark(source)
     return ReplyReader(dialect, dialect.thoughts or by_tags)
@@ -218,7 +219,8 @@ def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
         return None
     if closed.startswith(prompt):
         return _up_to_last(closed[len(prompt) :], chat.stop_texts)
-    # The prompt opens the turn in another way than a closed one begins.
+    # A finished turn begins in another way than the prompt opens it, so it is taken from the end of
+    # the question on.
     return _up_to_last(closed.rpartition(_QUESTION)[2], chat.stop_texts)
 
 

@@ -53,9 +53,9 @@ def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
-    """The whole reply is `{"name": ..., "parameters": {...}}`, or several with ";" between them,
-    after `<|python_tag|>` or without it: Llama 3.1 to 3.3. Tools that the model has built in are
-    written `<|python_tag|>name.call(a=1)`.
+    """The calls of Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or
+    several of these with ";" between them, with or without `<|python_tag|>` before them. Tools that
+    the model has built in are written `<|python_tag|>name.call(a=1)`.
 
     A reply of other JSON is an answer, not a call.
     """
@@ -63,12 +63,13 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
     body = text.lstrip().removeprefix(PYTHON_TAG) if has_tag else text
     if not body.lstrip().startswith("{"):
         return python_calls(body.strip(), text) if has_tag else Found(text)
-    if not has_tag and '"name"' not in body:
+    if not has_tag and '"name"' not in body:  # JSON that names no tool is an answer
         return Found(text)
     try:
         calls = _llama_calls(body, is_certain=has_tag)
     except Malformed as fault:
         return Found(text, faults=(str(fault),))
+    # None: without the tag, JSON that is no call is an answer.
     return Found(text) if calls is None else Found(content="", calls=tuple(calls))
 
 
@@ -130,7 +131,8 @@ def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`: a list of objects, or a name and an object."""
+    """Mistral's calls at `at`, a list of objects or one `name[ARGS]{...}`, and the position after
+    them. Raises Malformed."""
     at = skip_space(text, at)
     if text.startswith(("[", "{"), at):
         return _json_list(text, at)
@@ -156,21 +158,25 @@ def _mistral_call_id(text: str, at: int) -> tuple[str, int]:
 
 
 def _deepseek_body(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The call at `at`: a type, a name and fenced arguments (V3, R1); or a name and arguments
-    (V3.1)."""
+    """DeepSeek's call at `at`, and the position after it. Raises Malformed.
+
+    V3 and R1 write a type, the separator, a name and fenced arguments; V3.1 writes a name, the
+    separator and arguments.
+    """
     separator = text.find("<｜tool▁sep｜>", at)
     if separator < 0:
         raise Malformed(f"no <｜tool▁sep｜> in {shown(text[at:])}")
     type_or_name = text[at:separator].strip()
     at = separator + len("<｜tool▁sep｜>")
-    if text.startswith("{", skip_space(text, at)):  # so what stood before is the name
+    if text.startswith("{", skip_space(text, at)):  # V3.1: arguments follow the name
         value, at = json_value(text, at)
         return [FoundCall(type_or_name, arguments_from(value, type_or_name))], at
     return _deepseek_fenced_call(text, at)
 
 
 def _deepseek_fenced_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The call at `at`: a name, and its arguments in a fence of JSON."""
+    """The call at `at`, and the position after it: a name, and its arguments as JSON between lines
+    of three backticks. Raises Malformed."""
     name_match = _NAME.match(text, at)
     fence = _DEEPSEEK_FENCE.match(text, name_match.end()) if name_match else None
     if not name_match or not fence:

@@ -90,8 +90,8 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
 def _read_closed(
     text: str, at: int, closing: str, body: Body
 ) -> tuple[list[FoundCall], list[str], int]:
-    """What `body` reads at `at`, up to the mark `closing`: the calls, or the fault why it is none,
-    and the position where to go on."""
+    """What `body` reads at `at`, up to the mark `closing`: (the calls; the faults, one if no calls
+    could be read, else none; the position from which to go on)."""
     try:
         calls, body_end = body(text, at)
         return calls, [], skip_mark(text, body_end, closing)

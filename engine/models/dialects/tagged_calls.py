@@ -61,7 +61,7 @@ def tagged_call(
     Args:
         name_pattern: its group 1 is the name of the tool.
         argument_pattern: groups 1 and 2 are name and value of an argument.
-        tools: whose schemas say what type a value has.
+        tools: their schemas say what type a value has.
 
     Raises Malformed where no name follows.
     """

@@ -32,13 +32,13 @@ def read_pairs(
     """The pairs of an object, or the named arguments of a call.
 
     Args:
-        at: the position after the bracket that opens it.
+        at: the position after the opening bracket of the object or call.
         read_text: reads a key or a value in quotes.
         separator: what stands between a key and its value.
-        closing: the bracket that closes it.
-        depth: in how many lists and objects it lies.
+        closing: the closing bracket.
+        depth: the number of lists and objects around the pairs.
 
-    Returns them with the position after the closing bracket. Raises Malformed.
+    Returns the pairs and the position after the closing bracket. Raises Malformed.
     """
     pairs: JsonObject = {}
     at = skip_space(text, at)
@@ -108,8 +108,11 @@ def _number(match: re.Match[str]) -> float:
 
 
 def _read_list(text: str, at: int, read_text: ReadText, depth: int) -> tuple[list[object], int]:
-    """The items of a list from after its opening bracket on, and the position after the closing
-    one."""
+    """The items of a list and the position after its closing bracket.
+
+    `at` is the position after the opening one; `depth` is the number of lists and objects around
+    the items. Raises Malformed.
+    """
     items: list[object] = []
     at = skip_space(text, at)
     while not text.startswith("]", at):

@@ -44,8 +44,8 @@ class _StoredTensor:
     Attributes:
         dtype: its type in that file, such as "BF16".
         shape: as [outputs, inputs], or [size].
-        first_byte: of its values in the file.
-        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
+        first_byte: where its values begin in the file.
+        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
     """
 
     file: Path
@@ -59,8 +59,8 @@ class _StoredTensor:
 def export_gguf(folder: Path, file: Path, kind: str) -> None:
     """Write the model in `folder` as the GGUF file `file`, which appears complete or not at all.
 
-    `kind`: of the weights, one of KINDS. Raises NotExportable if GGUF has no name for a part of the
-    model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
+    `kind`: how the weights are stored, one of KINDS. Raises NotExportable if GGUF has no name for a
+    part of the model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
     """
     facts = model_files.read_facts(folder)
     config = model_files.load_json(folder / "config.json")
@@ -68,17 +68,17 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     tensors = list(_stored_tensors(folder, facts, architecture))
     metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
     rope_factors = _rope_factors(config, facts)
-    aside = file.with_name(f".{file.name}.aside")
-    writer = GGUFWriter(aside, architecture)
+    unfinished = file.with_name(f".{file.name}.aside")
+    writer = GGUFWriter(unfinished, architecture)
     try:
         _add_metadata(writer, metadata, kind)
         _write_tensors(writer, tensors, rope_factors, kind)
         writer.flush()
         writer.close()
-        os.replace(aside, file)
+        os.replace(unfinished, file)
         sync_folder(file.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _gguf_architecture(facts: ModelFacts) -> str:
@@ -114,7 +114,7 @@ def _write_tensors(
         _describe_tensor(writer, names.ROPE_FACTORS, shape, GGMLQuantizationType.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+    writer.write_ti_data_to_file()  # the descriptions of the tensors
     for tensor in tensors:
         storage = _storage(tensor.shape, kind)
         writer.write_tensor_data(gguf.quantize(_read(tensor), storage))
@@ -127,8 +127,8 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
 
     Raises NotExportable for a scaling or a window that GGUF has no key for.
     """
-    # config.json has `rope_parameters`, or in older models `rope_scaling`, with `type` for its kind
-    # and the base of the frequencies outside.
+    # A config.json has `rope_parameters`. An older one has `rope_scaling`, whose kind is called
+    # `type`, and `rope_theta` (the base of the frequencies) beside it, not in it.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     sizes: JsonObject = {
         "block_count": facts.layers,
@@ -151,7 +151,7 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
 
 
 def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
-    """The scaling of the rotary positions, under GGUF's keys; {} if the keys hold none.
+    """The scaling of the rotary positions, under GGUF's keys; {} if it needs no key.
 
     `rope` is the part of config.json that has it. Raises NotExportable for an unknown scaling.
     """
@@ -172,12 +172,12 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
     Formula: Llama 3.1's, as transformers' modeling_rope_utils has it.
     """
-
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "llama3":
         return None
-    frequencies = facts.head_dim // 2
-    wavelengths = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(frequencies) / frequencies)
+    frequency_count = facts.head_dim // 2
+    exponents = np.arange(frequency_count) / frequency_count
+    wavelengths = 2 * np.pi * float(rope["rope_theta"]) ** exponents
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
     # 0 for long waves, whose frequency is divided by `factor`; 1 for short ones, which stay.
@@ -188,16 +188,17 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
     """The tensors to write; an output layer that shares the embedding is left out."""
-    # Projections whose rows GGUF stores in another order -> their number of heads.
-    reordered_heads: dict[str, int] = {}
+    # The projections whose rows GGUF stores in another order, with their number of heads.
+    heads_by_projection: dict[str, int] = {}
     if architecture == "llama":
-        reordered_heads = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
+        heads_by_projection = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
     for file_name in model_files.weight_files(folder):
         for tensor in _tensors_of_file(folder / file_name):
             if tensor.name == "lm_head.weight" and facts.tied:
                 continue
             projection = tensor.name.split(".")[-2]
-            yield replace(tensor, reordered_heads=reordered_heads.get(projection, 0))
+            heads = heads_by_projection.get(projection, 0)  # 0: the order stays
+            yield replace(tensor, reordered_heads=heads)
 
 
 def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
@@ -233,7 +234,6 @@ def _gguf_name(name: str) -> str:
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
     """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
-
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
@@ -245,15 +245,16 @@ def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
     """Add the description of a tensor, whose values are written later."""
-
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
 
 
 def _read(tensor: _StoredTensor) -> np.ndarray:
-    """The values of a tensor in float32, its rows in GGUF's order. Raises NotExportable for a type
-    that is not read."""
+    """The values of a tensor in float32, its rows in GGUF's order.
+
+    Raises NotExportable if they are stored in another type than F32, F16 and BF16.
+    """
     # numpy has no bfloat16: its two bytes are read as they are.
     numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
     if tensor.dtype not in numpy_types:
@@ -284,7 +285,7 @@ def add_value(writer: GGUFWriter, key: str, value: object) -> None:
     """Add a text, truth value, number or list to the file's metadata."""
     if isinstance(value, str):
         writer.add_string(key, value)
-    elif isinstance(value, bool):
+    elif isinstance(value, bool):  # before int, because a bool is an int as well
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)

@@ -61,29 +61,29 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     file_type = int(values.number("general.file_type", default=_NO_FILE_TYPE))
     config = _config(values, reader)
     stored = weights.stored_tensors(reader, config)
-    aside = _empty_folder_beside(folder)
+    unfinished = _empty_folder_beside(folder)
     try:
-        _write_model(aside, values, config, stored)
+        _write_model(unfinished, values, config, stored)
         origin = ModelOrigin(
             source=source or str(file),
             sha256=_sha256(file),
             file_type=_file_type_name(file_type),
-            license=license_name or values.text("general.license", ""),
+            license=license_name or values.text("general.license", default=""),
         )
-        origin.write(aside / model_origin.FILE)
-        _require_usable(aside)
-        _move_into_place(aside, folder)
+        origin.write(unfinished / model_origin.FILE)
+        _require_usable(unfinished)
+        _move_into_place(unfinished, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _empty_folder_beside(folder: Path) -> Path:
     """A new folder in which the model is written before it becomes `folder`."""
     # One name, so that what a killed import left behind is cleared away by the next one.
-    aside = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    return aside
+    unfinished = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
 
 
 def _write_model(
@@ -104,11 +104,10 @@ def _file_type_name(file_type: int) -> str:
     return LlamaFileType(file_type).name if file_type >= 0 else ""
 
 
-def _move_into_place(aside: Path, folder: Path) -> None:
-    """Rename the finished folder `aside` to `folder`, so that a power failure leaves no half
-    model."""
-    sync_folder(aside)
-    os.replace(aside, folder)
+def _move_into_place(finished: Path, folder: Path) -> None:
+    """Rename the folder `finished` to `folder`, so that a power failure leaves no half model."""
+    sync_folder(finished)
+    os.replace(finished, folder)
     sync_folder(folder.parent)
 
 
@@ -182,10 +181,10 @@ class _Metadata:
 
 def _require_whole_model(values: _Metadata) -> None:
     """Raise NotImportable if the file is no whole model: a part of one, or an adapter."""
-    kind = values.text("general.type", "model")
+    kind = values.text("general.type", default="model")
     if kind != "model":
         raise NotImportable(f"it holds no model but {kind!r}")
-    if values.number("split.count", 0) > 1:
+    if values.number("split.count", default=0) > 1:
         raise NotImportable(
             "it is one of several parts; join them first with llama.cpp's llama-gguf-split --merge"
         )
@@ -223,18 +222,18 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
     """The sizes of the model by their names in transformers' config.json.
 
     `kind` is the architecture, `embedding` the tensor token_embd.weight, None if the file lacks it.
-    Raises NotImportable if it does, or if a size is missing.
+    Raises NotImportable if that tensor or a size is missing.
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
-    head_dim = _head_dim(values, kind, hidden // max(heads, 1))
+    head_dim = _head_dim(values, kind, usual=hidden // max(heads, 1))
     if embedding is None:
         raise NotImportable("the file has no tensor token_embd.weight")
     return {
         "hidden_size": hidden,
         "num_hidden_layers": values.number(f"{kind}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", heads),
+        "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", default=heads),
         "head_dim": head_dim,
         "intermediate_size": values.number(f"{kind}.feed_forward_length"),
         "vocab_size": int(embedding.shape[1]),
@@ -249,9 +248,9 @@ def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
 
     `kind` is the architecture. Raises NotImportable if values or rotary positions have another.
     """
-    head_dim = values.number(f"{kind}.attention.key_length", usual)
+    head_dim = values.number(f"{kind}.attention.key_length", default=usual)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if values.number(f"{kind}.{key}", head_dim) != head_dim:
+        if values.number(f"{kind}.{key}", default=head_dim) != head_dim:
             raise NotImportable(f"{kind}.{key} differs from the size of a head, {head_dim}")
     return head_dim
 
@@ -318,13 +317,13 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    `theta` is the base of the frequencies.
-    Raises NotImportable if none of `_LLAMA3_FACTORS` gives them.
+    `theta` is the base of the frequencies. Raises NotImportable if none of `_LLAMA3_FACTORS` gives
+    these factors.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
-    frequencies = len(factors)
-    wavelengths = 2 * np.pi * theta ** (np.arange(frequencies) / frequencies)
+    frequency_count = len(factors)
+    wavelengths = 2 * np.pi * theta ** (np.arange(frequency_count) / frequency_count)
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
     original = _LLAMA3_ROPE["original_max_position_embeddings"]
     # 0 for long waves, whose frequency is divided by `factor`; 1 for short ones, which stay.

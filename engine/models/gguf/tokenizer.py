@@ -108,24 +108,33 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
     """
     named: dict[str, str] = {}
     for name, key in _SPECIAL.items():
-        number = int(values.number(key, default=-1))  # -1: the file names none
-        if 0 <= number < len(tokens):
-            named[name] = tokens[number]
+        token_id = int(values.number(key, default=-1))  # -1: the file names none
+        if 0 <= token_id < len(tokens):
+            named[name] = tokens[token_id]
     if "eos_token" not in named:
         raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
     return named
 
 
 def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
-    """Make the tokenizer know the tokens that text is never cut inside of; they keep the ids that
-    the vocabulary has for them. Raises NotImportable if the types do not fit the tokens."""
+    """Tell the tokenizer which tokens of text are never split. They keep the ids that they have in
+    the vocabulary.
+
+    Raises NotImportable unless there are as many types as tokens.
+    """
     types = values.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
-    typed_tokens = list(zip(tokens, types, strict=True))
-    special_types = (_UNKNOWN, _CONTROL)
-    tokenizer.add_special_tokens([_added(token) for token, t in typed_tokens if t in special_types])
-    tokenizer.add_tokens([_added(token) for token, t in typed_tokens if t == _USER_DEFINED])
+    special: list[AddedToken] = []
+    user_defined: list[AddedToken] = []
+    for token, type_ in zip(tokens, types, strict=True):
+        if type_ in (_UNKNOWN, _CONTROL):
+            special.append(_added_token(token))
+        elif type_ == _USER_DEFINED:
+            user_defined.append(_added_token(token))
+    # Decoding can leave out special tokens; it always writes the user-defined ones.
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(user_defined)
 
 
 def _tokens(values: Values) -> list[str]:
@@ -138,7 +147,7 @@ def _tokens(values: Values) -> list[str]:
     return tokens
 
 
-def _added(text: str) -> AddedToken:
+def _added_token(text: str) -> AddedToken:
     """A token that is recognised as a whole wherever it stands."""
     return AddedToken(text, normalized=False)
 
@@ -154,14 +163,17 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
-    """Byte-level BPE. Raises NotImportable if there are no merges or the rule is not known."""
+    """The tokenizer of a model with byte-level BPE, without its added tokens.
+
+    Raises NotImportable if the file has no merges, or its rule for cutting words is not known.
+    """
     rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
     if not merges:
         raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
-    vocab = {token: number for number, token in enumerate(tokens)}
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = [_pair(merge, vocab) for merge in merges]
-    # Llama 3 takes a word that is in the vocabulary as it is.
+    # Llama 3 takes a word that is in the vocabulary as one token, without merges.
     bpe = models.BPE(vocab, pairs, ignore_merges=rule == "llama-bpe")
     tokenizer = Tokenizer(bpe)
     if rule in NORMALIZED:
@@ -196,15 +208,16 @@ def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
 
 
 def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
-    """SentencePiece's BPE with bytes for unknown characters, as Llama 2 and Mistral have it.
+    """The tokenizer of a model with SentencePiece's BPE, such as Llama 2 and Mistral, without its
+    added tokens. Characters without a token are written as tokens of bytes.
 
     Raises NotImportable if the tokens have no scores.
     """
     scores = values.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise NotImportable("the tokens have no scores (tokenizer.ggml.scores)")
-    vocab = {token: number for number, token in enumerate(tokens)}
-    unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", 0))]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", default=0))]
     bpe = models.BPE(
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
@@ -214,8 +227,8 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
-    """Let the tokenizer write WORD_START for spaces, and before the text unless the file says no;
-    its decoder turns that back."""
+    """Make the tokenizer write WORD_START for each space, and one more before the text unless the
+    file forbids it. Its decoder turns both back."""
     to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
     to_text: list[Any] = [
         decoders.Replace(WORD_START, " "),
@@ -233,10 +246,10 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
     """The merges that SentencePiece stores as scores: every way to make a token of two others, best
     score first, and then by the ids of the two."""
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
-    for token, number in vocab.items():
+    for token, token_id in vocab.items():
         for left, right in _cuts(token):
             if left in vocab and right in vocab:
-                ranked.append((-scores[number], vocab[left], vocab[right], left, right))
+                ranked.append((-scores[token_id], vocab[left], vocab[right], left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 

@@ -33,7 +33,7 @@ class NotExportable(ValueError):
 def read(folder: Path, rows: int) -> JsonObject:
     """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
 
-    `rows`: how many the embedding has; ids below that without a token get a placeholder. Raises
+    `rows`: of the embedding matrix; an id below it that has no token gets a placeholder. Raises
     NotExportable if the tokenizer's rule has no name in GGUF, UserError MODEL_UNSUPPORTED if a file
     cannot be read.
     """
@@ -63,9 +63,9 @@ class _Vocabulary:
     """The tokens of a model, by their ids.
 
     Attributes:
-        texts: of all tokens.
-        added: the entries of tokenizer.json for tokens beside the vocabulary proper.
-        rows: how many the embedding has, one for each id.
+        texts: the texts of all tokens.
+        added: the entries of tokenizer.json for tokens that were added to the vocabulary.
+        rows: the number of rows of the embedding matrix, one for each id.
     """
 
     texts: dict[int, str]
@@ -74,33 +74,33 @@ class _Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """The id of every token by its text."""
-        return {text: number for number, text in self.texts.items()}
+        return {text: token_id for token_id, text in self.texts.items()}
 
     def tokens(self) -> list[str]:
         """The text of each row, a placeholder for an id without a token."""
-        return [self.texts.get(number, f"[PAD{number}]") for number in range(self.rows)]
+        return [self.texts.get(token_id, f"[PAD{token_id}]") for token_id in range(self.rows)]
 
     def types(self) -> list[int]:
         """GGUF's type of each row, but for tokens of bytes."""
-        return [self._type_of(number) for number in range(self.rows)]
+        return [self._type_of(token_id) for token_id in range(self.rows)]
 
-    def _type_of(self, number: int) -> int:
-        """GGUF's type of the token with the id `number`."""
-        if number not in self.texts:
+    def _type_of(self, token_id: int) -> int:
+        """GGUF's type of the token with this id."""
+        if token_id not in self.texts:
             return _UNUSED
-        if number not in self.added:
+        if token_id not in self.added:
             return _NORMAL
-        if self.texts[number] == "<unk>":
+        if self.texts[token_id] == "<unk>":
             return _UNKNOWN
-        return _CONTROL if self.added[number].get("special") else _USER_DEFINED
+        return _CONTROL if self.added[token_id].get("special") else _USER_DEFINED
 
 
 def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
     """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
     rows. Raises NotExportable if there are more tokens than rows."""
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
-    texts = {number: text for text, number in state["model"]["vocab"].items()}
-    texts |= {number: entry["content"] for number, entry in added.items()}
+    texts = {token_id: text for text, token_id in state["model"]["vocab"].items()}
+    texts |= {token_id: entry["content"] for token_id, entry in added.items()}
     if max(texts) >= rows:
         raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
     return _Vocabulary(texts, added, rows)
@@ -134,8 +134,8 @@ def _is_byte(token: str) -> bool:
 
 
 def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
-    """The values of a SentencePiece tokenizer, which has a score per token in place of merges: the
-    earlier a merge makes the token, the higher.
+    """The values of a SentencePiece tokenizer, by GGUF's keys. It has a score per token in place of
+    merges: the earlier the merge that makes a token, the higher the token's score.
 
     `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
     way than Llama 2 does.
@@ -155,7 +155,7 @@ def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
 
 
 def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
-    """The score of each token: the earlier a merge makes it, the higher."""
+    """The score of each token: the earlier the merge that makes the token, the higher."""
     merge_order: dict[str, int] = {}  # by the token that the merge makes
     for left, right in merges:
         merge_order.setdefault(left + right, len(merge_order))
@@ -164,9 +164,11 @@ def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
 
 
 def _rule(state: JsonObject) -> str:
-    """GGUF's name of the rule that cuts text into words; it stands for how text is normalized and
-    whether merges are ignored too. `state` is the content of tokenizer.json. Raises NotExportable
-    if the rule has no name."""
+    """GGUF's name of the rule that cuts text into words. The name also says how text is normalized
+    and whether words that are tokens skip the merges.
+
+    `state` is the content of tokenizer.json. Raises NotExportable if GGUF has no name for the rule.
+    """
     ignores_merges = bool(state["model"].get("ignore_merges"))
     normalizer = (state.get("normalizer") or {}).get("type")
     rule = _comparable(state.get("pre_tokenizer"))
@@ -208,7 +210,7 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
     end_ids = _end_ids(folder)
     if end_ids:
         values.setdefault(_END_OF_TEXT, end_ids[0])
-        others = [number for number in end_ids if number != values[_END_OF_TEXT]]
+        others = [token_id for token_id in end_ids if token_id != values[_END_OF_TEXT]]
         if others:  # GGUF has a key for one more, the end of a turn
             values["tokenizer.ggml.eot_token_id"] = others[0]
     if _END_OF_TEXT not in values:
@@ -222,7 +224,7 @@ def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
     values: JsonObject = {}
     for name, key in _SPECIAL_KEYS.items():
         text = settings.get(name)
-        if isinstance(text, dict):
+        if isinstance(text, dict):  # a token with its properties
             text = text.get("content")
         if isinstance(text, str) and text in ids:
             values[key] = ids[text]

@@ -36,7 +36,7 @@ class StoredTensor:
         name: its name in transformers.
         dtype: its type in the file: F32, F16 or BF16.
         shape: as transformers has it: (outputs, inputs), or (size,).
-        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
+        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
     """
 
     source: "ReaderTensor"
@@ -53,14 +53,17 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
     """
     # The factors of the rotary positions become a part of config.json.
     tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
-    stored = [_stored(tensor, config) for tensor in tensors]
+    stored = [_stored_tensor(tensor, config) for tensor in tensors]
     _require_layers(config, _names_by_layer(tensor.name for tensor in tensors))
     _require_shapes(config, stored)
     return stored
 
 
 def _names_by_layer(tensor_names: Iterable[str]) -> dict[int, set[str]]:
-    """GGUF's names of the tensors of each layer, without the layer, such as "attn_q.weight"."""
+    """GGUF's names of the tensors of each layer, by the number of the layer.
+
+    The names do not hold that number: "blk.3.attn_q.weight" is "attn_q.weight" of layer 3.
+    """
     names_by_layer: dict[int, set[str]] = {}
     for name in tensor_names:
         if name not in names.TOP_NAMES:
@@ -78,26 +81,28 @@ def _layer_name(name: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-def _stored(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
-    """The tensor as it is stored under the name that transformers gives it. Raises NotImportable if
-    it has none."""
+def _stored_tensor(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
+    """A tensor of the GGUF file with the name, the type and the shape that it gets in the
+    safetensors file. Raises NotImportable if transformers has no name for it."""
     shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
     dtype = _dtype(tensor)
     if tensor.name in names.TOP_NAMES:
         return StoredTensor(tensor, names.TOP_NAMES[tensor.name], dtype, shape)
     layer, part, ending = _layer_name(tensor.name)
     name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-    return StoredTensor(tensor, name, dtype, shape, _reordered_heads(config, part))
+    reordered_heads = _reordered_heads(config, part)
+    return StoredTensor(tensor, name, dtype, shape, reordered_heads=reordered_heads)
 
 
 def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
     """Raise NotImportable unless every layer has the tensors of its architecture and no others.
 
-    `tensors_of_layer` holds GGUF's names of tensors without their layer, such as "attn_q.weight".
+    `tensors_of_layer` holds, by the number of the layer, GGUF's names of its tensors without that
+    number, such as "attn_q.weight".
     """
     choices = names.LAYER_TENSORS[config["model_type"]]  # without biases, with biases
     first_layer = tensors_of_layer.get(0, set())
-    # The choice that differs least from the first layer: with biases, if that has some.
+    # The choice that differs least from the first layer: with biases, if that layer has some.
     wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
     layers = range(config["num_hidden_layers"])
     for layer in layers:
@@ -130,10 +135,10 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
     shapes = _matrix_shapes(config)
     for each in stored:
         part = each.name.split(".")[-2]
-        # Norms of the hidden state are not in the table.
+        # The parts that are not in `shapes` are norms of the hidden state.
         shape = shapes.get(part, (config["hidden_size"],))
         if each.name.endswith(".bias"):
-            shape = shape[:1]  # the outputs of its matrix
+            shape = shape[:1]  # a bias has one value per output of its matrix
         if each.shape != shape:
             raise NotImportable(
                 f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
@@ -211,12 +216,17 @@ def _header(stored: list[StoredTensor]) -> bytes:
 
 
 def _array(stored: StoredTensor) -> "np.ndarray":
-    """The values of a tensor as they are written. Raises NotImportable as `write` does."""
+    """The values of a tensor as they are written to the safetensors file.
+
+    Raises NotImportable if one is NaN, infinite or too large for float16, or if the GGUF file holds
+    them in a type that is not known.
+    """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
     source = stored.source
     if stored.dtype == "BF16":  # two bytes per number, which numpy has no type for
         array = np.frombuffer(source.data.tobytes(), dtype=np.uint16).reshape(stored.shape)
+        # All bits of the exponent are set in NaN and infinity alone.
         is_finite = (array & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT
     else:
         array = _dequantized(source).reshape(stored.shape)
