@@ -66,7 +66,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
 
     Args:
         speed: the speed of the machine.
-        correction: the factor for predicted memory, from finished runs.
+        correction: the factor by which finished runs correct the predicted memory.
     """
     changed: dict[str, object] = {}
     for _ in range(_MOST_LOWERINGS):
