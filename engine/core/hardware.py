@@ -229,9 +229,10 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """The memory limits of this process's cgroups, of version 2 and 1: (limit, used) in bytes each.
-    File cache does not count as used where the kernel can drop it at any time."""
+    """The memory limits of this process's cgroups: (limit, used) in bytes, for each group that has
+    a limit. File cache does not count as used where the kernel can drop it at any time."""
     limits = []
+    # Of each version of cgroups: controller, files with the limit and the use, key of the cache.
     version_2 = ("", "memory.max", "memory.current", "inactive_file")
     version_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for controller, limit_name, used_name, cache_key in (version_2, version_1):
@@ -265,7 +266,7 @@ def _cgroup_path(controller: str) -> str:
     """The path of this process's cgroup below the root, as /proc names it; "" for the root itself.
 
     Args:
-        controller: as in `_cgroup_folders`.
+        controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
     """
     group_path = ""
     for line in _read_text(_PROC_CGROUP).splitlines():

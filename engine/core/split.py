@@ -155,8 +155,8 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out:
-    prompt key -> "train" or "heldout".
+    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out.
+    Returns "train" or "heldout" by prompt key.
 
     Args:
         keys: the prompt key of every row; rows with the same prompt have equal keys.

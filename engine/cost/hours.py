@@ -72,7 +72,7 @@ def _corrected_phases(
 def hours_by_level(
     log_ratios: Sequence[float], corrected_hours: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """Widen the hours of a run by how far off the estimates of finished runs were.
+    """The range of a run's hours, from how far off the estimates of finished runs were.
 
     Returns the hours by level ("low", "likely", "high"); their basis, "measured" (by finished runs,
     or the machine's speed) or "model" (a table of speeds); and the number of finished runs.

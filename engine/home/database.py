@@ -163,7 +163,8 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
             if lock >= 0:
                 os.close(lock)
             raise
-        return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
+        # SQLite cannot write here; but no log is left, so that all can be read.
+        return _open_read_only(home), lock
 
 
 def _shared_lock(home: Home) -> int:

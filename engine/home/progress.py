@@ -65,14 +65,15 @@ def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
 
 
 def read_progress(run: RunDir, row: RunRow) -> Progress:
-    """How far a run is, from its events and the last line of its metrics. `row` is the run's row,
-    from which its state is taken."""
+    """How far a run is, from its events and the last line of its metrics. Only the run's state is
+    taken from its database row `row`."""
     events, cursor = events_from(run, 0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
     total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    has_process = row.state in HOLDS_DEVICE  # from its preparation until it has stopped
+    # A run holds a device from its preparation until it has stopped; only then has it a process.
+    has_process = row.state in HOLDS_DEVICE
     return Progress(
         step=step,
         total_steps=total,
@@ -178,8 +179,8 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
 
 
 def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
-    """(time in unix seconds, step) of the last lines of metrics that this attempt wrote, in file
-    order; at most `_PACE_STEPS`. Lines that lack either number are left out."""
+    """The last steps that this attempt has measured, at most `_PACE_STEPS`, the oldest first: (time
+    in unix seconds, step) of each line of metrics that has both numbers."""
     try:
         tail_start = max(0, os.stat(run.metrics).st_size - _PACE_BYTES)
     except OSError:  # nothing was measured yet

@@ -71,7 +71,8 @@ def damaged_configs(home: Home) -> list[str]:
 
 
 def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
-    """Yields the name, number and folder of every run whose id a client may have been told.
+    """Yields the name, number and folder of every run whose id a client may have been told, such as
+    "sums-grpo" and 3 of the run sums-grpo-3.
 
     These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without
     one was left by a submit that died before anyone knew of the run.
@@ -104,9 +105,9 @@ def env_rows(home: Home) -> list[Columns]:
 
 
 def env_row(folder: Path) -> Columns | None:
-    """The columns `kind` and `info` of the row of the environment version in `folder`. None where
-    its env.json is missing or damaged."""
-    # Here, because supervisors, which are to stay small, do without pydantic.
+    """The columns `kind` and `info` of an environment version's database row, read from its
+    `folder`. None where its env.json is missing or damaged."""
+    # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
 
@@ -296,7 +297,8 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
     """The columns of a run's row that say how the run ended, why it was to stop, or that it was
     queued. {} where neither exit.json nor STATUS.md says any of these.
 
-    `attempt` is the run's latest: what the files say of an earlier attempt's end does not count.
+    Args:
+        attempt: the number of the run's latest attempt; the end of an earlier one does not count.
     """
     exit_record = read_object(run.exit_record)
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:

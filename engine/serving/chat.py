@@ -73,9 +73,9 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    A start counts against the quota of `asker`, who alone can go on with the conversation. Raises
-    UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also where
-    no token comes for `patience.stall_s`), and as `deploy` does.
+    Such a deployment counts against the quota of `asker`; nobody else can continue the
+    conversation. Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses
+    it; DEPLOY_FAILED also if no token comes for `patience.stall_s` seconds; the errors of `deploy`.
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
@@ -195,8 +195,8 @@ def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
 def _question(
     target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
 ) -> Question:
-    """What the target is asked: its part of the conversation and what was added, or, where nothing
-    was, the rest of its last answer.
+    """What the target is asked: its part of the conversation with the messages in `added`; or, if
+    there are none, the rest of its last answer.
 
     A model that joins a conversation later reads what the first model was asked and answered.
     Raises UserError BAD_ARGUMENT if nothing is to be answered.
@@ -211,8 +211,8 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """The question whose answer in `branch` was cut, for its rest. Raises UserError BAD_ARGUMENT if
-    the target has no unfinished answer there."""
+    """Ask the target to finish its last answer in `branch`, which was cut. Raises UserError
+    BAD_ARGUMENT if it has no unfinished answer there."""
     if branch.model == target.name and branch.begun:
         return Question(target, branch.messages[:-1], begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
@@ -222,7 +222,7 @@ def _rest_of_answer(target: Target, branch: Branch) -> Question:
             hint="Say something, or give results of tools as messages.",
             field="message",
         )
-    return Question(target, branch.messages, begun=[])
+    return Question(target, branch.messages, begun=[])  # its last message has no answer yet
 
 
 def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
@@ -255,9 +255,9 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 def _ask(session: Session, question: Question, shares: int) -> Answered:
     """Ask one model, which is started if it is not served yet.
 
-    The answer gets one of `shares` equal parts of the time that is left. If the process ends before
-    the answer is done, it is started again once and goes on with the tokens that there are. Raises
-    UserError as `chat` does.
+    The answer may take one of `shares` equal parts of the time that the call has left. If the
+    model's process ends before the answer is done, it is started once more, and the answer goes on
+    after the tokens that came. Raises UserError as `chat` does.
     """
     started: list[Reply] = []
     answer = Answer()
@@ -355,10 +355,12 @@ def _conversation_after(
     seed: int,
     owner: str,
 ) -> Conversation:
-    """The conversation with the new answers. Branches of models that were not asked stay."""
+    """The conversation with the new answers added to the branches of the models that were asked;
+    `earlier` is the conversation before, None if this call begins it."""
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
     for question, each in zip(questions, answered, strict=True):
         name = question.target.name
+        # Of an answer that was cut and goes on: its text so far, the last message of the branch.
         said_before = branches[name].messages[-1]["content"] if question.begun else ""
         branches[name] = _branch_with_answer(question, each.answer, said_before)
     return Conversation(
@@ -371,7 +373,8 @@ def _conversation_after(
 
 
 def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
-    """One model's part of the conversation, with its new answer.
+    """One model's part of the conversation, with its new answer. `Branch.begun` gets the answer's
+    token ids if it was cut, so that a later call can continue it.
 
     Args:
         said_before: the text of an answer that was cut and goes on here; "" for a new answer.

@@ -76,9 +76,9 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
 def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[str, str]:
     """Keep a conversation after an answer; "" as id begins a new one.
 
-    Returns its id, "" if it has grown too long to be kept, and a warning, "" for none. If another
-    call saved an answer to the conversation meanwhile, this one gets a new id, so that neither is
-    lost.
+    Returns its id ("" if it has grown too long to be kept) and a warning ("" for none). If another
+    call saved an answer to the same conversation meanwhile, this one gets a new id, so that neither
+    answer is lost.
     """
     size = len(conversation.model_dump_json())
     if size > MAX_CHARS:

@@ -150,7 +150,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
     if isinstance(existing_origin, dict):
-        existing_origin.pop(BASE_WEIGHTS, None)
+        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` does not have them either
     if existing_origin == origin:
         return True
     raise UserError(
@@ -246,11 +246,12 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     """Let a worker merge the adapter into its base, and move the result to `target`: a complete
     model, or a GGUF file and its Modelfile.
 
-    Returns False if the merge is still going on after `WAIT_S` seconds. Raises UserError
-    DEPLOY_FAILED, with the end of the worker's log, if it failed.
+    Returns False if the merge is still going on after `WAIT_S` seconds; the same call later goes on
+    waiting for it. Raises UserError DEPLOY_FAILED, with the end of the worker's log, if it failed.
     """
     merge = _merge_to(home, model, target, origin["format"])
     merge.job.mkdir(parents=True, exist_ok=True)
+    # An earlier call may have started the worker, and it may be at work or done by now.
     if not is_locked(merge.lock) and not _is_finished(home, merge):
         _start_merge(home, model, merge)
     if not _wait_for_worker(merge.lock):

@@ -49,7 +49,7 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """How the model would be served on this device."""
+    """How the model would be served on this device: by which engine, in how many bytes."""
     engine = engine_for(home, device)
     # 10 % more than the weights themselves take.
     weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
