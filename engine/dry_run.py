@@ -329,10 +329,11 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; stores the forecast.
+        """Estimate the run's time and memory; stores the forecast. Warns if records of earlier runs
+        could not be read and were left out of it.
 
-        The machine is measured first, within what is left of the call's time since `began`
-        (monotonic clock).
+        The machine is measured first, if the time that the call has left since `began` (on the
+        monotonic clock) suffices for that.
         """
         wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -435,8 +436,9 @@ class DryRun:
     ) -> Outcome:
         """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
-        Skipped where the environment does not score, and where the run has not ended in what is
-        left of the call's time since `began`. The other arguments are those of `dry_run`.
+        Skipped if the environment does not score, or if the run does not end in the time that the
+        call has left; the call began at `began` on the monotonic clock. `samples` tasks are
+        answered; `cap_function` gives the run's cap on device hours, as for `dry_run`.
         """
         record = required(self.facts.record)
         if not record.scored:

@@ -121,7 +121,7 @@ class DeploymentTable(Connection):
     def _next_deployment_id(self, base_name: str) -> str:
         """The next free id of a deployment of this base model."""
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"  # fit for a folder's name
         number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
         # A row that was lost with a damaged database has left its folder.
         while self.home.deployment(f"{name}-{number}").path.exists():

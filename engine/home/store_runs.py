@@ -170,8 +170,8 @@ class RunTable(Connection):
                 return None
             for row in self.queue():
                 if claim is None or claim(row):
-                    device = {"device": free_devices[0]}
-                    self._change_state(row.run_id, "queued", "preparing", device)
+                    lease = {"device": free_devices[0]}
+                    self._change_state(row.run_id, "queued", "preparing", lease)
                     return self._run(row.run_id)
         return None
 
@@ -255,7 +255,7 @@ class RunTable(Connection):
                 "queued": self._queue_time(time.time()),
                 "max_gpu_hours": max_gpu_hours,
                 "spent_before": row.spent_hours,
-                **_NEW_ATTEMPT,
+                **_NEW_ATTEMPT,  # clears what the last attempt's end left
             }
             self._change_state(run_id, row.state, "queued", values)
             self._remember_request(request_id, body, run_id)
@@ -311,7 +311,7 @@ class RunTable(Connection):
             "created": now,
             "queued": self._queue_time(now),
             "attempt": 1,
-            **{key: getattr(new, key) for key in _COPIED},
+            **{name: getattr(new, name) for name in _COPIED},  # what the submit gave
         }
         self._db.execute(
             f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",

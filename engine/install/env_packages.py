@@ -187,7 +187,8 @@ def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: 
     """
     deadline = time.monotonic() + patience_s
     while not venv.outcome.exists():
-        # Our builder ended without a result, and no other one is at work: it was killed.
+        # Our builder ended without a result, and no other one is at work: it was killed. (It may
+        # have written the result just before it ended, so look once more.)
         if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
             return
         if time.monotonic() > deadline:
@@ -265,9 +266,10 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
 
 
 def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: Path) -> Pipe:
-    """A sandboxed process with the order to install `requirements` into the folder of `venv`.
+    """Start a sandboxed process that installs `requirements` into the folder of `venv` with pip.
 
     It may read pip and local indexes, write to that folder, and connect to the ports of indexes.
+    `empty_folder` stands in the place of an environment, of which pip needs none.
     """
     config = home.user_config()
     pip = _pip_path()

@@ -98,7 +98,7 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """The server's command line. `address` is the socket file that it shall listen on."""
+    """The command line of a vLLM server that listens on the socket file `address`."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
@@ -150,7 +150,7 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
     }
     result = passed_on | {
         "VLLM_API_KEY": key,
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # adapters are loaded while it serves
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -199,15 +199,17 @@ class VllmProcess:
         self.began = time.monotonic()
         self.ready_s = 0.0  # seconds from start to the first health check that was answered
         server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
-        lifeline, self._lifeline = os.pipe()
+        # The keeper reads one end of this pipe and ends the server when the other one is closed,
+        # which is `self._lifeline` and stays with this process.
+        keeper_end, self._lifeline = os.pipe()
         try:
-            self._keeper = self._start_keeper(lifeline, server_command)
+            self._keeper = self._start_keeper(keeper_end, server_command)
         except OSError:
             os.close(self._lifeline)
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         finally:
-            os.close(lifeline)
+            os.close(keeper_end)  # the keeper has a copy
 
     def _start_keeper(
         self, lifeline: int, server_command: Sequence[str]
@@ -284,9 +286,10 @@ class VllmProcess:
 def last_words(log: Path) -> str:
     """The last line of a log that names an error, else its last line that is not empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
-    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     if not lines:
         return f"nothing is in {log}"
+    # "rror: " for "Error: ", "error: " and names such as "ValueError: ".
+    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     telling_line = (error_lines or lines)[-1]
     return _LOG_PREFIX.sub("", telling_line)[:300]
 
