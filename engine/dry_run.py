@@ -112,6 +112,7 @@ def dry_run(
     check_list = plan.run_checks(began)
     report = _report(plan)  # without the probe, so that a second call gives the same hash
     if samples:
+        # Whatever was checked must have passed.
         needs = [check.name for check in check_list.checks if check.status != "skip"]
         check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
     return report | _results(plan)
@@ -246,7 +247,7 @@ class DryRun:
         needed = env_packages.read_requirements(record.source)
         if not needed:
             return Outcome("pass", "the environment needs none")
-        if registry.env_python(record) != sys.executable:
+        if registry.env_python(record) != sys.executable:  # it has a virtual environment
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
         if missing:  # a UserError that a check raises makes it fail

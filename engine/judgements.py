@@ -116,6 +116,7 @@ class CheckList:
                 outcome = check()
             except UserError as error:
                 outcome = Outcome("fail", error.message, error.advice, error.code)
+        # A fix that only says what to change becomes the whole changed call.
         fix = hint_of(outcome.fix).for_call(self.dry_run_call())
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 

@@ -89,7 +89,7 @@ def supervise(path: Path) -> int:
             return 1
         watch = Watch(run, store, row, lock)
         result = _run_attempt(watch)
-        if result is None:
+        if result is None:  # another process will continue the run
             return 0
         with contextlib.suppress(OSError):  # on a full disk the row alone says how it ended
             outcome.record(run, result)

@@ -386,6 +386,7 @@ class Plan:
         """The tokens of each row with an answer, and how many of those within max_length carry
         loss."""
         settings = self.settings
+        # Only SFT is asked here; no other settings have `loss_on`.
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         rows = [row for row in self.env.lengths if row.turns]
         totals = [row.total for row in rows]

@@ -73,7 +73,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        lowering = _best_lowering(plan, speed, total)
+        lowering = _best_lowering(plan, speed, peak_bytes=total)
         if lowering is None:
             break
         name, _, new_value = lowering
@@ -160,7 +160,7 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
     settings = plan.settings
     if isinstance(settings, DPOSettings):
         return {"max_length": _length_of_most([max(row.pair) for row in rows if row.pair])}
-    if isinstance(settings, RowSettings):
+    if isinstance(settings, RowSettings):  # SFT, which trains on rows with an answer
         return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
     return {

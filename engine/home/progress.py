@@ -188,7 +188,8 @@ def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
     rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
     attempt_began = _attempt_start(run)
     step_times = [step_time for step_time in map(_step_time, rows) if step_time is not None]
-    return [pair for pair in step_times if pair[0] >= attempt_began][-_PACE_STEPS:]
+    of_attempt = [(time_s, step) for time_s, step in step_times if time_s >= attempt_began]
+    return of_attempt[-_PACE_STEPS:]
 
 
 def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:

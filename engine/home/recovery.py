@@ -157,7 +157,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "state": "starting" if not ready else "ready",
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
-        "serve_base": not adapters,
+        "serve_base": not adapters,  # it was started for an adapter, or for the base itself
         "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
     }
@@ -195,11 +195,11 @@ def configured_adapters(config: JsonObject) -> list[dict[str, str]]:
     [] where it names none; entries without a name are left out."""
     adapters = config.get("adapters")
     items = adapters if isinstance(adapters, list) else []
-    named = [item for item in items if isinstance(item, dict)]
+    entries = [item for item in items if isinstance(item, dict)]
     return [
-        {"name": str(item["name"]), "path": str(item.get("path") or "")}
-        for item in named
-        if item.get("name")
+        {"name": str(entry["name"]), "path": str(entry.get("path") or "")}
+        for entry in entries
+        if entry.get("name")
     ]
 
 

@@ -187,9 +187,10 @@ def _download_all(
     Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
     """
     total_bytes = _total_bytes(files)
-    bytes_before = 0  # sizes of the files that are there
+    bytes_before = 0  # sizes of the files that are complete
 
     def check_deadline(file_bytes: int) -> None:
+        """Called while a file arrives, with the number of its bytes that are there."""
         if time.monotonic() >= deadline:
             raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
 

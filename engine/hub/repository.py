@@ -86,6 +86,7 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
     Raises httpx.HTTPError if the request fails, and UserError with the kind's `absent_code` if the
     answer is not that of a hub.
     """
+    # "blobs": with sizes and checksums.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
     reply.raise_for_status()
     try:

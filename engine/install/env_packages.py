@@ -82,7 +82,7 @@ def read_requirements(source: Path) -> list[Requirement]:
     message then has the line. Options, addresses and paths are not allowed.
     """
     try:
-        text = (source / FILE).read_text("utf-8-sig")
+        text = (source / FILE).read_text("utf-8-sig")  # also with a byte order mark
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
@@ -232,8 +232,8 @@ def build(folder: Path) -> None:
 
 
 def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict[str, object]:
-    """Install `requirements` into the empty folder of `venv`; returns the outcome as JSON: whether
-    it worked, and if not, the error and a hint."""
+    """Install `requirements` into the empty folder of `venv`. Returns the outcome as JSON: whether
+    it worked ("ok"); if not, the "error" and a "hint"; and the "isolation" that pip ran in."""
     outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
     try:
         outcome["isolation"] = _install_in_box(home, venv, requirements)
@@ -356,7 +356,7 @@ def _take_ownership_of_entry(path: Path, allowed_targets: tuple[Path, ...]) -> N
         os.chown(path, uid, gid, follow_symlinks=False)
         is_executable = stat.S_ISDIR(mode) or mode & 0o100
         path.chmod(0o755 if is_executable else 0o644)
-    else:
+    else:  # a socket, a pipe or a device
         path.unlink()
 
 

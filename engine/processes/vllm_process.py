@@ -241,7 +241,7 @@ class VllmProcess:
         `on_wait` is called between two health checks; what it raises ends the wait. Raises
         ServerDied if the server ends, or if it is not ready in time, which also stops it.
         """
-        if self.ready_s:
+        if self.ready_s:  # an earlier call has waited
             return
         while not self.healthy():
             on_wait()

@@ -83,7 +83,7 @@ def sample(
             _request_stream(connection, key, body)
             # The connection drops its socket where the reply says "close", so keep the method.
             set_timeout = connection.sock.settimeout
-            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
+            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))  # to begin its reply
             response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
                 _take(line, answer, str(body["model"]), listener)

@@ -183,6 +183,7 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
         if (source / name).is_file():
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
+    # Only a run's adapter names its base as this home does.
     if model.kind == "run" and model.base_path.is_dir():
         config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)
@@ -257,7 +258,7 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     if not _wait_for_worker(merge.lock):
         return False
     if not _is_finished(home, merge):
-        shutil.rmtree(merge.aside, ignore_errors=True)
+        shutil.rmtree(merge.aside, ignore_errors=True)  # what the worker has left half-written
         raise _unfinished_merge_error(merge.log)
     if merge.gguf_name:
         _add_modelfile(model, merge)

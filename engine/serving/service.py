@@ -234,6 +234,7 @@ def _server_config(
         "idle_stop_minutes": home.user_config().idle_stop_minutes,
         "thinking": target.thinking,
         "serve_with": chosen.engine,
+        # Of the device's memory; only vLLM needs it.
         "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
