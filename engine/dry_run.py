@@ -556,8 +556,8 @@ def _summary(plan: DryRun) -> str:
 
 
 def _little_to_learn(plan: DryRun) -> str:
-    """That GRPO would learn little, because the probe's groups (the answers to one task) are too
-    hard, and what helps."""
+    """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
+    one task) are too hard, and what helps."""
     probe = required(plan.facts.probe)
     first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
     return (

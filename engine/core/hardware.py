@@ -197,8 +197,8 @@ def _cores() -> int:
 def _cpu_quota() -> float | None:
     """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
     where none of them has a quota."""
-    quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders("")]
-    quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders("cpu")]
+    quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders(controller="")]
+    quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders(controller="cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 

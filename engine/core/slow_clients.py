@@ -42,6 +42,7 @@ class ImpatientProtocol(H11Protocol):
         The first bytes of a request start the timer for its headers. Once all headers have arrived,
         the timer stops and the connection is no longer idle.
         """
+        # `cycle` is uvicorn's object for the request that is answered, or was answered last.
         awaits_request = self.cycle is None or self.cycle.response_complete
         if awaits_request and self._header_timer is None:
             self._start_header_timer()

@@ -91,7 +91,7 @@ def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> l
 
 
 def _source(named_sides: Sequence[str | None]) -> str:
-    """What decided the sides, as in `Split.source`."""
+    """What decided the sides: "rows" if every row names one, "hash" if none does, else "mixed"."""
     unnamed_count = named_sides.count(None)
     if unnamed_count == len(named_sides):
         return "hash"

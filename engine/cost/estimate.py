@@ -360,9 +360,9 @@ def evaluation_hours(
 
 
 def _env_step_seconds(plan: SamplingPlan, answers: int) -> float:
-    """The most seconds that the environment's step() takes in so many answers; 0 if it has none.
+    """The most seconds that the environment's step() takes for so many answers; 0 if it has none.
 
-    It was not timed: each turn is assumed to take as long as a score.
+    No audit has timed step(): each call, one for each turn, is assumed to take as long as a score.
     """
     if not plan.env.multi_turn:
         return 0.0

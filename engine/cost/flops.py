@@ -338,7 +338,8 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or for rows those of evaluations."""
+        """The limits of an answer: those in the settings, or in SFT and DPO, which have none, those
+        of their evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"

@@ -133,7 +133,8 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
-    """The numbers among the settings that cost memory or time, by name, in order of preference."""
+    """The numbers among the settings that cost memory or time, by name. Of two that save as much
+    the earlier one is lowered."""
     if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,

@@ -28,7 +28,7 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
     """The work of the whole run, by "training", "evaluation" and "saving".
 
     Args:
-        level: "low", "likely" or "high", as in `SamplingPlan.episode`.
+        level: how long the sampled answers are: "low", "likely" or "high".
     """
     return {
         "training": train_work(plan, level),
@@ -123,6 +123,7 @@ def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
     Every round after the first repeats the uniform groups only, so it is less than a batch.
     """
     repeats = range(1, settings.resample_uniform + 1)
+    # The power is the share of the groups that are uniform after so many rounds.
     return 1 + sum(_UNIFORM[level] ** number for number in repeats)
 
 

@@ -87,8 +87,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of steps that the last of the events "started" with such a number names; None for
-    none. A resumed run may have another number than before."""
+    """How many steps the run has, by the last of its events "started" that says so; None if none
+    does. A resumed run may have another number than before."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))

@@ -169,11 +169,11 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
 def _cpu_variables(plan: Plan) -> dict[str, str]:
     """The variables of a server that computes on the CPU."""
     return {
-        "CUDA_VISIBLE_DEVICES": "",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
+        "CUDA_VISIBLE_DEVICES": "",  # none
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(plan.threads),
-        "GOMP_SPINCOUNT": "10000",
+        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
     }
 
 

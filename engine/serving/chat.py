@@ -100,10 +100,11 @@ def _model_names(request: ChatRequest) -> list[str]:
 
 
 def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
-    """Save the conversation after a call."""
-    conversation_id, lost = conversations.save(home, request.conversation, conversation)
+    """Save the conversation after a call. Its seed is returned only if tokens were drawn with it:
+    at temperature 0 a model writes the likeliest ones."""
+    conversation_id, warning = conversations.save(home, request.conversation, conversation)
     draws_tokens = request.temperature > 0
-    return Saved(conversation_id, lost, conversation.seed if draws_tokens else None)
+    return Saved(conversation_id, warning, conversation.seed if draws_tokens else None)
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
@@ -243,11 +244,12 @@ def _bad_messages(error: BadMessages) -> UserError:
 
 
 def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
-    """The seed of this call: the one given, that of the answer which goes on, or a drawn one."""
+    """The seed of this call: the one given; or, where a cut answer goes on, that of its beginning;
+    else a new one."""
     if request.seed != DRAW_SEED:
         return request.seed
-    is_continued = earlier is not None and not request.message and not request.messages
-    if earlier is not None and is_continued:
+    asks_nothing_new = not request.message and not request.messages
+    if earlier is not None and asks_nothing_new:
         return earlier.seed
     return time.time_ns() % _LONGEST_SEED
 
@@ -309,10 +311,10 @@ def _sample(
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
     """The request to the model's server: the question, and the tokens that the answer has already,
-    after which it goes on.
+    after which the model goes on.
 
     Args:
-        sampling: how it samples, from `_sampling_body`.
+        sampling: how the model samples, from `_sampling_body`.
     """
     begun = [*question.begun, *answer.token_ids]
     return sampling | {

@@ -137,7 +137,7 @@ def _check_no_instructions(turns: _Turns) -> None:
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
-    ValueError if the answer is not written once."""
+    ValueError unless it writes the answer exactly once."""
     closed = chat.text([system, *_TALK[:2]], prompt=False)
     _, end = _split_at_mark(closed, _ANSWER)
     return end
@@ -179,6 +179,6 @@ def _ollama_template(turns: _Turns) -> str:
 
 
 def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
-    """What stands before and after `mark`. Raises ValueError if it is not there once."""
-    before, after = rendered.split(mark)
+    """What stands before and after `mark`. Raises ValueError unless it is there exactly once."""
+    before, after = rendered.split(mark)  # unpacking another number of parts raises
     return before, after

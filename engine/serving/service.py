@@ -176,7 +176,8 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """A living deployment that can serve the target; None if there is none.
 
-    It has the target's base; for an adapter it must also have thinking on or off as trained.
+    It has the target's base model, and for an adapter thinking on or off as the adapter was
+    trained.
     """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
