@@ -439,7 +439,7 @@ class DryRun:
 
         Skipped if the environment does not score, or if the run does not end in the time that the
         call has left; the call began at `began` on the monotonic clock. `samples` tasks are
-        answered; `cap_function` gives the run's cap on device hours, as for `dry_run`.
+        answered. `cap_function` returns the run's cap on device hours for an estimate of them.
         """
         record = required(self.facts.record)
         if not record.scored:

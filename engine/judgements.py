@@ -177,7 +177,7 @@ def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) ->
     """The failure where the chat template refuses rows, no row can be trained on, or the model
     could not write the reference answers; None otherwise.
 
-    The arguments are those of `judge_data`.
+    `statistics` are of the training rows under these settings, `rows` are facts of all rows.
     """
     if rows.refused:
         return Outcome(
@@ -206,7 +206,7 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
     """The failure of a run that samples and whose max_tokens cuts the reference answers.
 
     Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
-    longest prompt fits beside that. The arguments are those of `judge_data`.
+    longest prompt fits beside that. `rows` are facts of all rows of the environment.
     """
     needed_tokens = rows.longest_turn
     advice = f"Set max_tokens = {needed_tokens}, which all of them fit into"

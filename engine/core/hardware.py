@@ -205,8 +205,11 @@ def _cpu_quota() -> float | None:
 def _cpu_quota_of_version_2(folder: Path) -> float | None:
     """How many cores a cgroup of version 2 allows; None for any number."""
     parts = _read_text(folder / "cpu.max").split()  # "QUOTA PERIOD", or "max PERIOD" for no quota
-    if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
-        return int(parts[0]) / int(parts[1])
+    if len(parts) != 2:
+        return None
+    quota, period = parts
+    if quota.isdigit() and period.isdigit() and int(period):
+        return int(quota) / int(period)
     return None
 
 

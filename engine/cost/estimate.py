@@ -86,7 +86,7 @@ def estimate_cost(
     The machine is measured first if it never was. `next` has the call that submits the run, if it
     fits into memory and has rows to train on.
 
-    Raises UserError as a submit would, for the environment, the model and the settings.
+    Raises UserError if a submit would refuse the environment, the model or the settings.
     """
     settings = dict(settings or {})
     run = _planned_run(home, env_id, model, algorithm, settings)
@@ -111,8 +111,8 @@ def estimate_cost(
 def _planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
 ) -> _PlannedRun:
-    """The run that these arguments describe, on this machine. Raises UserError as a submit would,
-    for the environment, the model and the settings."""
+    """The run that these arguments describe, on this machine. Raises UserError if a submit would
+    refuse the environment, the model or the settings."""
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)

@@ -222,8 +222,9 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     Args:
         fault: what is wrong with the database, for the error.
 
-    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE if the database cannot be
-    moved, the new one is damaged too, or another process has the database open.
+    Returns the connection, and the descriptor of the lock that tells other processes that the
+    database is open. Raises UserError HOME_UNUSABLE if the database cannot be moved, the new one is
+    damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     # Another process has it open, such as the supervisor of a living run. When that closes it,

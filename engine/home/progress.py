@@ -56,7 +56,8 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
 
 def events_end(run: RunDir) -> int:
     """The cursor after the last complete event."""
-    return events_from(run, 0)[1]
+    _, cursor = events_from(run, cursor=0)
+    return cursor
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
@@ -67,7 +68,7 @@ def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
 def read_progress(run: RunDir, row: RunRow) -> Progress:
     """How far a run is, from its events and the last line of its metrics. Only the run's state is
     taken from its database row `row`."""
-    events, cursor = events_from(run, 0)
+    events, cursor = events_from(run, cursor=0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
     total = _total_steps(starts)

@@ -274,8 +274,8 @@ def _read_status(run: RunDir) -> _StatusFile:
     """Parse the run's STATUS.md. Where the file is missing or does not say something, texts are "",
     the attempt is 1 and the hours are 0."""
     text = read_tail(run.status_md, _STATUS_BYTES)
-    heading = re.match(r"# .*: (\w+)\n", text)
-    reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
+    heading = re.match(r"# .*: (?P<state>\w+)\n", text)
+    reason = re.search(r"^- reason \((?P<kind>\w*)\): (?P<text>.*)$", text, re.MULTILINE)
 
     def first_match(pattern: str) -> str:
         """The only group of the first match of `pattern`; "" where nothing matches."""
@@ -283,13 +283,13 @@ def _read_status(run: RunDir) -> _StatusFile:
         return match[1] if match else ""
 
     return _StatusFile(
-        state=heading[1] if heading and heading[1] in STATES else "",
+        state=heading["state"] if heading and heading["state"] in STATES else "",
         attempt=int(first_match(r"^- attempt (\d+),") or 1),
         spent_hours=float(first_match(r"^- device hours spent: (\d+\.?\d*)$") or 0),
         verdict=first_match(r"^- verdict: (\w+)$"),
         hint=first_match(r"^- next: (.*)$"),
-        reason_kind=reason[1] if reason else "",
-        reason=reason[2] if reason else "",
+        reason_kind=reason["kind"] if reason else "",
+        reason=reason["text"] if reason else "",
     )
 
 
@@ -343,10 +343,11 @@ def _hours_in_events(run: RunDir) -> float:
     An attempt lasts from "attempt_started" to one of `_END_EVENTS`; without such an end it lasts up
     to its last event.
     """
+    events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
     started_at = None  # when the attempt under way began
     last_at = 0.0
-    for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
+    for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line
             continue
         event_at = float(event["time"])

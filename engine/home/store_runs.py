@@ -65,7 +65,7 @@ class RunTable(Connection):
                 prepare(run_id)
             self._insert_queued(new, run_id, number)
             self._remember_request(new.request_id, new.body, run_id)
-            self._log_state(run_id, "", "queued")
+            self._log_state(run_id, old="", new="queued")
             return self._run(run_id)
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
@@ -277,10 +277,11 @@ class RunTable(Connection):
     def spent_hours(self, excluding: str = "") -> float:
         """Device hours spent by all runs of this home, except by the run with the id `excluding`
         ("" for no exception)."""
-        total = self._read(
+        rows = self._read(
             "SELECT coalesce(sum(spent_hours), 0) FROM runs WHERE run_id != ?", (excluding,)
         )
-        return float(total[0][0])
+        (total,) = rows[0]
+        return float(total)
 
     def committed_hours(self) -> float:
         """Device hours that all runs have spent, plus what open runs are still expected to spend:

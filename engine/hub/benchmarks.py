@@ -95,7 +95,8 @@ def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | 
     Args:
         deadline: value of `time.monotonic()` by which the call must end.
 
-    Raises UserError BAD_ARGUMENT for an unknown benchmark, or as `data.fetch` does.
+    Raises UserError BAD_ARGUMENT for an unknown benchmark; DATASET_INVALID, DATASET_READING or
+    DISK_FULL if its dataset cannot be fetched.
     """
     if not names_benchmark(path):
         return None

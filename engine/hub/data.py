@@ -100,10 +100,11 @@ def parse(text: str) -> DatasetRef | None:
 def named_dataset(
     home: Home, path: str | Path, places: Sequence[Path], deadline: float
 ) -> Dataset | None:
-    """The dataset of the hub that `path` names, fetched as by `fetch`; None if it names none.
+    """The dataset of the hub that `path` names, fetched unless it is in the home's cache; None if
+    it names none.
 
-    A path that exists in one of `places`, or whose parent folder does, is a path and no dataset;
-    `hf://datasets/ORG/NAME` always is a dataset.
+    A path whose parent folder exists in one of `places` is a path and no dataset;
+    `hf://datasets/ORG/NAME` always is a dataset. Raises UserError if it cannot be fetched.
     """
     text = str(path)
     ref = parse(text)

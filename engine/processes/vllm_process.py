@@ -373,7 +373,7 @@ def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: i
         child_signal: descriptor that is readable when a child has ended.
     """
     while child.poll() is None:
-        readable = select.select([lifeline, child_signal], [], [])[0]
+        readable, _, _ = select.select([lifeline, child_signal], [], [])
         if child_signal in readable:
             os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
         if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed

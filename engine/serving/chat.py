@@ -145,8 +145,8 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
 
 
 def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
-    """Ask the models one after the other, all within the time of the call. Raises UserError as
-    `chat` does."""
+    """Ask the models one after the other, all within the time of the call. Raises UserError if one
+    cannot be served, refuses the question or does not answer."""
     answered: list[Answered] = []
     for number, question in enumerate(questions):
         # So that a slow first model leaves the second one its half of the time.
@@ -259,7 +259,8 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
 
     The answer may take one of `shares` equal parts of the time that the call has left. If the
     model's process ends before the answer is done, it is started once more, and the answer goes on
-    after the tokens that came. Raises UserError as `chat` does.
+    after the tokens that came. Raises UserError if the model cannot be served, refuses the question
+    or does not answer.
     """
     started: list[Reply] = []
     answer = Answer()

@@ -108,6 +108,7 @@ def _busy_with(home: Home) -> str:
         rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if not rows:
         return ""
-    seconds_left = read_progress(home.run(rows[0].run_id), rows[0]).eta_s
+    row = rows[0]
+    seconds_left = read_progress(home.run(row.run_id), row).eta_s
     remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
-    return f" while {rows[0].run_id} runs{remaining}"
+    return f" while {row.run_id} runs{remaining}"

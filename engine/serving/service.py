@@ -124,7 +124,8 @@ def serve(
     """Make sure that a deployment serves the target. A living one of its base gets the adapter.
 
     Returns its row, and the seconds that starting it took (None if it ran already). Raises
-    UserError as `deploy` does, and DEPLOY_FAILED, retryable, at `deadline` (of time.monotonic()).
+    UserError DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH, NO_VLLM or DEPLOY_FAILED; the last one,
+    retryable, also if it is not ready at `deadline` (of time.monotonic()).
 
     Args:
         by_deploy: whether the target was deployed by name, so that the deployment records it as
