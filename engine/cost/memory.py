@@ -108,10 +108,8 @@ def _weight_copy_bytes(plan: Plan) -> float:
 
 
 def _batch_tokens(plan: Plan) -> float:
-    """Tokens that the forward passes of one optimizer step read.
-
-    In GRPO the prompt of a group counts once, because it is computed once.
-    """
+    """Tokens that the forward passes of one optimizer step read. A prompt that several answers
+    share counts once, because it is computed once."""
     settings = plan.settings
     if isinstance(settings, RowSettings):
         return plan.step_tokens
@@ -196,6 +194,7 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
+    # What the model says, and between its turns the environment.
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
     longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
     return min(plan.max_length, longest_prompt + sampled)

@@ -199,7 +199,7 @@ def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
         answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
-        for choice in chunk.get("choices") or []:
+        for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
             text = _add_choice(choice, answer)
     elif not line.startswith(_COMMENT):
         raise ValueError(f"no event: {line[:80]}")

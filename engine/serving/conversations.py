@@ -113,7 +113,7 @@ def _forget_old(home: Home) -> None:
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process forgets it too
             used_at.append((file.stat().st_mtime, file.name))
-    used_at.sort(reverse=True)
+    used_at.sort(reverse=True)  # the last used one first
     oldest_time = time.time() - KEPT_DAYS * 86_400
     for number, (time_used, name) in enumerate(used_at):
         if number >= KEPT or time_used < oldest_time:

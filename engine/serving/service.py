@@ -256,15 +256,15 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
         "HF_HUB_OFFLINE": "1",  # the server may fetch nothing
         "TRANSFORMERS_OFFLINE": "1",
     }
-    alive = take_lock(folder.alive)
-    if alive is None:
+    lock = take_lock(folder.alive)  # the server inherits it: locked means that it lives
+    if lock is None:
         raise deploy_failed(folder, "its folder is in use by another process")
     try:
         argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
-        pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
+        pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(lock,))
         write_json(folder.process, {"pid": pid}, fsync=False)
     finally:
-        os.close(alive)
+        os.close(lock)
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
