@@ -463,10 +463,8 @@ def check_budget(
 
 
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
-    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
-
-    Its hint is the submit_train call `call` with a sufficient cap.
-    """
+    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours. Its hint
+    is the same call of submit_train, whose arguments are in `call`, with a sufficient cap."""
     likely = figures.gpu_hours.likely
     high = figures.gpu_hours.high
     sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
@@ -507,8 +505,8 @@ def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
 
 
 def _token_counts(plan: Plan) -> TokenCounts:
-    """The likely number of tokens that the run trains on, and of those that it samples, in its
-    evaluations too."""
+    """How many tokens the run likely trains on, and how many it samples, for its evaluations
+    too."""
     episode = plan.episode("likely")
     if isinstance(plan.settings, RowSettings):  # SFT and DPO
         trained = plan.settings.steps * plan.step_tokens

@@ -78,7 +78,7 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     step = _grpo_update_work(plan, settings, level).times(settings.updates_per_batch)
     if settings.kl_coef > 0:  # the reference model reads every completion once
         step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
-    rounds = _sampling_rounds(settings, level)
+    rounds = _sampling_rounds(settings, level)  # counted in batches; later rounds are a part of one
     return step + rollouts(
         plan.sampling,
         prompts=settings.prompts_per_step * rounds,

@@ -336,7 +336,7 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
     Raises UserError DATASET_INVALID naming the subsets if none fits.
     """
     by_name = {
-        str(config.get("config_name") or "default"): config
+        str(config.get("config_name") or "default"): config  # the hub's name for an unnamed one
         for config in configs
         if isinstance(config, dict)
     }

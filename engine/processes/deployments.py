@@ -107,8 +107,8 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """The error for an asker who has as many deployments as it may have. `ids`: of these, the
-    newest first."""
+    """The error for an asker who has as many deployments as it may have; `ids` are the ids of these
+    deployments, the newest first."""
     oldest = ids[-1]
     return UserError(
         "QUOTA",

@@ -275,10 +275,8 @@ def _done(run: RunDir) -> _End:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt that was told to stop.
-
-    Failed if it was stopped for going over a cap of hours, else cancelled.
-    """
+    """The end of an attempt that was told to stop: "failed" if a cap of hours was reached, else
+    "cancelled"."""
     reason = row.reason
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
     if status < 0 and -status != signals.SIGTERM:
