@@ -361,8 +361,8 @@ def judge_probe(result: ProbeResult) -> Outcome:
 
 
 def _probe_in_words(result: ProbeResult) -> str:
-    """The numbers of a probe: how many groups (the answers to one task) have differing rewards,
-    which only then teach anything; and how many of the others are too hard or too easy."""
+    """The numbers of a probe: how many groups (the answers to one task) have differing rewards, for
+    only these teach anything; and how many of the others are too hard or too easy."""
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     text = (
         f"{result.effective:.0%} of {result.tasks} groups have variance "

@@ -121,15 +121,15 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
     """
     needed = _needed_lengths(plan)
-    candidates: list[tuple[str, int, int]] = []
+    lowerings: list[tuple[str, int, int]] = []
     for name, value in _lowerable_settings(plan.settings).items():
         smaller_value = max(value // 2, needed.get(name, 1))
         least_value = _LEAST_GROUP if name == "group_size" else 1
         if least_value <= smaller_value <= _WORTHWHILE * value:
-            candidates.append((name, value, smaller_value))
+            lowerings.append((name, value, smaller_value))
     if not plan.settings.gradient_checkpointing:
-        candidates.append(("gradient_checkpointing", False, True))
-    return candidates
+        lowerings.append(("gradient_checkpointing", False, True))
+    return lowerings
 
 
 def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:

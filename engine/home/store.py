@@ -189,8 +189,8 @@ class EstimateTable(Connection):
         estimates are corrected.
 
         Args:
-            algorithm: "sft" or "grpo".
-            features: the run's id, device and model, by which similar runs are told; JSON values.
+            algorithm: that of the run, such as "grpo".
+            features: the run's id, device and model, by which similar runs are found; JSON values.
         """
         with self._write():
             self._db.execute(
