@@ -132,7 +132,7 @@ def _prepare_attempt(watch: Watch) -> int:
     Returns the read end of the pipe that wakes this process. Raises OSError if the run's folder was
     deleted.
     """
-    kernel.become_subreaper()
+    kernel.become_subreaper()  # descendants whose parent ends become children of this process
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted

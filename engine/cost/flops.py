@@ -227,7 +227,7 @@ class SamplingPlan:
         """Assistant turns of an episode; 1 in a single-turn environment.
 
         - low: the mean of the reference answers; without these half of max_turns.
-        - likely: 1.5 times as many.
+        - likely: 1.5 times as many, but at most max_turns.
         - high: max_turns.
         """
         if not self.env.multi_turn:

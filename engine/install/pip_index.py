@@ -134,7 +134,7 @@ def _listed_options(listing: str) -> dict[str, str]:
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        with contextlib.suppress(ValueError, SyntaxError):
+        with contextlib.suppress(ValueError, SyntaxError):  # a value that is no literal
             if section in sections and name in _OPTIONS:
                 sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
     return sections["global"] | sections["install"] | sections[":env:"]  # the last one wins

@@ -238,8 +238,9 @@ class VllmProcess:
     ) -> None:
         """Wait until the server answers, up to `patience_s` seconds after its start.
 
-        `on_wait` is called between two health checks; what it raises ends the wait. Raises
-        ServerDied if the server ends, or if it is not ready in time, which also stops it.
+        `on_wait` is called after each health check that fails; an error that it raises ends the
+        wait. Raises ServerDied if the server ends, or if it is not ready in time; it is then
+        stopped.
         """
         if self.ready_s:  # an earlier call has waited
             return

@@ -118,8 +118,8 @@ def _next_calls(
     calls: list[Call] = []
     if conversation_id:
         for name, entry in zip(names, entries, strict=True):
-            same = {"model": name, "conversation": conversation_id}
-            calls += _calls_that_go_on(entry, same)
+            arguments = {"model": name, "conversation": conversation_id}
+            calls += _calls_that_go_on(entry, arguments)
     calls += [
         Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
         for deployment in started
