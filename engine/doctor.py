@@ -175,12 +175,15 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
-    """The kind of the file system that holds `folder`, by a line for each mount; "unknown" if none
-    does."""
+    """The kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount does.
+
+    Args:
+        mounts: a line for each mount: device, mount point, kind of file system.
+    """
     longest_point, kind = "", "unknown"
     for line in mounts:
         fields = line.split()
-        if len(fields) < 3:
+        if len(fields) < 3:  # no mount
             continue
         point, point_kind = fields[1], fields[2]
         prefix = point if point == "/" else f"{point}/"
@@ -196,7 +199,7 @@ def database(home: Home) -> Iterator[Finding]:
     run folders. Raises UserError where it is damaged and cannot be mended now."""
     with Store(home) as store:
         store.check()
-        count = len(store.list_runs(1000))  # not more: only to show that rows can be read
+        count = len(store.list_runs(limit=1000))  # not more: only to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     damaged_names = [path.name for path in home.damaged_databases()]
     if damaged_names:
@@ -316,8 +319,8 @@ def runs(home: Home) -> Iterator[Finding]:
     """Whether every run that holds a device has a living process. Also yields a warning for each of
     the last three failures, with its remedy."""
     with Store(home) as store:
-        open_runs = store.list_runs(50, states=OPEN)
-        failed = store.list_runs(3, states=("failed",))
+        open_runs = store.list_runs(limit=50, states=OPEN)
+        failed = store.list_runs(limit=3, states=("failed",))
     abandoned = [
         row.run_id
         for row in open_runs
@@ -377,8 +380,8 @@ def _findings_of(check: Check, home: Home) -> list[Finding]:
 
     A check that raises becomes one failed finding, named after the check's function.
     """
-    # The only check without a name is `filesystem`, which is bound to its list of mounts. In tests
-    # a check may be a lambda, whose name is "<lambda>".
+    # The only check without a name is `filesystem`, a `partial` with its file of mounts. In tests a
+    # check may be a lambda, whose name is "<lambda>".
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))

@@ -112,6 +112,7 @@ def dry_run(
     check_list = plan.run_checks(began)
     report = _report(plan)  # without the probe, so that a second call gives the same hash
     if samples:
+        # Whatever was checked must have passed.
         needs = [check.name for check in check_list.checks if check.status != "skip"]
         check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
     return report | _results(plan)
@@ -246,7 +247,7 @@ class DryRun:
         needed = env_packages.read_requirements(record.source)
         if not needed:
             return Outcome("pass", "the environment needs none")
-        if registry.env_python(record) != sys.executable:
+        if registry.env_python(record) != sys.executable:  # it has a virtual environment
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
         if missing:  # a UserError that a check raises makes it fail
@@ -329,10 +330,11 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; stores the forecast.
+        """Estimate the run's time and memory; stores the forecast. Warns if records of earlier runs
+        could not be read and were left out of it.
 
-        The machine is measured first, within what is left of the call's time since `began`
-        (monotonic clock).
+        The machine is measured first, if the time that the call has left since `began` (on the
+        monotonic clock) suffices for that.
         """
         wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -435,8 +437,9 @@ class DryRun:
     ) -> Outcome:
         """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
-        Skipped where the environment does not score, and where the run has not ended in what is
-        left of the call's time since `began`. The other arguments are those of `dry_run`.
+        Skipped if the environment does not score, or if the run does not end in the time that the
+        call has left; the call began at `began` on the monotonic clock. `samples` tasks are
+        answered. `cap_function` returns the run's cap on device hours for an estimate of them.
         """
         record = required(self.facts.record)
         if not record.scored:
@@ -553,8 +556,8 @@ def _summary(plan: DryRun) -> str:
 
 
 def _little_to_learn(plan: DryRun) -> str:
-    """That GRPO would learn little, because the probe's groups (the answers to one task) are too
-    hard, and what helps."""
+    """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
+    one task) are too hard, and what helps."""
     probe = required(plan.facts.probe)
     first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
     return (

@@ -116,6 +116,7 @@ class CheckList:
                 outcome = check()
             except UserError as error:
                 outcome = Outcome("fail", error.message, error.advice, error.code)
+        # A fix that only says what to change becomes the whole changed call.
         fix = hint_of(outcome.fix).for_call(self.dry_run_call())
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 
@@ -164,7 +165,7 @@ def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
         f"prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
         f"answers of {target['p50']} (95 %: {target['p95']})"
     )
-    if statistics["split"] and isinstance(settings, SFTSettings):
+    if statistics["split"] and isinstance(settings, SFTSettings):  # conversations in several rows
         text += (
             f"; the chat template writes earlier turns differently, so {statistics['split']} "
             "conversations are trained as several rows, each turn after the prompt it has in use"
@@ -176,7 +177,7 @@ def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) ->
     """The failure where the chat template refuses rows, no row can be trained on, or the model
     could not write the reference answers; None otherwise.
 
-    The arguments are those of `judge_data`.
+    `statistics` are of the training rows under these settings, `rows` are facts of all rows.
     """
     if rows.refused:
         return Outcome(
@@ -205,7 +206,7 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
     """The failure of a run that samples and whose max_tokens cuts the reference answers.
 
     Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
-    longest prompt fits beside that. The arguments are those of `judge_data`.
+    longest prompt fits beside that. `rows` are facts of all rows of the environment.
     """
     needed_tokens = rows.longest_turn
     advice = f"Set max_tokens = {needed_tokens}, which all of them fit into"
@@ -325,18 +326,18 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
         result: what the probe measured of the model.
         audit: the environment's reward audit; {} without one.
     """
-    best_probe = best_degenerate(audit.get("probes") or [])
+    best = best_degenerate(audit.get("probes") or [])  # the answers that the audit tried
     model_mean = result.reward_mean
-    if best_probe is None or model_mean is None or outcome.status == "fail":
+    if best is None or model_mean is None or outcome.status == "fail":
         return outcome
-    if best_probe["mean"] <= max(0.0, model_mean):  # what earns nothing is not worth learning
+    if best["mean"] <= max(0.0, model_mean):  # what earns nothing is not worth learning
         return outcome
-    probe = best_probe["probe"]
+    answer_name = best["probe"]
     text = (
-        f"{probe} pays {best_probe['mean']:.2f}, the model earns {model_mean:.2f} on average: "
-        f"{probe} is the best it can reach"
+        f"{answer_name} pays {best['mean']:.2f}, the model earns {model_mean:.2f} on average: "
+        f"{answer_name} is the best it can reach"
     )
-    fix = f"Pay less for {probe} than for a first try, and push again, or train by SFT first."
+    fix = f"Pay less for {answer_name} than for a first try, and push again, or train by SFT first."
     fixes = f"{fix} {outcome.fix}".strip()
     return Outcome("warn", f"{text}; {outcome.detail}", fixes, outcome.code)
 
@@ -360,8 +361,8 @@ def judge_probe(result: ProbeResult) -> Outcome:
 
 
 def _probe_in_words(result: ProbeResult) -> str:
-    """The numbers of a probe: how many groups of answers to a task have differing rewards (only
-    these teach), and why the others have not."""
+    """The numbers of a probe: how many groups (the answers to one task) have differing rewards, for
+    only these teach anything; and how many of the others are too hard or too easy."""
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     text = (
         f"{result.effective:.0%} of {result.tasks} groups have variance "
@@ -390,7 +391,7 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )
-    # Few groups teach, but not because they are too hard: any that is too easy tells the reason.
+    # Few groups teach, but not because they are too hard. If some are too easy, that is why.
     if result.effective < _FEW_EFFECTIVE and result.too_easy > 0:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
     advice = "; ".join(item.say for item in result.advice)

@@ -89,7 +89,7 @@ def supervise(path: Path) -> int:
             return 1
         watch = Watch(run, store, row, lock)
         result = _run_attempt(watch)
-        if result is None:
+        if result is None:  # another process will continue the run
             return 0
         with contextlib.suppress(OSError):  # on a full disk the row alone says how it ended
             outcome.record(run, result)
@@ -119,7 +119,8 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         _end_descendants(watch)
         return _not_supervised(watch, error)
     _end_descendants(watch)
-    if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
+    has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
+    if watch.leaving and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
         return None
     return _outcome_of_trainer(watch, kills_before)
@@ -131,7 +132,7 @@ def _prepare_attempt(watch: Watch) -> int:
     Returns the read end of the pipe that wakes this process. Raises OSError if the run's folder was
     deleted.
     """
-    kernel.become_subreaper()
+    kernel.become_subreaper()  # descendants whose parent ends become children of this process
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted
@@ -302,7 +303,8 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
 
 
 def _note_answers(watch: Watch) -> None:
-    """Note when the run wrote answers. A slow model is given its time as long as there are any."""
+    """Note the time if the run has written more answers since the last poll. A slow model is not
+    stopped as long as new answers keep coming."""
     answer_bytes = 0
     for file in watch.run.evals_dir.glob("model_*.jsonl"):
         with contextlib.suppress(FileNotFoundError):  # a later attempt begins its files anew

@@ -90,6 +90,7 @@ def open_file(path: Path) -> BinaryIO:
     because opening one waits until somebody writes to it, and a thread that waits there cannot be
     ended.
     """
+    # With O_NONBLOCK opening a pipe does not wait, so that it can be refused here.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
@@ -246,8 +247,9 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
 
 
 def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, bytes]:
-    """The complete lines from byte `cursor` on, as `read_chunk` reads them: the byte at which they
-    begin, and their bytes."""
+    """Read the complete lines from byte `cursor` on, or from the next line if it lies inside one:
+    about `max_bytes`, but at least one line. Returns the byte at which they begin, and their bytes;
+    no bytes if no complete line follows."""
     size = os.fstat(file.fileno()).st_size
     position = min(max(cursor, 0), size)
     start = _seek_line_start(file, position)
@@ -296,10 +298,12 @@ def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
 
 
 def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
-    """The JSON object on the last complete line of a file that holds one.
+    """The last JSON object in a file of JSON lines; None if it has none, or is missing. A line that
+    is still being written, or holds anything else, is passed over.
 
-    None where no line holds an object, or the file is missing. The last `window` bytes are read
-    first, and more only where they hold no such line.
+    Args:
+        window: how many bytes of the file's end are read at first; more are read only if no object
+            is found in them.
     """
     try:
         file = open_file(path)

@@ -84,9 +84,13 @@ _EVALUATION_ERRORS = (
 )
 
 
-def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
-    """Replace, in place, texts of earlier versions that a value is compared with by the texts of
-    now: `former_values` has the new text for each old one, by the name of the value."""
+def _replace_former_values(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
+    """Where a value is compared with a text that it had in earlier versions, replace that text, in
+    place, by the one that it has now.
+
+    Args:
+        former_values: by name of a value, the new text for each old one.
+    """
     for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
         operands = [comparison.left, *comparison.comparators]
         names = {operand.id for operand in operands if isinstance(operand, ast.Name)}
@@ -158,7 +162,7 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
-            _renew(self._tree, former_values or {})
+            _replace_former_values(self._tree, former_values or {})
         self._used = _names_in(self._tree) & self._known  # the values that the expression uses
         self._engine = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
@@ -221,11 +225,9 @@ class Where:
         return tree.body
 
     def _check_node(self, node: ast.AST) -> None:
-        """Check that one part of the syntax tree is on the allow-list.
-
-        Allowed are the node types in `_NODES`, plain constants, calls of `_FUNCTIONS` without
-        keywords, `name[...]`, and known names. Raises UserError BAD_ARGUMENT for anything else.
-        """
+        """Check that one node of the syntax tree is on the allow-list: its type is one of `_NODES`;
+        a constant is plain, a call is one of `_FUNCTIONS` without keywords, an index stands after a
+        name, a name is known. Raises UserError BAD_ARGUMENT for anything else."""
         if not isinstance(node, _NODES):
             raise self._error(f"uses {type(node).__name__}, which is not available")
         if isinstance(node, ast.Constant) and not _is_plain(node):

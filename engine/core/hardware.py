@@ -197,16 +197,19 @@ def _cores() -> int:
 def _cpu_quota() -> float | None:
     """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
     where none of them has a quota."""
-    quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders("")]
-    quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders("cpu")]
+    quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders(controller="")]
+    quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders(controller="cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _cpu_quota_of_version_2(folder: Path) -> float | None:
     """How many cores a cgroup of version 2 allows; None for any number."""
     parts = _read_text(folder / "cpu.max").split()  # "QUOTA PERIOD", or "max PERIOD" for no quota
-    if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
-        return int(parts[0]) / int(parts[1])
+    if len(parts) != 2:
+        return None
+    quota, period = parts
+    if quota.isdigit() and period.isdigit() and int(period):
+        return int(quota) / int(period)
     return None
 
 
@@ -229,9 +232,10 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """The memory limits of this process's cgroups, of version 2 and 1: (limit, used) in bytes each.
-    File cache does not count as used where the kernel can drop it at any time."""
+    """The memory limits of this process's cgroups: (limit, used) in bytes, for each group that has
+    a limit. File cache does not count as used where the kernel can drop it at any time."""
     limits = []
+    # Of each version of cgroups: controller, files with the limit and the use, key of the cache.
     version_2 = ("", "memory.max", "memory.current", "inactive_file")
     version_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for controller, limit_name, used_name, cache_key in (version_2, version_1):
@@ -265,7 +269,7 @@ def _cgroup_path(controller: str) -> str:
     """The path of this process's cgroup below the root, as /proc names it; "" for the root itself.
 
     Args:
-        controller: as in `_cgroup_folders`.
+        controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
     """
     group_path = ""
     for line in _read_text(_PROC_CGROUP).splitlines():

@@ -64,7 +64,7 @@ def page_before(
         budget: bytes after which reading stops, even if fewer lines matched.
     """
     file = _opened(path)
-    if file is None:
+    if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
     lines: list[Line] = []  # from the last to the first
     with file:
@@ -74,7 +74,7 @@ def page_before(
             page_start, earlier_lines = _lines_before(file, page_start)
             matching = (line for line in reversed(earlier_lines) if _matches(line, match))
             lines += itertools.islice(matching, limit - len(lines))
-            if len(lines) == limit:
+            if len(lines) == limit:  # earlier lines of the block are for the next page
                 page_start = lines[-1].start
     lines.reverse()
     return Page(lines, page_start, end, scanned=end - page_start)
@@ -97,8 +97,8 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
     """Read the block of the file before byte `end`. Returns the byte at which its first whole line
     starts, and its whole lines.
 
-    The block is enlarged until a line starts in it, up to `_LONGEST_LINE` bytes. A longer line is
-    returned in pieces.
+    The block has `_BLOCK` bytes, or as many more as it needs for a line to start in it, but at most
+    `_LONGEST_LINE`: a longer line is returned in pieces.
     """
     block_size = _BLOCK
     while True:
@@ -126,7 +126,7 @@ def page_after(
         budget: bytes after which reading stops, even if fewer lines matched.
     """
     file = _opened(path)
-    if file is None:
+    if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
     lines: list[Line] = []
     with file:
@@ -136,7 +136,7 @@ def page_after(
         position = start
         while len(lines) < limit and position - start < budget:
             line = _complete_line(file, position)
-            if line is None:
+            if line is None:  # at the end, or still being written
                 break
             position = line.end
             if _matches(line, match):

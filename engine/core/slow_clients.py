@@ -32,7 +32,7 @@ class ImpatientProtocol(H11Protocol):
         """Called by uvicorn when a client has connected. The connection counts as idle and its
         client as unknown; the headers of its first request must arrive in time."""
         super().connection_made(transport)
-        self._idle_connections(known=False)[self] = None
+        self._mark_idle(known=False)
         self._close_oldest_idle_at_limit()
         self._start_header_timer()
 
@@ -42,6 +42,7 @@ class ImpatientProtocol(H11Protocol):
         The first bytes of a request start the timer for its headers. Once all headers have arrived,
         the timer stops and the connection is no longer idle.
         """
+        # `cycle` is uvicorn's object for the request that is answered, or was answered last.
         awaits_request = self.cycle is None or self.cycle.response_complete
         if awaits_request and self._header_timer is None:
             self._start_header_timer()
@@ -57,9 +58,8 @@ class ImpatientProtocol(H11Protocol):
         next request has already arrived or the connection is closing."""
         cycle_before = self.cycle
         super().on_response_complete()  # gives a request that has already arrived a new cycle
-        # Last in the dict: it is now the one that has been idle for the shortest time.
         if self.cycle is cycle_before and not self.transport.is_closing():
-            self._idle_connections(known=bool(self.scope.get(KNOWN)))[self] = None
+            self._mark_idle(known=bool(self.scope.get(KNOWN)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by uvicorn when the connection is closed: forget it and stop its timer."""
@@ -73,13 +73,19 @@ class ImpatientProtocol(H11Protocol):
         # The pair of dicts is indexed by the flag: 0 for unknown clients, 1 for known ones.
         return _IDLE.setdefault(self.server_state, ({}, {}))[known]
 
+    def _mark_idle(self, known: bool) -> None:
+        """Add this connection to the idle ones of known or unknown clients. It comes last: it has
+        been idle for the shortest time."""
+        self._idle_connections(known)[self] = None
+
     def _forget_as_idle(self) -> None:
         """Remove this connection from the idle connections, if it is one of them."""
         for known in (False, True):
             self._idle_connections(known).pop(self, None)
 
     def _close_oldest_idle_at_limit(self) -> None:
-        """Close idle connections until there are fewer than `limit_concurrency` allows.
+        """Close idle connections until fewer than `limit_concurrency` are open, so that uvicorn
+        does not refuse the request of this one.
 
         The longest idle is closed first; those of known clients only after all of unknown ones.
         Nothing is closed where every other connection is busy: uvicorn then refuses the request.

@@ -91,7 +91,7 @@ def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> l
 
 
 def _source(named_sides: Sequence[str | None]) -> str:
-    """What decided the sides, as in `Split.source`."""
+    """What decided the sides: "rows" if every row names one, "hash" if none does, else "mixed"."""
     unnamed_count = named_sides.count(None)
     if unnamed_count == len(named_sides):
         return "hash"
@@ -155,26 +155,26 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out:
-    prompt key -> "train" or "heldout".
+    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out.
+    Returns "train" or "heldout" by prompt key.
 
     Args:
         keys: the prompt key of every row; rows with the same prompt have equal keys.
     """
-    rows_of_key = Counter(keys)
-    sides = dict.fromkeys(rows_of_key, "train")
-    if len(rows_of_key) < 2:  # holding out the only prompt would leave nothing to train on
+    row_counts = Counter(keys)
+    sides = dict.fromkeys(row_counts, "train")
+    if len(row_counts) < 2:  # holding out the only prompt would leave nothing to train on
         return sides
     wanted_rows = _wanted_heldout_rows(len(keys))
     heldout_rows = 0
     # The keys are hashes, so sorted they are in random order. A prompt whose rows would be too many
     # is passed over.
-    for key in sorted(rows_of_key):
-        if heldout_rows + rows_of_key[key] <= wanted_rows:
+    for key in sorted(row_counts):
+        if heldout_rows + row_counts[key] <= wanted_rows:
             sides[key] = "heldout"
-            heldout_rows += rows_of_key[key]
+            heldout_rows += row_counts[key]
     if not heldout_rows:  # every prompt has more rows than shall be held out
-        sides[min(rows_of_key, key=lambda key: (rows_of_key[key], key))] = "heldout"
+        sides[min(row_counts, key=lambda key: (row_counts[key], key))] = "heldout"
     return sides
 
 

@@ -15,11 +15,12 @@ from engine.models import catalog, tokens
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
-    """The batteries that a run on this base model is asked. A battery is a set of questions that
-    shows what the model forgets. The worker chooses the same ones.
+    """The sets of questions (batteries) by which a run on this base model measures what the model
+    forgets. An estimate counts their work, so they must be those that the worker chooses
+    (engine/worker/evaluation/prior_skills.py).
 
-    If `base_path` is None (unknown), the model is taken for pebble; the user's environment "keep"
-    is then left out, because its lengths need a tokenizer.
+    If `base_path` is None (not known), the model is assumed to be pebble, and the user's own
+    environment "keep" is left out: only the model's tokenizer could count its tokens.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
@@ -27,7 +28,7 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     else:
         with contextlib.suppress(UserError):  # a tokenizer that cannot be read
             chosen.append(_language_battery(tokens.load(base_path)))
-    if base_path is not None and home.db.is_file():
+    if base_path is not None and home.db.is_file():  # without a database there are no environments
         with contextlib.suppress(UserError):  # usually there is no such environment
             chosen += _user_batteries(home, base_path)
     return tuple(chosen)
@@ -48,7 +49,7 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
         mean_reference = statistics.fmean([row.total - row.prompt for row in rows])
-    else:  # no rows were counted
+    else:  # no rows were counted: usual lengths of a short question and its answer
         mean_prompt, mean_reference = 32.0, 16.0
     # A model writes more than the reference answer.
     usual_answer = 1.5 * mean_reference

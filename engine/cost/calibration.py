@@ -127,7 +127,8 @@ class Experience:
         return _correction_factor(actual_and_predicted, doubt=MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
-        """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).
+        """For each run of the algorithm log(actual seconds / corrected seconds), where corrected
+        seconds are those predicted for each phase times the `factors` of the algorithm.
 
         0 for a run that took exactly as long as predicted. Runs without a time are left out.
         """
@@ -185,13 +186,13 @@ def _device_kind(features: Mapping[str, object]) -> str:
 
 
 def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> FinishedRun | None:
-    """Read what a run measured, and predict its time again.
+    """Read what a run measured, and predict its time again with the speed of the machine as it is
+    known now.
 
     None if its files were deleted, if it is not a training run, or if an earlier version wrote its
     files. Raises DamagedRecord, naming the file and the key at fault.
 
     Args:
-        speed: of the machine, as it is known now.
         total: seconds of the whole run.
     """
     try:

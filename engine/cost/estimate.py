@@ -68,7 +68,7 @@ class _PlannedRun:
 
     env_id: str
     model: ModelRef
-    facts: EnvFacts
+    env_facts: EnvFacts
     hardware: Hardware
     resolved: settings_schema.Resolved
 
@@ -86,7 +86,7 @@ def estimate_cost(
     The machine is measured first if it never was. `next` has the call that submits the run, if it
     fits into memory and has rows to train on.
 
-    Raises UserError as a submit would, for the environment, the model and the settings.
+    Raises UserError if a submit would refuse the environment, the model or the settings.
     """
     settings = dict(settings or {})
     run = _planned_run(home, env_id, model, algorithm, settings)
@@ -97,12 +97,13 @@ def estimate_cost(
         home,
         resolved,
         run.model.facts,
-        run.facts,
+        run.env_facts,
         run.hardware,
         teacher=teacher,
         base_path=run.model.base_path,
     )
-    misfit = none_fit(env_facts.statistics(run.facts, resolved.settings), resolved.settings)
+    statistics = env_facts.statistics(run.env_facts, resolved.settings)
+    misfit = none_fit(statistics, resolved.settings)  # "" if at least one row can be trained on
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
     return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
 
@@ -110,8 +111,8 @@ def estimate_cost(
 def _planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
 ) -> _PlannedRun:
-    """The run that these arguments describe, on this machine. Raises UserError as a submit would,
-    for the environment, the model and the settings."""
+    """The run that these arguments describe, on this machine. Raises UserError if a submit would
+    refuse the environment, the model or the settings."""
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)
@@ -179,12 +180,12 @@ def estimate(
     teacher: ResolvedTeacher | None = None,
     base_path: Path | None = None,
 ) -> Forecast:
-    """Estimate time, money, memory and disk of a run with resolved settings: hours and bytes.
+    """Estimate the hours, the money, and the bytes of memory and disk that a run takes.
 
     Args:
-        teacher: of a distillation.
-        base_path: folder of the base model, by which its finished runs are found and the weights
-            that are still to be downloaded; None for unknown.
+        teacher: the teacher, if the run is a distillation.
+        base_path: folder of the base model. It tells which finished runs had the same model, and
+            how much of the weights is still to be downloaded. None if it is not known.
     """
     teacher_model = teacher.model if teacher else None
     download = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
@@ -236,7 +237,8 @@ def _forecast(
     gpu_hour_price: float,
     disk_free: int,
 ) -> Forecast:
-    """The estimate of a run, corrected by the finished runs of its algorithm.
+    """The estimate of a run: what follows from its plan and the machine's speed, corrected by what
+    finished runs of its algorithm took.
 
     Args:
         download: bytes of the models that are still to be downloaded.
@@ -256,7 +258,8 @@ def _forecast(
             **_disk_figures(footprint.disk(plan) + download, disk_free),
         }
     )
-    lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
+    correction = memory.total / raw_memory.total
+    lower_to = lowering.lower_until_it_fits(plan, speed, correction)
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
@@ -330,11 +333,11 @@ def evaluation_hours(
     rows: int,
     attempts: int,
 ) -> float:
-    """An upper estimate of the device hours of an evaluation, summed over `models`: of each the
-    facts and the folder of its base model.
+    """An upper estimate of the device hours in which `models` are evaluated, one after the other.
 
     Args:
         limits: the most tokens and turns of an answer.
+        models: the facts of each model, and the folder of its base model.
         rows: number of tasks.
         attempts: number of answers to each task.
     """
@@ -344,21 +347,22 @@ def evaluation_hours(
     speed = _with_score_time(speed, env)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
     answers = rows * attempts
-    seconds = 0.0  # of all models, one after the other
+    seconds = 0.0  # of all models
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
         plan = _evaluation_plan(loaded, env, device, limits, past_runs.seen(str(base_path)))
         seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=answers)
         seconds += hub.missing_bytes(base_path) / DOWNLOAD_RATE
-        seconds += _step_seconds(plan, answers)
+        seconds += _env_step_seconds(plan, answers)
+    # The margin that an estimate gets at its high end.
     _, high_factor = SPREAD["measured" if speed.measured else "model"]
     return high_factor * seconds / 3600
 
 
-def _step_seconds(plan: SamplingPlan, answers: int) -> float:
-    """The most seconds that the environment's step() takes in so many answers; 0 if it has none.
+def _env_step_seconds(plan: SamplingPlan, answers: int) -> float:
+    """The most seconds that the environment's step() takes for so many answers; 0 if it has none.
 
-    It was not timed: each turn is assumed to take as long as a score.
+    No audit has timed step(): each call, one for each turn, is assumed to take as long as a score.
     """
     if not plan.env.multi_turn:
         return 0.0
@@ -395,12 +399,13 @@ def _sampling_seconds(
     """The most seconds that a model takes to load, to sample and to be scored.
 
     Args:
-        factors: corrections of each phase by finished runs; they may only raise the result.
+        factors: for each phase, the factor by which finished runs correct the prediction. One below
+            1 counts as 1, so that the result stays an upper estimate.
         rows: number of tasks.
         answers: number of answers to all tasks together.
     """
     work = flops.rollouts(plan, rows, answers, plan.episode("high"))
-    no_work = flops.Work()
+    no_work = flops.Work()  # an evaluation neither trains nor saves
     works = {"training": no_work, "evaluation": work, "saving": no_work}
     model = plan.loaded.model
     phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
@@ -458,10 +463,8 @@ def check_budget(
 
 
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
-    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
-
-    Its hint is the submit_train call `call` with a sufficient cap.
-    """
+    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours. Its hint
+    is the same call of submit_train, whose arguments are in `call`, with a sufficient cap."""
     likely = figures.gpu_hours.likely
     high = figures.gpu_hours.high
     sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
@@ -502,19 +505,17 @@ def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
 
 
 def _token_counts(plan: Plan) -> TokenCounts:
-    """The likely number of tokens that the run trains on, and that it samples.
-
-    The evaluations sample tokens too.
-    """
+    """How many tokens the run likely trains on, and how many it samples, for its evaluations
+    too."""
     episode = plan.episode("likely")
-    if isinstance(plan.settings, RowSettings):
+    if isinstance(plan.settings, RowSettings):  # SFT and DPO
         trained = plan.settings.steps * plan.step_tokens
         sampled = 0.0
     else:
         episodes = plan.rows * plan.settings.steps  # of the whole run
         trained = episodes * episode.total
         sampled = episodes * episode.turn_tokens * episode.turns
-    if plan.env.scored:
+    if plan.env.scored:  # without scores an evaluation samples no answers
         sampled += plan.evaluated_rows * episode.turn_tokens * episode.turns
     return TokenCounts(trained=int(trained), generated=int(sampled))
 

@@ -180,20 +180,17 @@ class SamplingPlan:
     unknown_prompt: float
 
     def episode(self, level: str) -> Lengths:
-        """The lengths of a typical episode.
+        """The lengths of a typical episode if its turns are short (`level` "low"), as expected
+        ("likely") or long ("high").
 
-        An untrained policy often does not stop by itself. So at the level "high" every turn has
-        max_tokens; at "likely" the longest turn of a batch has.
-
-        Args:
-            level: "low" if turns are short, "likely" if they are as expected, "high" if they are
-                long. Measurements of finished runs count for "likely" only.
+        An untrained policy often does not stop by itself. So "high" assumes max_tokens for every
+        turn, and "likely" assumes them for the longest turn of a batch. What finished runs have
+        measured counts for "likely" only.
         """
         limit = self.limits.max_tokens
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
-            measured_turns = min(turns, self.seen.turns)
-            turns = max(1.0, measured_turns)
+            turns = max(1.0, min(turns, self.seen.turns))  # measured, but never more than assumed
         turn_tokens = self._turn_tokens(level, turns)
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
@@ -230,7 +227,7 @@ class SamplingPlan:
         """Assistant turns of an episode; 1 in a single-turn environment.
 
         - low: the mean of the reference answers; without these half of max_turns.
-        - likely: 1.5 times as many.
+        - likely: 1.5 times as many, but at most max_turns.
         - high: max_turns.
         """
         if not self.env.multi_turn:
@@ -341,7 +338,8 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or for rows those of evaluations."""
+        """The limits of an answer: those in the settings, or in SFT and DPO, which have none, those
+        of their evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"
@@ -359,11 +357,12 @@ class Plan:
         return self.sampling.turns(level)
 
     def trained_row(self) -> Lengths:
-        """The mean train row of SFT, or answer of DPO's pairs, after the cut at max_length.
+        """The lengths of the mean row that SFT trains on, or of the mean answer in DPO's pairs, cut
+        at max_length.
 
         In the result `turn_tokens` are the tokens with loss, `prompt` all others, and
-        `longest_turn` is the length of the longest row. If no row that is trained on was counted,
-        each of the three is half of max_length.
+        `longest_turn` is the length of the longest row. If no such row was counted, each of the
+        three is half of max_length.
         """
         settings = self.settings
         limit = settings.max_length
@@ -376,7 +375,7 @@ class Plan:
         cut_lengths = [min(total, limit) for total in totals]
         mean_length = _mean(cut_lengths)
         mean_supervised = _mean(supervised)
-        if isinstance(settings, DPOSettings):  # counted without a limit
+        if isinstance(settings, DPOSettings):  # `_pair_lengths` counts beyond max_length
             mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
             prompt=max(0.0, mean_length - mean_supervised),
@@ -385,8 +384,10 @@ class Plan:
         )
 
     def _answer_lengths(self) -> tuple[list[int], list[int]]:
-        """Of all rows with an answer: (their tokens, those that carry loss within max_length)."""
+        """The tokens of each row with an answer, and how many of those within max_length carry
+        loss."""
         settings = self.settings
+        # Only SFT is asked here; no other settings have `loss_on`.
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         rows = [row for row in self.env.lengths if row.turns]
         totals = [row.total for row in rows]
@@ -394,7 +395,7 @@ class Plan:
         return totals, supervised
 
     def _pair_lengths(self) -> tuple[list[int], list[int]]:
-        """Of both answers of all pairs: (their tokens with the prompt, those without it)."""
+        """The tokens of each answer of all pairs: with its prompt, and without it."""
         totals: list[int] = []
         answer_lengths: list[int] = []
         for row in self.env.lengths:
@@ -425,6 +426,7 @@ def rollouts(
     return Work(
         sample_operations=decode_operations + read_operations,
         decode_steps=steps,
+        # Each step reads all weights; each token that is written, the cache of those before it.
         moved_bytes=steps * loaded.weights + _cache_bytes_read(loaded, tokens_written, context),
         scores=rows,
     )
@@ -457,7 +459,7 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
 
     Args:
         rows: number of sequences in the step.
-        tokens: tokens of all sequences together.
+        tokens: tokens of all sequences together; a prompt that several share counts once.
         length: tokens of a typical sequence.
         supervised: tokens of a typical sequence that carry loss.
     """
@@ -469,7 +471,8 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        operations += forward_operations(plan, tokens / max(1.0, length), length)
+        sequences = tokens / max(1.0, length)  # fewer than `rows` where rows share their prompt
+        operations += forward_operations(plan, sequences, length)
     if plan.packed:
         microbatches = max(1.0, tokens / microbatch_tokens(plan))
     else:  # each row is a forward pass of its own
@@ -532,8 +535,8 @@ def tokens_at_once(
 ) -> float:
     """Tokens of a microbatch: as many as fit into `MICRO_SHARE` of the device's memory.
 
-    At least 512, at most `MICRO_CEILING`. Several forward passes are in use; the bytes of a token
-    are those of the one that keeps most.
+    At least 512, at most `MICRO_CEILING`. The worker has several implementations of the forward
+    pass; a token is assumed to take the bytes of the one that keeps most.
 
     Args:
         hidden, intermediate, layers, vocab: sizes of the model.

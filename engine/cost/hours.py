@@ -47,9 +47,9 @@ def predicted_time(
 ) -> PredictedTime:
     """Predict the time of a run that downloads `download` bytes before it starts."""
     phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download)
-    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
+    corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
-    hours, basis, runs = hours_by_level(log_ratios, totals, speed.measured)
+    hours, basis, runs = hours_by_level(log_ratios, corrected_hours, speed.measured)
     return PredictedTime(phases["likely"], hours, basis, runs)
 
 
@@ -70,24 +70,26 @@ def _corrected_phases(
 
 
 def hours_by_level(
-    log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
+    log_ratios: Sequence[float], corrected_hours: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """The hours of a run by level ("low", "likely", "high"), their basis as in `PredictedTime`, and
-    the number of finished runs.
+    """The range of a run's hours, from how far off the estimates of finished runs were.
+
+    Returns the hours by level ("low", "likely", "high"); their basis, "measured" (by finished runs,
+    or the machine's speed) or "model" (a table of speeds); and the number of finished runs.
 
     Args:
         log_ratios: for each finished run log(actual time / corrected time).
-        corrected: hours by level, corrected by finished runs.
+        corrected_hours: by level, each phase corrected by finished runs.
         measured: whether the machine's speed was measured.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
-        return _interval_hours(log_ratios, corrected["likely"]), "measured", len(log_ratios)
+        return _interval_hours(log_ratios, corrected_hours["likely"]), "measured", len(log_ratios)
     basis = "measured" if measured else "model"
     low_factor, high_factor = SPREAD[basis]
     hours = {
-        "low": corrected["low"] * low_factor,
-        "likely": corrected["likely"],
-        "high": corrected["high"] * high_factor,
+        "low": corrected_hours["low"] * low_factor,
+        "likely": corrected_hours["likely"],
+        "high": corrected_hours["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
 
@@ -103,7 +105,8 @@ def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, flo
 
 
 def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
-    """The middle and half the width of a 90 % prediction interval for the next log ratio."""
+    """The middle and half the width of a 90 % prediction interval for the log ratio (actual to
+    corrected time) of the next run."""
     count = len(log_ratios)
     # The factor pulls the median towards 0, that is, towards the estimate as it is.
     middle = statistics.median(log_ratios) * count / (count + 1)

@@ -66,14 +66,14 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
 
     Args:
         speed: the speed of the machine.
-        correction: the factor for predicted memory, from finished runs.
+        correction: the factor by which finished runs correct the predicted memory.
     """
     changed: dict[str, object] = {}
     for _ in range(_MOST_LOWERINGS):
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        lowering = _best_lowering(plan, speed, total)
+        lowering = _best_lowering(plan, speed, peak_bytes=total)
         if lowering is None:
             break
         name, _, new_value = lowering
@@ -121,19 +121,20 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
     """
     needed = _needed_lengths(plan)
-    candidates: list[tuple[str, int, int]] = []
+    lowerings: list[tuple[str, int, int]] = []
     for name, value in _lowerable_settings(plan.settings).items():
         smaller_value = max(value // 2, needed.get(name, 1))
         least_value = _LEAST_GROUP if name == "group_size" else 1
         if least_value <= smaller_value <= _WORTHWHILE * value:
-            candidates.append((name, value, smaller_value))
+            lowerings.append((name, value, smaller_value))
     if not plan.settings.gradient_checkpointing:
-        candidates.append(("gradient_checkpointing", False, True))
-    return candidates
+        lowerings.append(("gradient_checkpointing", False, True))
+    return lowerings
 
 
 def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
-    """The numbers among the settings that cost memory or time, by name, in order of preference."""
+    """The numbers among the settings that cost memory or time, by name. Of two that save as much
+    the earlier one is lowered."""
     if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,
@@ -160,7 +161,7 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
     settings = plan.settings
     if isinstance(settings, DPOSettings):
         return {"max_length": _length_of_most([max(row.pair) for row in rows if row.pair])}
-    if isinstance(settings, RowSettings):
+    if isinstance(settings, RowSettings):  # SFT, which trains on rows with an answer
         return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
     return {

@@ -91,15 +91,15 @@ def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
 
 
 def _weight_copy_bytes(plan: Plan) -> float:
-    """Bytes of one copy of the weights that are multiplied with; 0 if the worker makes none.
+    """Bytes of one copy of the weights of all matrices; 0 if the worker makes no copies.
 
-    On a CPU with enough memory our own forward keeps a copy with the adapter merged in for
-    training, and makes another one in its own layout for sampling. Of the output layer it keeps a
-    copy for the forward and one for the backward pass.
+    On a CPU with enough memory our own forward makes two. Of the layers it keeps one with the
+    adapter merged in for training, and one in another layout for sampling; of the output layer one
+    for the forward and one for the backward pass.
     """
     if not plan.model.own_forward or plan.device.kind != "cpu":
         return 0.0
-    # The worker makes copies under the same condition (decoder.py).
+    # The worker makes copies under the same condition (engine/worker/network/decoder.py).
     has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if not has_room:
         return 0.0
@@ -108,10 +108,8 @@ def _weight_copy_bytes(plan: Plan) -> float:
 
 
 def _batch_tokens(plan: Plan) -> float:
-    """Tokens that the forward passes of one optimizer step read.
-
-    In GRPO the prompt of a group counts once, because it is computed once.
-    """
+    """Tokens that the forward passes of one optimizer step read. A prompt that several answers
+    share counts once, because it is computed once."""
     settings = plan.settings
     if isinstance(settings, RowSettings):
         return plan.step_tokens
@@ -187,14 +185,16 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
 
-    SFT or DPO on an environment that does not score samples only answers to the batteries (see
-    `Plan.batteries`). These are shorter than its longest trained sequence, which is returned.
+    SFT and DPO on an environment that does not score sample only answers to the questions of the
+    batteries (`Plan.batteries`). Those are short: an upper bound is returned, the length of the
+    longest sequence that is trained on.
     """
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         return _longest_trained_sequence(plan)
     turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
+    # What the model says, and between its turns the environment.
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
     longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
     return min(plan.max_length, longest_prompt + sampled)

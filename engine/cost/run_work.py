@@ -28,7 +28,7 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
     """The work of the whole run, by "training", "evaluation" and "saving".
 
     Args:
-        level: "low", "likely" or "high", as in `SamplingPlan.episode`.
+        level: how long the sampled answers are: "low", "likely" or "high".
     """
     return {
         "training": train_work(plan, level),
@@ -38,8 +38,8 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps, where rollouts are sampled including their sampling and
-    scoring."""
+    """The work of all optimizer steps. In GRPO and distillation, which train on rollouts, it
+    includes sampling and scoring these; `level` is how long they are, "low", "likely" or "high"."""
     if isinstance(plan.settings, GRPOSettings):
         step = _grpo_step_work(plan, plan.settings, level)
     elif isinstance(plan.settings, DistillSettings):
@@ -78,10 +78,14 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     step = _grpo_update_work(plan, settings, level).times(settings.updates_per_batch)
     if settings.kl_coef > 0:  # the reference model reads every completion once
         step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
-    rounds = _sampling_rounds(settings, level)
-    prompts = settings.prompts_per_step * rounds
-    sampled_rows = plan.rows * rounds
-    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
+    rounds = _sampling_rounds(settings, level)  # counted in batches; later rounds are a part of one
+    return step + rollouts(
+        plan.sampling,
+        prompts=settings.prompts_per_step * rounds,
+        rows=plan.rows * rounds,
+        episode=episode,
+        batches=math.ceil(rounds),
+    )
 
 
 def _grpo_update_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
@@ -119,12 +123,13 @@ def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
     Every round after the first repeats the uniform groups only, so it is less than a batch.
     """
     repeats = range(1, settings.resample_uniform + 1)
+    # The power is the share of the groups that are uniform after so many rounds.
     return 1 + sum(_UNIFORM[level] ** number for number in repeats)
 
 
 def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Work:
-    """The work of one step of distillation: sampling, scoring, the teacher's reading where it is
-    on this device, and the update, in which every completion is trained on."""
+    """The work of one step of distillation: sampling, scoring, the forward pass of a teacher that
+    is loaded on this device, and the update, in which every completion is trained on."""
     episode = plan.episode(level)
     # The prompt of a group goes through the model once, not once for each of its rows.
     prompt_tokens = settings.prompts_per_step * episode.prompt
@@ -132,14 +137,19 @@ def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Wor
     supervised = episode.turn_tokens * episode.turns
     step = update_work(plan, plan.rows, tokens=tokens, length=episode.total, supervised=supervised)
     if plan.teacher is not None:
-        step += _teacher_work(plan.teacher, tokens, episode.total, supervised, plan.rows)
-    return step + rollouts(plan.sampling, settings.prompts_per_step, plan.rows, episode)
+        step += _teacher_work(
+            plan.teacher, tokens, length=episode.total, supervised=supervised, rows=plan.rows
+        )
+    return step + rollouts(
+        plan.sampling, prompts=settings.prompts_per_step, rows=plan.rows, episode=episode
+    )
 
 
 def _teacher_work(
     teacher: ModelFacts, tokens: float, length: float, supervised: float, rows: float
 ) -> Work:
-    """The work of the teacher, which reads `tokens` tokens and scores the supervised ones.
+    """The work of the teacher, which reads `tokens` tokens and computes the log-probabilities of
+    the supervised ones.
 
     Args:
         length: tokens of a typical sequence.
@@ -153,13 +163,13 @@ def _teacher_work(
 
 def evaluation_work(plan: Plan, level: str) -> Work:
     """The work of all evaluations of the run, and of the batteries (questions that show what the
-    model forgets). If eval_rows is 0, nothing is evaluated.
+    model forgets).
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
     the loss of the reference answers, DPO that of the held-out pairs.
     """
     rows = plan.evaluated_rows
-    if not rows:
+    if not rows:  # eval_rows is 0: nothing is evaluated
         return Work()
     work = Work()
     if isinstance(plan.settings, RowSettings):
@@ -187,7 +197,8 @@ def _heldout_loss_work(plan: Plan, rows: float) -> Work:
 def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
     """The work of asking a battery's questions at step 0 and at the end.
 
-    If finished runs measured how long answers get, the likely answer is of that length.
+    If finished runs measured how long answers get, the answer at the level "likely" is of that
+    length.
     """
     questions = 2 * battery.tasks
     answer = battery.answer

@@ -220,13 +220,13 @@ def _is_rate(value: Any) -> bool:
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
-    """Make sure that this machine is measured, if that takes at most `wait_s` seconds.
+    """Make sure that this machine is measured, if that takes at most `wait_s` seconds; returns
+    whether there is a measurement now.
 
-    If it never was measured, a probe is started and waited for. A probe that takes longer than
-    `wait_s` goes on and serves later calls. No probe is started while a run holds the device,
-    because it would measure a busy device, nor without an interpreter that has torch.
-
-    Returns whether there is a measurement now.
+    If there is none, a probe (a short measurement by a worker process) is started and waited for.
+    One that takes longer than `wait_s` goes on and serves later calls. No probe is started while a
+    run holds the device, because it would measure a busy device, nor without an interpreter that
+    has torch.
     """
     if is_measured(home, hardware.device):
         return True
@@ -266,7 +266,7 @@ def _start_probe(home: Home) -> bool:
     if programs.trains_without_torch():  # a test has put scripts in the place of trainers
         return False
     with Store(home) as store:
-        if store.list_runs(1, states=HOLDS_DEVICE):
+        if store.list_runs(limit=1, states=HOLDS_DEVICE):  # a busy device would be measured
             return False
     try:
         python = launcher.worker_python(home)
@@ -289,6 +289,7 @@ def _spawn_probe(home: Home, python: str, lock: int) -> None:
         [python, "-P", *programs.command("speed_probe"), str(home.speed)],
         cwd=home.cache,
         log=home.speed.with_name("speed.log"),
+        # Spinning OpenMP threads starve each other on few cores.
         env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
         pass_fds=(lock,),
     )

@@ -163,7 +163,8 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
             if lock >= 0:
                 os.close(lock)
             raise
-        return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
+        # SQLite cannot write here; but no log is left, so that all can be read.
+        return _open_read_only(home), lock
 
 
 def _shared_lock(home: Home) -> int:
@@ -221,8 +222,9 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     Args:
         fault: what is wrong with the database, for the error.
 
-    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE if the database cannot be
-    moved, the new one is damaged too, or another process has the database open.
+    Returns the connection, and the descriptor of the lock that tells other processes that the
+    database is open. Raises UserError HOME_UNUSABLE if the database cannot be moved, the new one is
+    damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     # Another process has it open, such as the supervisor of a living run. When that closes it,
@@ -366,9 +368,9 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
         _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in recovery.run_rows(home):
         _insert(db, "runs", row)
-        changed = row.get("ended") or row.get("started") or row["created"]
         # Of a run's history only its last state is known.
-        change = {"run_id": row["run_id"], "at": changed, "came_from": "", "went_to": row["state"]}
+        at = row.get("ended") or row.get("started") or row["created"]
+        change = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
         _insert(db, "history", change)
 
 
@@ -403,8 +405,8 @@ def reports_unwritable_disk(
     function: Callable[Concatenate[Home, Arguments], Result],
 ) -> Callable[Concatenate[Home, Arguments], Result]:
     """A decorator for a function whose first argument is a home. If the function fails with an
-    OSError because the disk cannot be written, UserError DISK_FULL or HOME_UNUSABLE is raised
-    instead, whichever file it was about. Other errors pass unchanged."""
+    OSError because some file cannot be written (the disk is full, read-only, ...), UserError
+    DISK_FULL or HOME_UNUSABLE is raised instead. Other errors pass unchanged."""
 
     @functools.wraps(function)
     def wrapped(home: Home, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -420,8 +422,8 @@ def reports_unwritable_disk(
 
 def _disk_error(home: Home, error: OSError) -> UserError:
     """The UserError for a disk that cannot be written: DISK_FULL where it is full, else
-    HOME_UNUSABLE, which names the file of `error` if that lies outside the home, else the database.
-    """
+    HOME_UNUSABLE. The message names the file that `error` is about, if that lies outside the home;
+    else it is about the database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
@@ -438,8 +440,8 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
     """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
     largest size allowed. None where there is another cause, or the free space cannot be measured.
 
-    It is measured because on a full disk SQLite only reports "disk I/O error" or "unable to open".
-    `path` is a file on that disk.
+    The free space is measured because on a full disk SQLite may only report "disk I/O error" or
+    "unable to open". `path` is a file on the disk.
     """
     try:
         disk = os.statvfs(path.parent)

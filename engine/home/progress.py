@@ -56,7 +56,8 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
 
 def events_end(run: RunDir) -> int:
     """The cursor after the last complete event."""
-    return events_from(run, 0)[1]
+    _, cursor = events_from(run, cursor=0)
+    return cursor
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
@@ -65,14 +66,15 @@ def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
 
 
 def read_progress(run: RunDir, row: RunRow) -> Progress:
-    """How far a run is, from its events and the last line of its metrics. `row` is the run's row,
-    from which its state is taken."""
-    events, cursor = events_from(run, 0)
+    """How far a run is, from its events and the last line of its metrics. Only the run's state is
+    taken from its database row `row`."""
+    events, cursor = events_from(run, cursor=0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
     total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    has_process = row.state in HOLDS_DEVICE  # from its preparation until it has stopped
+    # A run holds a device from its preparation until it has stopped; only then has it a process.
+    has_process = row.state in HOLDS_DEVICE
     return Progress(
         step=step,
         total_steps=total,
@@ -86,8 +88,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of steps that the last of the events "started" with such a number names; None for
-    none. A resumed run may have another number than before."""
+    """How many steps the run has, by the last of its events "started" that says so; None if none
+    does. A resumed run may have another number than before."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))
@@ -178,8 +180,8 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
 
 
 def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
-    """(time in unix seconds, step) of the last lines of metrics that this attempt wrote, in file
-    order; at most `_PACE_STEPS`. Lines that lack either number are left out."""
+    """The last steps that this attempt has measured, at most `_PACE_STEPS`, the oldest first: (time
+    in unix seconds, step) of each line of metrics that has both numbers."""
     try:
         tail_start = max(0, os.stat(run.metrics).st_size - _PACE_BYTES)
     except OSError:  # nothing was measured yet
@@ -187,7 +189,8 @@ def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
     rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
     attempt_began = _attempt_start(run)
     step_times = [step_time for step_time in map(_step_time, rows) if step_time is not None]
-    return [pair for pair in step_times if pair[0] >= attempt_began][-_PACE_STEPS:]
+    of_attempt = [(time_s, step) for time_s, step in step_times if time_s >= attempt_began]
+    return of_attempt[-_PACE_STEPS:]
 
 
 def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:

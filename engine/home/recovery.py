@@ -71,7 +71,8 @@ def damaged_configs(home: Home) -> list[str]:
 
 
 def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
-    """Yields the name, number and folder of every run whose id a client may have been told.
+    """Yields the name, number and folder of every run whose id a client may have been told, such as
+    "sums-grpo" and 3 of the run sums-grpo-3.
 
     These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without
     one was left by a submit that died before anyone knew of the run.
@@ -104,9 +105,9 @@ def env_rows(home: Home) -> list[Columns]:
 
 
 def env_row(folder: Path) -> Columns | None:
-    """The columns `kind` and `info` of the row of the environment version in `folder`. None where
-    its env.json is missing or damaged."""
-    # Here, because supervisors, which are to stay small, do without pydantic.
+    """The columns `kind` and `info` of an environment version's database row, read from its
+    `folder`. None where its env.json is missing or damaged."""
+    # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
 
@@ -156,7 +157,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "state": "starting" if not ready else "ready",
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
-        "serve_base": not adapters,
+        "serve_base": not adapters,  # it was started for an adapter, or for the base itself
         "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
     }
@@ -194,11 +195,11 @@ def configured_adapters(config: JsonObject) -> list[dict[str, str]]:
     [] where it names none; entries without a name are left out."""
     adapters = config.get("adapters")
     items = adapters if isinstance(adapters, list) else []
-    named = [item for item in items if isinstance(item, dict)]
+    entries = [item for item in items if isinstance(item, dict)]
     return [
-        {"name": str(item["name"]), "path": str(item.get("path") or "")}
-        for item in named
-        if item.get("name")
+        {"name": str(entry["name"]), "path": str(entry.get("path") or "")}
+        for entry in entries
+        if entry.get("name")
     ]
 
 
@@ -273,8 +274,8 @@ def _read_status(run: RunDir) -> _StatusFile:
     """Parse the run's STATUS.md. Where the file is missing or does not say something, texts are "",
     the attempt is 1 and the hours are 0."""
     text = read_tail(run.status_md, _STATUS_BYTES)
-    heading = re.match(r"# .*: (\w+)\n", text)
-    reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
+    heading = re.match(r"# .*: (?P<state>\w+)\n", text)
+    reason = re.search(r"^- reason \((?P<kind>\w*)\): (?P<text>.*)$", text, re.MULTILINE)
 
     def first_match(pattern: str) -> str:
         """The only group of the first match of `pattern`; "" where nothing matches."""
@@ -282,13 +283,13 @@ def _read_status(run: RunDir) -> _StatusFile:
         return match[1] if match else ""
 
     return _StatusFile(
-        state=heading[1] if heading and heading[1] in STATES else "",
+        state=heading["state"] if heading and heading["state"] in STATES else "",
         attempt=int(first_match(r"^- attempt (\d+),") or 1),
         spent_hours=float(first_match(r"^- device hours spent: (\d+\.?\d*)$") or 0),
         verdict=first_match(r"^- verdict: (\w+)$"),
         hint=first_match(r"^- next: (.*)$"),
-        reason_kind=reason[1] if reason else "",
-        reason=reason[2] if reason else "",
+        reason_kind=reason["kind"] if reason else "",
+        reason=reason["text"] if reason else "",
     )
 
 
@@ -296,7 +297,8 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
     """The columns of a run's row that say how the run ended, why it was to stop, or that it was
     queued. {} where neither exit.json nor STATUS.md says any of these.
 
-    `attempt` is the run's latest: what the files say of an earlier attempt's end does not count.
+    Args:
+        attempt: the number of the run's latest attempt; the end of an earlier one does not count.
     """
     exit_record = read_object(run.exit_record)
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
@@ -341,10 +343,11 @@ def _hours_in_events(run: RunDir) -> float:
     An attempt lasts from "attempt_started" to one of `_END_EVENTS`; without such an end it lasts up
     to its last event.
     """
+    events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
     started_at = None  # when the attempt under way began
     last_at = 0.0
-    for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
+    for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line
             continue
         event_at = float(event["time"])

@@ -121,7 +121,7 @@ class DeploymentTable(Connection):
     def _next_deployment_id(self, base_name: str) -> str:
         """The next free id of a deployment of this base model."""
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"  # fit for a folder's name
         number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
         # A row that was lost with a damaged database has left its folder.
         while self.home.deployment(f"{name}-{number}").path.exists():
@@ -189,8 +189,8 @@ class EstimateTable(Connection):
         estimates are corrected.
 
         Args:
-            algorithm: "sft" or "grpo".
-            features: the run's id, device and model, by which similar runs are told; JSON values.
+            algorithm: that of the run, such as "grpo".
+            features: the run's id, device and model, by which similar runs are found; JSON values.
         """
         with self._write():
             self._db.execute(

@@ -65,7 +65,7 @@ class RunTable(Connection):
                 prepare(run_id)
             self._insert_queued(new, run_id, number)
             self._remember_request(new.request_id, new.body, run_id)
-            self._log_state(run_id, "", "queued")
+            self._log_state(run_id, old="", new="queued")
             return self._run(run_id)
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
@@ -170,8 +170,8 @@ class RunTable(Connection):
                 return None
             for row in self.queue():
                 if claim is None or claim(row):
-                    device = {"device": free_devices[0]}
-                    self._change_state(row.run_id, "queued", "preparing", device)
+                    lease = {"device": free_devices[0]}
+                    self._change_state(row.run_id, "queued", "preparing", lease)
                     return self._run(row.run_id)
         return None
 
@@ -255,7 +255,7 @@ class RunTable(Connection):
                 "queued": self._queue_time(time.time()),
                 "max_gpu_hours": max_gpu_hours,
                 "spent_before": row.spent_hours,
-                **_NEW_ATTEMPT,
+                **_NEW_ATTEMPT,  # clears what the last attempt's end left
             }
             self._change_state(run_id, row.state, "queued", values)
             self._remember_request(request_id, body, run_id)
@@ -277,10 +277,11 @@ class RunTable(Connection):
     def spent_hours(self, excluding: str = "") -> float:
         """Device hours spent by all runs of this home, except by the run with the id `excluding`
         ("" for no exception)."""
-        total = self._read(
+        rows = self._read(
             "SELECT coalesce(sum(spent_hours), 0) FROM runs WHERE run_id != ?", (excluding,)
         )
-        return float(total[0][0])
+        (total,) = rows[0]
+        return float(total)
 
     def committed_hours(self) -> float:
         """Device hours that all runs have spent, plus what open runs are still expected to spend:
@@ -311,7 +312,7 @@ class RunTable(Connection):
             "created": now,
             "queued": self._queue_time(now),
             "attempt": 1,
-            **{key: getattr(new, key) for key in _COPIED},
+            **{name: getattr(new, name) for name in _COPIED},  # what the submit gave
         }
         self._db.execute(
             f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",

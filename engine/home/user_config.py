@@ -74,7 +74,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 field=name,
             )
     numbers = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}
-    # Only the first wrong value is reported: one of the numbers, if any of them is wrong.
+    # The first wrong value is reported; a wrong number before any other.
     ordered_names = [*numbers, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
     checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
     return UserConfig(**checked)

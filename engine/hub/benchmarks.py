@@ -95,7 +95,8 @@ def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | 
     Args:
         deadline: value of `time.monotonic()` by which the call must end.
 
-    Raises UserError BAD_ARGUMENT for an unknown benchmark, or as `data.fetch` does.
+    Raises UserError BAD_ARGUMENT for an unknown benchmark; DATASET_INVALID, DATASET_READING or
+    DISK_FULL if its dataset cannot be fetched.
     """
     if not names_benchmark(path):
         return None
@@ -123,9 +124,12 @@ def _known_benchmark(name: str) -> Benchmark:
 
 
 def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
-    """A folder in the cache with the benchmark's environment and its data; made unless it is there.
+    """The folder in the cache with the benchmark's environment and its data, which is made if it is
+    not there. Its name says the version of the dataset and the content of the environment.
 
-    It is named for the version of the dataset and the content of the environment.
+    Args:
+        name: of the benchmark.
+        fetched: its dataset in the cache.
     """
     source = _ENVIRONMENTS / benchmark.environment / _FILE
     source_hash = hashlib.sha256(source.read_bytes()).hexdigest()
@@ -140,6 +144,7 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
         (new_folder / "datasets").mkdir(parents=True)
         shutil.copyfile(source, new_folder / _FILE)
         for file in sorted(fetched.folder.iterdir()):
+            # A hard link: the data stay on the disk once.
             os.link(file, new_folder / "datasets" / _file_name(benchmark, file))
         if not folder.is_dir():  # another push may have made it meanwhile
             new_folder.rename(folder)

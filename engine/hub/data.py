@@ -92,6 +92,7 @@ def parse(text: str) -> DatasetRef | None:
     """The dataset that `text` names: `ORG/NAME`, `ORG/NAME:SUBSET`, either also behind
     `hf://datasets/`. None if it cannot name one."""
     repo, _, subset = text.removeprefix(_URL).partition(":")
+    # `data/train.jsonl` is the path of a file, and no id of a dataset ends with a dot.
     is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
     return DatasetRef(repo, subset) if is_id else None
 
@@ -99,10 +100,11 @@ def parse(text: str) -> DatasetRef | None:
 def named_dataset(
     home: Home, path: str | Path, places: Sequence[Path], deadline: float
 ) -> Dataset | None:
-    """The dataset of the hub that `path` names, fetched as by `fetch`; None if it names none.
+    """The dataset of the hub that `path` names, fetched unless it is in the home's cache; None if
+    it names none.
 
-    A path that exists in one of `places`, or whose parent folder does, is a path and no dataset;
-    `hf://datasets/ORG/NAME` always is a dataset.
+    A path whose parent folder exists in one of `places` is a path and no dataset;
+    `hf://datasets/ORG/NAME` always is a dataset. Raises UserError if it cannot be fetched.
     """
     text = str(path)
     ref = parse(text)
@@ -115,7 +117,7 @@ def named_dataset(
     except UserError as error:
         if error.code != DATASET.absent_code or text.startswith(_URL):
             raise
-        # An agent may have meant a folder.
+        # The path of a folder that does not exist looks like an id: name both.
         raise DATASET.absent(
             f"there is no file or folder {text!r} here; as a dataset: {error.message}",
             str(error.hint),
@@ -186,9 +188,10 @@ def _download_all(
     Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
     """
     total_bytes = _total_bytes(files)
-    bytes_before = 0  # sizes of the files that are there
+    bytes_before = 0  # sizes of the files that are complete
 
     def check_deadline(file_bytes: int) -> None:
+        """Called while a file arrives, with the number of its bytes that are there."""
         if time.monotonic() >= deadline:
             raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
 
@@ -236,7 +239,7 @@ def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
 
 
 def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
-    """The files to fetch, by the name each gets here, which says its split.
+    """The files to fetch, by the name that each gets in the cache, such as "train-00000.parquet".
 
     Raises UserError DATASET_INVALID if there are none, or if a subset has to be named.
     """
@@ -274,10 +277,11 @@ def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
 def _named_by_split(
     remote: HubVersion, by_split: Mapping[str, Sequence[str]]
 ) -> dict[str, RemoteFile]:
-    """The files by the name that each gets here, such as "train-00000.parquet".
+    """The files by the name that each gets in the cache, such as "train-00000.parquet": its split
+    and a number, and no other word, because whoever reads the file takes the split from its name.
 
-    The name says the split and nothing else, because reading goes by its words. `by_split` has the
-    names of the files in the repository by their split; "" is for those without one.
+    Args:
+        by_split: names of files in the repository by their split; "" for those without one.
     """
     named: dict[str, RemoteFile] = {}
     for split, names in by_split.items():
@@ -301,17 +305,15 @@ def _data_files(remote: HubVersion) -> list[str]:
 
 
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
-    """The data files of one format by their split ("" where the name says none).
-
-    Raises UserError DATASET_INVALID if they lie in folders of their own side by side, which are
-    subsets that have to be fetched by hand.
-    """
+    """The data files by the split that their path says ("" where it says none), for a dataset whose
+    card declares none. Only those of one format are taken, because the others may hold the same
+    rows."""
     names = _data_files(remote)
     for suffix in _PREFERRED:
         of_format = [name for name in names if name.lower().endswith(suffix)]
         if of_format:
             break
-    else:
+    else:  # no file in any of the formats
         return {}
     by_split: dict[str, list[str]] = {}
     for name in of_format:
@@ -334,7 +336,7 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
     Raises UserError DATASET_INVALID naming the subsets if none fits.
     """
     by_name = {
-        str(config.get("config_name") or "default"): config
+        str(config.get("config_name") or "default"): config  # the hub's name for an unnamed one
         for config in configs
         if isinstance(config, dict)
     }
@@ -366,7 +368,9 @@ def _data_files_of(config: Any) -> Any:
 def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
     """The files of a declared subset by split; "" stands for files whose split is not declared.
 
-    `data_files` there is a pattern, a list of patterns, or a list of {split, path}.
+    Args:
+        config: what the dataset's card says of the subset. Its `data_files` is a pattern, a list of
+            patterns, or a list of {split, path}.
     """
     folder = str(config.get("data_dir") or "").strip("/")
     entries = _as_list(_data_files_of(config))

@@ -83,9 +83,10 @@ def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
 def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVersion:
     """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
 
-    Raises httpx.HTTPError if the request fails, the kind's error if the answer is not that of a
-    hub.
+    Raises httpx.HTTPError if the request fails, and UserError with the kind's `absent_code` if the
+    answer is not that of a hub.
     """
+    # "blobs": with sizes and checksums.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
     reply.raise_for_status()
     try:
@@ -115,8 +116,8 @@ def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
 def fetch_text(remote: HubVersion, name: str) -> str:
     """Fetch the content of a small file.
 
-    Raises the kind's error for unusable content if it is over 64 MB or not UTF-8, or
-    httpx.HTTPError.
+    Raises httpx.HTTPError, and UserError with the kind's `unusable_code` if the file is over 64 MB
+    or not UTF-8.
     """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:
@@ -199,8 +200,7 @@ def _continue_part(
     if size:
         headers["Range"] = f"bytes={size}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
-        # There is nothing after `size`: the file is complete.
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # no byte is missing
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file

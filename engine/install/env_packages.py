@@ -82,7 +82,7 @@ def read_requirements(source: Path) -> list[Requirement]:
     message then has the line. Options, addresses and paths are not allowed.
     """
     try:
-        text = (source / FILE).read_text("utf-8-sig")
+        text = (source / FILE).read_text("utf-8-sig")  # also with a byte order mark
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +187,8 @@ def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: 
     """
     deadline = time.monotonic() + patience_s
     while not venv.outcome.exists():
-        # Our builder ended without a result, and no other one is at work: it was killed.
+        # Our builder ended without a result, and no other one is at work: it was killed. (It may
+        # have written the result just before it ended, so look once more.)
         if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
             return
         if time.monotonic() > deadline:
@@ -231,8 +232,8 @@ def build(folder: Path) -> None:
 
 
 def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict[str, object]:
-    """Install `requirements` into the empty folder of `venv`; returns the outcome as JSON: whether
-    it worked, and if not, the error and a hint."""
+    """Install `requirements` into the empty folder of `venv`. Returns the outcome as JSON: whether
+    it worked ("ok"); if not, the "error" and a "hint"; and the "isolation" that pip ran in."""
     outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
     try:
         outcome["isolation"] = _install_in_box(home, venv, requirements)
@@ -265,9 +266,10 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
 
 
 def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: Path) -> Pipe:
-    """A sandboxed process with the order to install `requirements` into the folder of `venv`.
+    """Start a sandboxed process that installs `requirements` into the folder of `venv` with pip.
 
     It may read pip and local indexes, write to that folder, and connect to the ports of indexes.
+    `empty_folder` stands in the place of an environment, of which pip needs none.
     """
     config = home.user_config()
     pip = _pip_path()
@@ -354,7 +356,7 @@ def _take_ownership_of_entry(path: Path, allowed_targets: tuple[Path, ...]) -> N
         os.chown(path, uid, gid, follow_symlinks=False)
         is_executable = stat.S_ISDIR(mode) or mode & 0o100
         path.chmod(0o755 if is_executable else 0o644)
-    else:
+    else:  # a socket, a pipe or a device
         path.unlink()
 
 

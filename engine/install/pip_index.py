@@ -60,7 +60,7 @@ class PipIndex:
 
 
 def read(pip: Path) -> PipIndex:
-    """Read from pip's configuration for this user where pip looks for packages.
+    """Where pip looks for packages, as this user has configured it.
 
     `pip` is the folder that holds the package pip, or a wheel of it.
     """
@@ -72,7 +72,8 @@ def read(pip: Path) -> PipIndex:
     network_variables = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
-    paths = [_local_path(address) for address in _addresses(options)]  # "": on the network
+    # "" for an index on the network, and below for an option that is not set.
+    paths = [_local_path(address) for address in _addresses(options)]
     paths += [options.get(name, "") for name in _FILE_OPTIONS]
     paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
     return PipIndex(
@@ -125,7 +126,7 @@ def _options(pip: Path) -> dict[str, str]:
 
 
 def _listed_options(listing: str) -> dict[str, str]:
-    """The options in what `pip config list` printed that are in `_OPTIONS`, by name.
+    """The options in `_OPTIONS`, by name, that `pip config list` printed in `listing`.
 
     A line looks like global.index-url='https://...', the value being a Python literal.
     """
@@ -133,10 +134,10 @@ def _listed_options(listing: str) -> dict[str, str]:
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        with contextlib.suppress(ValueError, SyntaxError):
+        with contextlib.suppress(ValueError, SyntaxError):  # a value that is no literal
             if section in sections and name in _OPTIONS:
                 sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
-    return sections["global"] | sections["install"] | sections[":env:"]
+    return sections["global"] | sections["install"] | sections[":env:"]  # the last one wins
 
 
 def _both_cases(names: tuple[str, ...]) -> list[str]:

@@ -107,8 +107,8 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """The error for an asker who has as many deployments as it may have. `ids`: of these, the
-    newest first."""
+    """The error for an asker who has as many deployments as it may have; `ids` are the ids of these
+    deployments, the newest first."""
     oldest = ids[-1]
     return UserError(
         "QUOTA",
@@ -151,9 +151,9 @@ def request(
 ) -> tuple[int, Json]:
     """Send one request to a deployment.
 
-    Returns the HTTP status and the JSON object in the reply, {} if it holds none. `body` is sent as
-    JSON; None sends no body. Raises Unreachable if the process is not ready, does not answer within
-    `timeout_s`, or answers something that is not JSON.
+    Returns the HTTP status and the JSON object in the reply ({} if it holds another value). `body`
+    is sent as JSON; None sends no body. Raises Unreachable if the process is not ready, does not
+    answer within `timeout_s` seconds, or answers something that is not JSON.
     """
     # Imported late: it costs the supervisor 30 ms, and most runs have no deployment to stop.
     import http.client  # noqa: PLC0415
@@ -200,7 +200,7 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
     """
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
-        request(folder, "POST", "/admin/stop", {})
+        request(folder, "POST", "/admin/stop", body={})
     if not wait_until_ended(folder, STOP_S):
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             _signal(folder, signal_number)

@@ -156,7 +156,7 @@ def missing_secrets(run: RunDir) -> list[str]:
     [] also if the run's config or its environment cannot be read: then the run is started all the
     same, and its trainer reports what is wrong.
     """
-    # Here, because supervisors, which are to stay small, do without pydantic.
+    # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
     from engine.records.run_config import DistillConfig, EndpointTeacher  # noqa: PLC0415

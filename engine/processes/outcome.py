@@ -120,7 +120,8 @@ def resume_hint(run: RunDir) -> Hint:
 def decide(
     run: RunDir, row: RunRow, *, status: int, elapsed_s: float, memory_ran_out: bool = False
 ) -> Outcome:
-    """The outcome of an attempt whose trainer ended.
+    """The outcome of an attempt whose trainer ended. Secrets are hidden in its texts, because the
+    trainer or user code may have written them.
 
     Args:
         row: read after the trainer ended: if it is stopping, it says who asked for the end.
@@ -216,9 +217,12 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
 
 
 def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
-    """How an attempt ended whose trainer left with `status`, or was killed by signal `-status`.
+    """How an attempt ended, from the exit status of its trainer.
 
-    `memory_ran_out`: whether the kernel ended processes for lack of memory meanwhile.
+    Args:
+        row: the run's row after the end: in state "stopping" if the run was told to stop.
+        status: the exit status, or minus the number of the signal that ended the trainer.
+        memory_ran_out: whether the kernel ended processes for lack of memory meanwhile.
     """
     if status == EXIT_DONE:
         return _done(run)
@@ -238,7 +242,7 @@ def _failed(run: RunDir, failure: Failure) -> _End:
     """The end of an attempt whose trainer left a failure record."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
-    if kind == "internal" and hint.call is None:
+    if kind == "internal" and hint.call is None:  # the console shows the traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
 
@@ -271,15 +275,13 @@ def _done(run: RunDir) -> _End:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt that was told to stop.
-
-    Failed if it was stopped for going over a cap of hours, else cancelled.
-    """
+    """The end of an attempt that was told to stop: "failed" if a cap of hours was reached, else
+    "cancelled"."""
     reason = row.reason
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
     if status < 0 and -status != signals.SIGTERM:
         reason += f"; it did not stop by itself and was ended by {_signal_name(-status)}"
-    if row.reason_kind not in ("budget", "timeout"):
+    if row.reason_kind not in ("budget", "timeout"):  # no cap, so somebody cancelled it
         return _End("cancelled", "cancelled", reason, resume_hint(run))
     # Rounded to six digits, as a user would type it.
     cap_hours = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")

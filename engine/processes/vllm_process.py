@@ -98,7 +98,7 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """The server's command line. `address` is the socket file that it shall listen on."""
+    """The command line of a vLLM server that listens on the socket file `address`."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
@@ -150,7 +150,7 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
     }
     result = passed_on | {
         "VLLM_API_KEY": key,
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",  # adapters are loaded while it serves
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -169,11 +169,11 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
 def _cpu_variables(plan: Plan) -> dict[str, str]:
     """The variables of a server that computes on the CPU."""
     return {
-        "CUDA_VISIBLE_DEVICES": "",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
+        "CUDA_VISIBLE_DEVICES": "",  # none
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(plan.threads),
-        "GOMP_SPINCOUNT": "10000",
+        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
     }
 
 
@@ -199,15 +199,17 @@ class VllmProcess:
         self.began = time.monotonic()
         self.ready_s = 0.0  # seconds from start to the first health check that was answered
         server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
-        lifeline, self._lifeline = os.pipe()
+        # The keeper reads one end of this pipe and ends the server when the other one is closed,
+        # which is `self._lifeline` and stays with this process.
+        keeper_end, self._lifeline = os.pipe()
         try:
-            self._keeper = self._start_keeper(lifeline, server_command)
+            self._keeper = self._start_keeper(keeper_end, server_command)
         except OSError:
             os.close(self._lifeline)
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         finally:
-            os.close(lifeline)
+            os.close(keeper_end)  # the keeper has a copy
 
     def _start_keeper(
         self, lifeline: int, server_command: Sequence[str]
@@ -236,10 +238,11 @@ class VllmProcess:
     ) -> None:
         """Wait until the server answers, up to `patience_s` seconds after its start.
 
-        `on_wait` is called between two health checks; what it raises ends the wait. Raises
-        ServerDied if the server ends, or if it is not ready in time, which also stops it.
+        `on_wait` is called after each health check that fails; an error that it raises ends the
+        wait. Raises ServerDied if the server ends, or if it is not ready in time; it is then
+        stopped.
         """
-        if self.ready_s:
+        if self.ready_s:  # an earlier call has waited
             return
         while not self.healthy():
             on_wait()
@@ -284,9 +287,10 @@ class VllmProcess:
 def last_words(log: Path) -> str:
     """The last line of a log that names an error, else its last line that is not empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
-    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     if not lines:
         return f"nothing is in {log}"
+    # "rror: " for "Error: ", "error: " and names such as "ValueError: ".
+    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     telling_line = (error_lines or lines)[-1]
     return _LOG_PREFIX.sub("", telling_line)[:300]
 
@@ -370,7 +374,7 @@ def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: i
         child_signal: descriptor that is readable when a child has ended.
     """
     while child.poll() is None:
-        readable = select.select([lifeline, child_signal], [], [])[0]
+        readable, _, _ = select.select([lifeline, child_signal], [], [])
         if child_signal in readable:
             os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
         if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed

@@ -71,18 +71,19 @@ def sample(
 ) -> None:
     """Let a deployment answer the chat completion `body`, and add to `answer` what it sends.
 
-    Returns when the answer is done, or `limits` end it; the sampling stops with the reading.
-    `listener` hears of each piece; what it raises ends the call. Raises RefusedByServer, and
-    Unreachable if the process is not ready or ends meanwhile; `answer` holds what came before.
+    Returns when the answer is done, or when `limits` end it; the deployment then stops sampling.
+    `listener` is called with each piece that comes; an error that it raises ends the call. Raises
+    RefusedByServer, and Unreachable if the process is not ready or ends meanwhile; `answer` then
+    holds what came before.
     """
     port, key = _port_and_key(folder)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CONNECT_S)
     with contextlib.closing(connection):
         try:
             _request_stream(connection, key, body)
-            # Kept, because the connection lets go of its socket where the reply says "close".
+            # The connection drops its socket where the reply says "close", so keep the method.
             set_timeout = connection.sock.settimeout
-            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
+            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))  # to begin its reply
             response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
                 _take(line, answer, str(body["model"]), listener)
@@ -136,7 +137,8 @@ def _lines(
     limits: Limits,
     answer: Answer,
 ) -> Iterator[str]:
-    """Yield the lines of a stream of events until it ends, or `limits` end it."""
+    """Yield the lines of a stream of server-sent events until it ends, or `limits` end it. Sets
+    `answer.has_stalled` if too much time passed without a token."""
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
@@ -149,10 +151,10 @@ def _lines(
         set_timeout(min(stalls_at, limits.deadline) - now)
         try:
             line = _next_line(response)
-        except TimeoutError:  # nothing, not even a comment
+        except TimeoutError:  # nothing came, not even a comment
             answer.has_stalled = stalls_at < limits.deadline
             return
-        if line is None:
+        if line is None:  # the end of the stream
             return
         if line:  # an empty one ends an event
             yield line
@@ -191,13 +193,13 @@ def _next_line(response: http.client.HTTPResponse) -> str | None:
 
 
 def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
-    """Add a line of the stream to the answer, and tell the listener. Raises ValueError if it is
-    not as a deployment writes it."""
+    """Add a line of the stream to the answer, and tell the listener which text of `model` came.
+    Raises ValueError for a line of a form that deployments do not write."""
     text = ""
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
         answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
-        for choice in chunk.get("choices") or []:
+        for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
             text = _add_choice(choice, answer)
     elif not line.startswith(_COMMENT):
         raise ValueError(f"no event: {line[:80]}")
@@ -205,7 +207,7 @@ def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
 
 
 def _add_choice(choice: JsonObject, answer: Answer) -> str:
-    """Add a piece of the stream to the answer; returns the text in it."""
+    """Add `choice`, a piece of the answer in the stream, to `answer`; returns the text in it."""
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     answer.content += text
@@ -213,7 +215,7 @@ def _add_choice(choice: JsonObject, answer: Answer) -> str:
     answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
     answer.token_ids += choice.get("token_ids") or []
     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-    # The piece with the role comes at once, the next one when the model has begun.
+    # The piece with the role is sent at once, the one after it when the model has begun.
     answer.is_waiting = answer.is_waiting and "role" in delta
     return text
 

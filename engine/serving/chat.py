@@ -73,9 +73,9 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    A start counts against the quota of `asker`, who alone can go on with the conversation. Raises
-    UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also where
-    no token comes for `patience.stall_s`), and as `deploy` does.
+    Such a deployment counts against the quota of `asker`; nobody else can continue the
+    conversation. Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses
+    it; DEPLOY_FAILED also if no token comes for `patience.stall_s` seconds; the errors of `deploy`.
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
@@ -100,10 +100,11 @@ def _model_names(request: ChatRequest) -> list[str]:
 
 
 def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
-    """Save the conversation after a call."""
-    conversation_id, lost = conversations.save(home, request.conversation, conversation)
+    """Save the conversation after a call. Its seed is returned only if tokens were drawn with it:
+    at temperature 0 a model writes the likeliest ones."""
+    conversation_id, warning = conversations.save(home, request.conversation, conversation)
     draws_tokens = request.temperature > 0
-    return Saved(conversation_id, lost, conversation.seed if draws_tokens else None)
+    return Saved(conversation_id, warning, conversation.seed if draws_tokens else None)
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
@@ -144,8 +145,8 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
 
 
 def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
-    """Ask the models one after the other, all within the time of the call. Raises UserError as
-    `chat` does."""
+    """Ask the models one after the other, all within the time of the call. Raises UserError if one
+    cannot be served, refuses the question or does not answer."""
     answered: list[Answered] = []
     for number, question in enumerate(questions):
         # So that a slow first model leaves the second one its half of the time.
@@ -195,8 +196,8 @@ def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
 def _question(
     target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
 ) -> Question:
-    """What the target is asked: its part of the conversation and what was added, or, where nothing
-    was, the rest of its last answer.
+    """What the target is asked: its part of the conversation with the messages in `added`; or, if
+    there are none, the rest of its last answer.
 
     A model that joins a conversation later reads what the first model was asked and answered.
     Raises UserError BAD_ARGUMENT if nothing is to be answered.
@@ -211,8 +212,8 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """The question whose answer in `branch` was cut, for its rest. Raises UserError BAD_ARGUMENT if
-    the target has no unfinished answer there."""
+    """Ask the target to finish its last answer in `branch`, which was cut. Raises UserError
+    BAD_ARGUMENT if it has no unfinished answer there."""
     if branch.model == target.name and branch.begun:
         return Question(target, branch.messages[:-1], begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
@@ -222,7 +223,7 @@ def _rest_of_answer(target: Target, branch: Branch) -> Question:
             hint="Say something, or give results of tools as messages.",
             field="message",
         )
-    return Question(target, branch.messages, begun=[])
+    return Question(target, branch.messages, begun=[])  # its last message has no answer yet
 
 
 def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
@@ -243,11 +244,12 @@ def _bad_messages(error: BadMessages) -> UserError:
 
 
 def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
-    """The seed of this call: the one given, that of the answer which goes on, or a drawn one."""
+    """The seed of this call: the one given; or, where a cut answer goes on, that of its beginning;
+    else a new one."""
     if request.seed != DRAW_SEED:
         return request.seed
-    is_continued = earlier is not None and not request.message and not request.messages
-    if earlier is not None and is_continued:
+    asks_nothing_new = not request.message and not request.messages
+    if earlier is not None and asks_nothing_new:
         return earlier.seed
     return time.time_ns() % _LONGEST_SEED
 
@@ -255,9 +257,10 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 def _ask(session: Session, question: Question, shares: int) -> Answered:
     """Ask one model, which is started if it is not served yet.
 
-    The answer gets one of `shares` equal parts of the time that is left. If the process ends before
-    the answer is done, it is started again once and goes on with the tokens that there are. Raises
-    UserError as `chat` does.
+    The answer may take one of `shares` equal parts of the time that the call has left. If the
+    model's process ends before the answer is done, it is started once more, and the answer goes on
+    after the tokens that came. Raises UserError if the model cannot be served, refuses the question
+    or does not answer.
     """
     started: list[Reply] = []
     answer = Answer()
@@ -309,10 +312,10 @@ def _sample(
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
     """The request to the model's server: the question, and the tokens that the answer has already,
-    after which it goes on.
+    after which the model goes on.
 
     Args:
-        sampling: how it samples, from `_sampling_body`.
+        sampling: how the model samples, from `_sampling_body`.
     """
     begun = [*question.begun, *answer.token_ids]
     return sampling | {
@@ -355,10 +358,12 @@ def _conversation_after(
     seed: int,
     owner: str,
 ) -> Conversation:
-    """The conversation with the new answers. Branches of models that were not asked stay."""
+    """The conversation with the new answers added to the branches of the models that were asked;
+    `earlier` is the conversation before, None if this call begins it."""
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
     for question, each in zip(questions, answered, strict=True):
         name = question.target.name
+        # Of an answer that was cut and goes on: its text so far, the last message of the branch.
         said_before = branches[name].messages[-1]["content"] if question.begun else ""
         branches[name] = _branch_with_answer(question, each.answer, said_before)
     return Conversation(
@@ -371,7 +376,8 @@ def _conversation_after(
 
 
 def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
-    """One model's part of the conversation, with its new answer.
+    """One model's part of the conversation, with its new answer. `Branch.begun` gets the answer's
+    token ids if it was cut, so that a later call can continue it.
 
     Args:
         said_before: the text of an answer that was cut and goes on here; "" for a new answer.

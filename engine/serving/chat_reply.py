@@ -108,13 +108,18 @@ def _summary(entries: Sequence[Reply]) -> str:
 def _next_calls(
     names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
 ) -> list[JsonObject]:
-    """The calls to suggest: go on with what was cut, answer what the model called, stop what was
-    started. `names`: as they were given, in the order of `entries`."""
+    """The calls to suggest: continue answers that were cut, give the results of tools that were
+    called, stop deployments that were started.
+
+    Args:
+        names: of the models as the caller gave them, in the order of `entries`.
+        conversation_id: "" if the conversation was not kept: nothing can be continued then.
+    """
     calls: list[Call] = []
     if conversation_id:
         for name, entry in zip(names, entries, strict=True):
-            same = {"model": name, "conversation": conversation_id}
-            calls += _calls_that_go_on(entry, same)
+            arguments = {"model": name, "conversation": conversation_id}
+            calls += _calls_that_go_on(entry, arguments)
     calls += [
         Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
         for deployment in started

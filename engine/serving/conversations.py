@@ -76,9 +76,9 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
 def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[str, str]:
     """Keep a conversation after an answer; "" as id begins a new one.
 
-    Returns its id, "" if it has grown too long to be kept, and a warning, "" for none. If another
-    call saved an answer to the conversation meanwhile, this one gets a new id, so that neither is
-    lost.
+    Returns its id ("" if it has grown too long to be kept) and a warning ("" for none). If another
+    call saved an answer to the same conversation meanwhile, this one gets a new id, so that neither
+    answer is lost.
     """
     size = len(conversation.model_dump_json())
     if size > MAX_CHARS:
@@ -113,7 +113,7 @@ def _forget_old(home: Home) -> None:
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process forgets it too
             used_at.append((file.stat().st_mtime, file.name))
-    used_at.sort(reverse=True)
+    used_at.sort(reverse=True)  # the last used one first
     oldest_time = time.time() - KEPT_DAYS * 86_400
     for number, (time_used, name) in enumerate(used_at):
         if number >= KEPT or time_used < oldest_time:

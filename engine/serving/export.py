@@ -150,7 +150,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
     if isinstance(existing_origin, dict):
-        existing_origin.pop(BASE_WEIGHTS, None)
+        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` does not have them either
     if existing_origin == origin:
         return True
     raise UserError(
@@ -183,6 +183,7 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
         if (source / name).is_file():
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
+    # Only a run's adapter names its base as this home does.
     if model.kind == "run" and model.base_path.is_dir():
         config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)
@@ -246,17 +247,18 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     """Let a worker merge the adapter into its base, and move the result to `target`: a complete
     model, or a GGUF file and its Modelfile.
 
-    Returns False if the merge is still going on after `WAIT_S` seconds. Raises UserError
-    DEPLOY_FAILED, with the end of the worker's log, if it failed.
+    Returns False if the merge is still going on after `WAIT_S` seconds; the same call later goes on
+    waiting for it. Raises UserError DEPLOY_FAILED, with the end of the worker's log, if it failed.
     """
     merge = _merge_to(home, model, target, origin["format"])
     merge.job.mkdir(parents=True, exist_ok=True)
+    # An earlier call may have started the worker, and it may be at work or done by now.
     if not is_locked(merge.lock) and not _is_finished(home, merge):
         _start_merge(home, model, merge)
     if not _wait_for_worker(merge.lock):
         return False
     if not _is_finished(home, merge):
-        shutil.rmtree(merge.aside, ignore_errors=True)
+        shutil.rmtree(merge.aside, ignore_errors=True)  # what the worker has left half-written
         raise _unfinished_merge_error(merge.log)
     if merge.gguf_name:
         _add_modelfile(model, merge)

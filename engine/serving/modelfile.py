@@ -80,10 +80,11 @@ class _Turns:
 
 
 def _turns(chat: ChatFormat) -> _Turns:
-    """Read off a chat template what it writes around messages: it renders a conversation of marks.
+    """Find out what a chat template writes around messages: a conversation whose messages are marks
+    (`_SYSTEM`, `_FIRST`, ...) is rendered with it, and the text between the marks is read.
 
-    Raises TemplateError if it refuses the conversation, ValueError if it leaves out a part of it,
-    or if Ollama's template cannot say the same.
+    Raises TemplateError if the template refuses the conversation, ValueError if it leaves out a
+    part of it, or if a template for Ollama cannot write the same.
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
@@ -93,7 +94,8 @@ def _turns(chat: ChatFormat) -> _Turns:
     answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
     answer_end = _answer_end(chat, system)
     before_user = _before_user(system_to_question, answer_to_question, answer_end)
-    opening, _ = _split_at_mark(chat.text(_TALK[:1], prompt=True), _FIRST)
+    without_system = chat.text(_TALK[:1], prompt=True)
+    opening, _ = _split_at_mark(without_system, _FIRST)
     turns = _Turns(
         before_system=before_system,
         after_system=system_to_question.removesuffix(before_user),
@@ -135,7 +137,7 @@ def _check_no_instructions(turns: _Turns) -> None:
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
-    ValueError if the answer is not written once."""
+    ValueError unless it writes the answer exactly once."""
     closed = chat.text([system, *_TALK[:2]], prompt=False)
     _, end = _split_at_mark(closed, _ANSWER)
     return end
@@ -152,11 +154,11 @@ def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
 
 
 def _ollama_template(turns: _Turns) -> str:
-    """The turns in the language of Ollama's templates."""
+    """The template, in Ollama's language, that writes conversations with these turns."""
     no_system = "{{ else }}" + turns.no_system if turns.no_system else ""
     before_answer = turns.before_answer
     if turns.before_last_answer != turns.before_answer:
-        is_last = "{{ if eq (len (slice $.Messages $i)) 1 }}"
+        is_last = "{{ if eq (len (slice $.Messages $i)) 1 }}"  # no message follows
         before_answer = (
             is_last + turns.before_last_answer + "{{ else }}" + turns.before_answer + "{{ end }}"
         )
@@ -177,6 +179,6 @@ def _ollama_template(turns: _Turns) -> str:
 
 
 def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
-    """What stands before and after `mark`. Raises ValueError if it is not there once."""
-    before, after = rendered.split(mark)
+    """What stands before and after `mark`. Raises ValueError unless it is there exactly once."""
+    before, after = rendered.split(mark)  # unpacking another number of parts raises
     return before, after

@@ -49,7 +49,7 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """How the model would be served on this device."""
+    """How the model would be served on this device: by which engine, in how many bytes."""
     engine = engine_for(home, device)
     # 10 % more than the weights themselves take.
     weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
@@ -108,6 +108,7 @@ def _busy_with(home: Home) -> str:
         rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if not rows:
         return ""
-    seconds_left = read_progress(home.run(rows[0].run_id), rows[0]).eta_s
+    row = rows[0]
+    seconds_left = read_progress(home.run(row.run_id), row).eta_s
     remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
-    return f" while {rows[0].run_id} runs{remaining}"
+    return f" while {row.run_id} runs{remaining}"

@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +110,7 @@ def target_of(home: Home, name: str) -> Target:
     if ref.adapter is None:
         return Target(ref, name=ref.base_ref, adapter="", thinking=False)
     config = home.run(ref.run_id).read_config() if ref.run_id else None
+    # DPO and adapters that no run trained have no setting `thinking`.
     trained = (
         config.settings if isinstance(config, SFTConfig | GRPOConfig | DistillConfig) else None
     )
@@ -122,10 +124,12 @@ def serve(
     """Make sure that a deployment serves the target. A living one of its base gets the adapter.
 
     Returns its row, and the seconds that starting it took (None if it ran already). Raises
-    UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
+    UserError DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH, NO_VLLM or DEPLOY_FAILED; the last one,
+    retryable, also if it is not ready at `deadline` (of time.monotonic()).
 
     Args:
-        by_deploy: serve it until it is stopped or idle, which a chat does not ask for.
+        by_deploy: whether the target was deployed by name, so that the deployment records it as
+            served until it is stopped or idle. False for a chat, which only needs it now.
     """
     launcher.worker_python(home)  # raises where there is none
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
@@ -144,7 +148,7 @@ def _serve_locked(
     home: Home, target: Target, deadline: float, asker: Asker
 ) -> tuple[DeploymentRow, float | None]:
     """Find or start a deployment that serves the target, while the caller holds the lock on
-    starting. Returns its row, and the seconds that starting it took, as `serve` does."""
+    starting. Returns its row, and the seconds that starting it took (None if it ran already)."""
     row = _find_serving(home, target)
     if row is not None:
         row = _until_ready(home, row, deadline)  # None: it has ended
@@ -173,7 +177,8 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """A living deployment that can serve the target; None if there is none.
 
-    It has the target's base; for an adapter it must also have thinking on or off as trained.
+    It has the target's base model, and for an adapter thinking on or off as the adapter was
+    trained.
     """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
@@ -231,6 +236,7 @@ def _server_config(
         "idle_stop_minutes": home.user_config().idle_stop_minutes,
         "thinking": target.thinking,
         "serve_with": chosen.engine,
+        # Of the device's memory; only vLLM needs it.
         "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
@@ -245,34 +251,34 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
         "HONESMITH_HOME": str(home.root),
         "HONESMITH_DEVICE": device.id,
         "CUDA_VISIBLE_DEVICES": device.visible,
-        "GOMP_SPINCOUNT": "10000",
+        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",  # the server may fetch nothing
         "TRANSFORMERS_OFFLINE": "1",
     }
-    alive = take_lock(folder.alive)
-    if alive is None:
+    lock = take_lock(folder.alive)  # the server inherits it: locked means that it lives
+    if lock is None:
         raise deploy_failed(folder, "its folder is in use by another process")
     try:
         argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
-        pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
+        pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(lock,))
         write_json(folder.process, {"pid": pid}, fsync=False)
     finally:
-        os.close(alive)
+        os.close(lock)
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
     """Wait until the deployment answers its health check; returns its new row.
 
-    None if it had been ready before and has ended. Raises UserError DEPLOY_FAILED if it ended while
-    starting, or, retryable, if it is still loading at `deadline`.
+    Returns None if it was ready in an earlier call and has ended since. Raises UserError
+    DEPLOY_FAILED if it ended while starting, or, retryable, if it is still loading at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
     while True:
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
         if not deployments.is_alive(folder):
-            deployments.living(home)  # closes the row
+            deployments.living(home)  # which records the end in the row
             if row.state == "ready":
                 return None
             raise deploy_failed(folder, deployments.failure_message(folder))
@@ -302,8 +308,8 @@ def _healthy(folder: DeployDir) -> bool:
 
 
 def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
-    """Tell the deployment to load the target's adapter; cheap if it is loaded already, or if the
-    target is a base model.
+    """Tell the deployment to load the target's adapter, which costs next to nothing if it is loaded
+    already. A base model has none.
 
     Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
     retryable, if it is still busy with other answers at `deadline`.
@@ -319,7 +325,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     except Unreachable as error:
         if time.monotonic() > deadline and deployments.is_alive(folder):
             raise _try_again(f"{folder.id} is busy and has not loaded {target.name} yet") from error
-        if deployments.wait_until_ended(folder):
+        if deployments.wait_until_ended(folder):  # it was just ending
             return False
         raise deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
@@ -352,40 +358,50 @@ def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow
 def _stop(home: Home, ref: str) -> Reply:
     """Stop serving a model (`ref` is the name it is served by), or a deployment (`ref` is its id).
 
-    A process ends once it serves nothing that was deployed. The id of a run stops nothing: the
-    reply then offers the calls that stop the run's models. Raises UserError MODEL_* if there is no
-    such model, run or deployment.
+    The id of a run, or a model that was never served, stops nothing: the reply then offers the
+    calls that stop other models of that run. Raises UserError MODEL_* if there is no such model,
+    run or deployment.
     """
-    stopped = _stop_living(home, ref)
-    reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
-    if stopped:
-        return reply | {"summary": f"{ref} is no longer served."}
+    if _stop_living(home, ref):
+        return _stop_reply(ref, "stopped", summary=f"{ref} is no longer served.")
     ending = _how_it_ended(home, ref)
     if ending:
-        return reply | {"summary": f"{ref} is not served any more: {ending}."}
+        return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
-    return reply | _nothing_stopped(home, ref)
+    return _nothing_stopped_reply(home, ref)
 
 
-def _nothing_stopped(home: Home, ref: str) -> Reply:
-    """The state, summary and next calls of a reply where `ref` was not being served. It offers to
-    stop what is served of the run in `ref`."""
-    served_names = _served_names_of_run(home, ref)
-    note = f"; {', '.join(served_names)} is" if served_names else ""
-    stop_calls = [Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names]
+def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
+    """The reply of a call that was to stop `ref`."""
     return {
-        "state": "not_served",
-        "summary": f"Nothing was stopped: {ref} was not being served{note}.",
-        "next": [call.to_json() for call in stop_calls],
+        "model": ref,
+        "state": state,
+        "next": [call.to_json() for call in next_calls],
+        "warnings": [],
+        "summary": summary,
     }
 
 
+def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
+    """The reply where `ref` was not being served. It offers to stop what is served of the run in
+    `ref`."""
+    served_names = _served_names_of_run(home, ref)
+    note = f"; {', '.join(served_names)} is" if served_names else ""
+    return _stop_reply(
+        ref,
+        "not_served",
+        summary=f"Nothing was stopped: {ref} was not being served{note}.",
+        next_calls=[Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names],
+    )
+
+
 def _stop_living(home: Home, ref: str) -> bool:
-    """Stop serving the model or the deployment `ref`, as `_stop` does. Returns whether there was
-    one."""
+    """Stop serving `ref`, a model's name or a deployment's id. A process ends once it serves
+    nothing that was deployed. Returns whether `ref` was being served."""
     stopped = False
     for row in deployments.living(home):
+        # What the deployment goes on serving: adapters, and perhaps the base model itself.
         if ref == row.deployment_id:
             adapters, serve_base = [], False
         elif ref in deployments.served(home, row):
