@@ -69,7 +69,7 @@ class DatasetEnv(SingleTurnEnv):
         Without a scorer every row must have an answer. If all rows name the same tools, these are
         the environment's tools.
         """
-        # A class that defines tasks() may add the answers there, so its rows need none.
+        # A subclass that defines tasks() may add the answers there, so its rows need none.
         needs_answer = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
         self._tasks = read_tasks(*files, require_answer=needs_answer)
         tools_by_task = [task.metadata.get("tools") for task in self._tasks]
@@ -99,8 +99,8 @@ def data_files(folder: Path) -> list[Path]:
 def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     """Read every row of `files` as a task.
 
-    With `require_answer` each row must have an answer, because SFT is to learn from it. Ids must be
-    unique over all files.
+    With `require_answer` each row must have an answer, for SFT to learn from. Ids must be unique
+    over all files.
 
     Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
     to 20 bad lines of all files together, by line number.
@@ -149,12 +149,13 @@ def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
 def _tasks_of_file(
     data: DataFile, split: str | None, place_of_id: dict[str, str], require_answer: bool
 ) -> list[Task]:
-    """The rows of a file as tasks; a row that is no task is added to the bad lines of the file.
+    """The rows of a file as tasks; a row that is no task is added to `data.bad`.
 
     Args:
-        split: which split the rows belong to; None where the file does not say it.
+        data: the file that was read.
+        split: the split of rows that name none; None to leave it open.
         place_of_id: for each id that was used before, the place of its row, such as
-            "train.jsonl:12"; the new ones are added.
+            "train.jsonl:12"; the ids of this file are added.
         require_answer: whether each row must have an answer.
     """
     tasks: list[Task] = []
@@ -333,7 +334,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     place = _Place(text)
-    place.move_to(position)
+    place.move_to(position)  # every `move_to` also skips the white space that follows
     is_end = place.is_before("]")
     while not is_end:
         try:
@@ -413,7 +414,10 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row; a syntax error is added to `data.bad` and ends it."""
+    """Yields (first line, cells) of each row.
+
+    A syntax error is added to `data.bad`; the rest of the text is not read then.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1  # a row may span lines; this is its first
@@ -431,8 +435,9 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     """Make a row of the cells of one line: column -> text, or a parsed value.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin like it. Empty cells are left out, unless the row has no known shape without them: an
-    empty prompt then gets its own error. Raises ValueError for a wrong number of cells or bad JSON.
+    begin with a bracket or a brace. Empty cells are left out, unless the row has no known shape
+    without them: with an empty prompt in the row, the error can then name it. Raises ValueError for
+    a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -541,7 +546,8 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others; its place is that of the first.
+    lists as many as fit into a reply and counts the others. Its file and line are those of the
+    first bad line.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

@@ -76,7 +76,7 @@ class EnvProcess:
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
         self.log = log
-        self.generation = 0  # counts starts: an episode of an earlier one has to be replayed
+        self.generation = 0  # starts so far; an episode of an earlier start has to be replayed
         self._limits = limits  # None until they are read
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None  # None while the process does not run
@@ -84,7 +84,7 @@ class EnvProcess:
         self.sandbox = sandbox or Sandbox()
         self._confinement: Confinement | None = None
         self._problem: EnvProblem | None = None  # raised by every further call
-        self._failed_loads = 0  # in a row
+        self._failed_loads = 0  # starts that failed in a row
         self._episode_numbers = itertools.count(1)
 
     def __enter__(self) -> "EnvProcess":
@@ -102,8 +102,11 @@ class EnvProcess:
 
     @property
     def confinement(self) -> Confinement:
-        """The isolation around user code; starts the process. Raises EnvProblem."""
-        self.describe()  # starts the process
+        """The isolation around user code; starts the process if it does not run.
+
+        Raises EnvProblem if it cannot be started.
+        """
+        self.describe()  # starts the process, which reports its isolation
         assert self._confinement is not None  # describe raises otherwise
         return self._confinement
 
@@ -124,9 +127,9 @@ class EnvProcess:
     def gaps(self) -> list[str]:
         """What user code can still do in spite of the isolation, as sentences.
 
-        Starts the process. Raises EnvProblem.
+        Starts the process if it does not run. Raises EnvProblem if it cannot be started.
         """
-        return list(self.confinement.gaps)
+        return list(self.confinement.gaps)  # `confinement` starts the process
 
     @property
     def pid(self) -> int | None:
@@ -200,8 +203,8 @@ class EnvProcess:
     def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
-        A failure becomes a failed score. `seconds` is how long the call took, with the start of
-        the process if there was one.
+        A failure becomes a failed score. The score's `seconds` is how long the call took; that
+        includes the start of the process, if the call had to start it.
         """
         began = time.monotonic()
         try:
@@ -252,7 +255,8 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            if self._failed_loads >= LOAD_ATTEMPTS:  # or every sample would wait for another start
+            # Remembered, or every further sample would wait for another start that fails.
+            if self._failed_loads >= LOAD_ATTEMPTS:
                 self._problem = _as_problem(fault)
             raise fault from None
 
@@ -296,7 +300,7 @@ class Episode:
         self.task = task
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
-        self._failed: EpisodeFailed | None = None  # once it has
+        self._failed: EpisodeFailed | None = None  # why the episode has failed; None: it has not
         self._generation = -1  # of the process that has this episode; -1 for none yet
         with process._lock:
             self._begin()
