@@ -414,10 +414,7 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row.
-
-    A syntax error is added to `data.bad`; the rest of the text is not read then.
-    """
+    """Yields (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1  # a row may span lines; this is its first
@@ -435,9 +432,8 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     """Make a row of the cells of one line: column -> text, or a parsed value.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin with a bracket or a brace. Empty cells are left out, unless the row has no known shape
-    without them: with an empty prompt in the row, the error can then name it. Raises ValueError for
-    a wrong number of cells or bad JSON.
+    begin with [ or {. Empty cells are left out, unless the row has no known shape without them: an
+    error can then name the empty prompt. Raises ValueError for a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -546,8 +542,7 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others. Its file and line are those of the
-    first bad line.
+    lists as many as fit into a reply and counts the others; its file and line are the first one's.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

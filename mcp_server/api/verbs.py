@@ -553,6 +553,7 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
     reached = until if reply.get("reached") else ""
+    # There is only one first step; another evaluation or alert may follow.
     wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached == "alert":
         return [suggest("diagnose", run_id=run_id), wait_on]
@@ -563,12 +564,12 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
 
 
 def _after_end(run_id: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a run that is done, failed or cancelled, as its status says."""
+    """The calls to suggest after a run that is done, failed or cancelled; `reply` is its status."""
     if reply["state"] == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     if reply["state"] == "failed":
-        error = suggest("read_logs", run_id=run_id, view="error")
-        return [error, suggest("diagnose", run_id=run_id)]
+        read_error = suggest("read_logs", run_id=run_id, view="error")
+        return [read_error, suggest("diagnose", run_id=run_id)]
     rollouts = suggest("read_rollouts", run_id=run_id)
     if reply.get("kind", "train") != "train":
         return [rollouts]  # evaluations and probes produce no model that could be served

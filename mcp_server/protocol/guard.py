@@ -336,7 +336,7 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
         values += models
     settings = arguments.get("settings")
     if isinstance(settings, dict):
-        values.append(settings.get("teacher"))  # a model; where it is a URL, the owner's alone
+        values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
     return [name for name in values if isinstance(name, str) and name]
 
 

@@ -138,7 +138,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
     """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
 
     The table has the columns that fit the terminal; with `all_columns` the others follow in further
-    tables. Pages of followed logs (without `summary`) are printed as lines only.
+    tables. A page of followed logs, which has no `summary`, is printed as lines only.
     """
     out = console()
     for line in data.get("lines", []):
@@ -146,11 +146,11 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
-    if "summary" not in data:  # a page of followed logs: only its lines are printed
+    if "summary" not in data:
         _print_steps(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
-    if not rows:
+    if not rows:  # a view that has no table, or no metrics yet
         reply(_page_fields(page, (*HEAD_FIELDS, *_LOG_FIELDS)))
         return
     _print_summary(out, page)
@@ -271,7 +271,7 @@ def event_line(event: Mapping[str, Any]) -> Text:
     }
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")
-    return line + Text("  ") + scalar("", details)
+    return line + Text("  ") + scalar(name="", value=details)
 
 
 def plan(data: Any) -> None:
@@ -369,7 +369,7 @@ def cost(data: Any) -> None:
 
 
 def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """An estimate's measures as rows of a table with a column for each level."""
+    """An estimate's measures as table rows: a name, then its value at each level of `LEVELS`."""
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
@@ -403,7 +403,7 @@ def _memory_text(data: Mapping[str, Any]) -> str:
 
 def check(item: Mapping[str, Any]) -> None:
     """Print one check of `doctor`; the column of names is fixed, so that all checks line up."""
-    console().print(checks([item], _CHECK_NAME_WIDTH))
+    console().print(checks([item], name_width=_CHECK_NAME_WIDTH))
 
 
 def diagnosis(data: Any) -> None:
@@ -414,7 +414,7 @@ def diagnosis(data: Any) -> None:
     out = console()
     for number, finding in enumerate(data.get("findings", []), 1):
         out.print(Text(f"{number}. {finding['id']}", style="bold yellow"))
-        out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
+        out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))  # top, right, bottom, left
         details = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
         out.print(Padding(block(details), (0, 0, 1, 3), expand=False))
     reply({name: data[name] for name in (*HEAD_FIELDS, "looked_at", "not_judged") if name in data})
@@ -449,7 +449,8 @@ def _marked(status: str, text: str) -> Text:
 def trained_row(row: Mapping[str, Any]) -> Text:
     """The text of a training row, and how many of its tokens carry loss.
 
-    Text that is trained on is bold; text that is cut away for length is struck out.
+    Text that is trained on is bold; text that is cut away for length is struck out. `row` is the
+    field of a dry run: its `pieces` are trained on or not, `lost` is what was cut away.
     """
     text = Text()
     for piece in row["pieces"]:
