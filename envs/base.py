@@ -234,7 +234,7 @@ class Task:
                 answers.append(
                     _as_messages(_conversation(self.metadata.get(key), key), "assistant")
                 )
-            except ValueError:  # the author's own metadata of that name
+            except ValueError:  # no answer, but other metadata of the author under that name
                 return None
         chosen, rejected = answers
         return (chosen, rejected) if chosen and rejected else None

@@ -135,7 +135,7 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
     """Read a data file as `read_rows` does; a file without rows counts as unusable.
 
-    An unusable file comes with its problem, and as if it had one bad line, which says the same.
+    For an unusable file it returns the problem too, and data with one bad line that says the same.
     """
     try:
         data = read_rows(path)
@@ -207,9 +207,9 @@ def read_rows(path: Path) -> DataFile:
 
 
 def _reader_of(path: Path) -> Callable[[DataFile], None]:
-    """The function that reads a file of this format, by the file's suffix.
+    """The function that reads files of the format that the suffix of `path` says.
 
-    Raises EnvProblem DATASET_INVALID for an unknown one.
+    Raises EnvProblem DATASET_INVALID for an unknown suffix.
     """
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
@@ -228,10 +228,10 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """The split that the names of the files of one dataset say, in order.
+    """For each file of a dataset the split that its name says (see `split_of`), or None.
 
-    A name says "train" only if another one says "heldout": a training file alone is a dataset like
-    any other, of which a push holds some rows out.
+    "train" counts only if another file is "heldout": a training file alone is a dataset like any
+    other, of which a push holds some rows out.
     """
     splits = [split_of(path) for path in files]
     return splits if "heldout" in splits else [None] * len(splits)
@@ -393,11 +393,11 @@ def _read_csv(data: DataFile) -> None:
     except UnicodeDecodeError as error:
         line = data.path.read_bytes()[: error.start].count(b"\n") + 1
         raise _unusable_file(data.path, f"line {line} is not UTF-8") from error
-    previous = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
+    previous_limit = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
     try:
         _add_csv_rows(data, text)
     finally:
-        csv.field_size_limit(previous)
+        csv.field_size_limit(previous_limit)
 
 
 def _add_csv_rows(data: DataFile, text: str) -> None:
@@ -462,7 +462,7 @@ def _read_parquet(data: DataFile) -> None:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(data.path) as file:
-            for batch in file.iter_batches(PARQUET_ROWS):  # the table as a whole takes far more
+            for batch in file.iter_batches(PARQUET_ROWS):  # a whole table takes far more memory
                 for row in batch.to_pylist():
                     number += 1
                     # Through JSON and back: values that JSON cannot hold make a bad row.

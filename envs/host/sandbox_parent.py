@@ -120,6 +120,7 @@ def main() -> None:
     client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
+    # Set already if bubblewrap has started this program again.
     spaces = launch.spaces or _enter_namespaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
@@ -189,8 +190,9 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
     limits = launch.limits
     reach = _child_reach(launch)
     uid = _give_to_spare_uid(box, reach)
+    # New namespaces have an empty network already, unless the environment may use the machine's.
     offline = not limits.network and (spaces != "" or confine.cut_network())
-    confine_process = partial(
+    confine_process = partial(  # called in the child: `close` shuts the calling process in
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
     run_child = _child_runner(launch, confine_process, spaces, output)

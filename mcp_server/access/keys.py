@@ -109,7 +109,7 @@ class Keys:
             OWNER,
             digest=digest(token),
             calls_per_minute=OWNER_CALLS_PER_MINUTE,
-            max_deployments=0,
+            max_deployments=0,  # no limit
         )
         self._clock = clock
         # Change time, inode and size of the file when it was last read; () if it does not exist.

@@ -147,7 +147,7 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = _file_mode(path, holds_token=bool(launch.token))
     write_text(path, new_text, mode=mode)
-    os.chmod(path, mode)  # `write_text` sets it less what the umask takes away
+    os.chmod(path, mode)  # the mode that `write_text` sets lacks what the umask forbids
     return "written"
 
 

@@ -117,7 +117,7 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         arguments = params.arguments or {}
         try:
-            # Only for its errors. It gets the nulls too: an unknown argument is refused even so.
+            # Called for its errors alone; with the nulls, since it refuses unknown names even so.
             self._server.checked_tool("wait_run", arguments, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(
                 partial(self._start_wait, without_nulls(arguments))

@@ -81,7 +81,7 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     Returns the request for the question after it, and whether the answer was cut, so that an empty
     line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
     """
-    before = replace(request, message="")
+    before = replace(request, message="")  # the conversation without this question
     reply = _shown_reply(home, request)
     if reply is None:
         return before, False
