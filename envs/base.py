@@ -362,7 +362,7 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
 
 def _checked_id(task_id: Any) -> str:
     """A task's id as text. Raises ValueError if it is neither text nor a whole number."""
-    # A bool is an int in Python, so it is refused by itself.
+    # A bool is an int in Python, so it has to be refused separately.
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
     return _check_encodable(str(task_id), "a task's id")

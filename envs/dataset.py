@@ -371,7 +371,7 @@ class _Place:
         self.line = 1
 
     def move_to(self, position: int) -> None:
-        """Move on to `position`, and from there behind the white space that begins there."""
+        """Move on to `position`, and then behind any white space there."""
         while position < len(self._text) and self._text[position] in " \t\r\n":
             position += 1
         self.line += self._text.count("\n", self.position, position)

@@ -153,7 +153,7 @@ def _check_number(name: str, value: Any, text: str) -> None:
     low, high = BOUNDS[name]
     is_integer = isinstance(getattr(Limits(), name), int)
     accepted_types = int if is_integer else int | float
-    # A bool is an int in Python, so it is refused by itself.
+    # A bool is an int in Python, so it has to be refused separately.
     is_number = isinstance(value, accepted_types) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         expected = "a whole number" if is_integer else "a number"
@@ -170,7 +170,9 @@ def _refuse_unknown(
     The message suggests an allowed name that is similar.
 
     Args:
-        text: the whole file, to find the line.
+        table: the whole file or one of its tables, as a dict.
+        allowed: the names that may stand in it.
+        text: the whole file, to find the line of an error.
         kind: what the names are, for the message: "table" or "limit".
     """
     for name in table:

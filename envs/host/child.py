@@ -62,7 +62,7 @@ class _Host:
         self.folder = folder
         self.send_reply = send_reply
         self.pid = os.getpid()  # to tell this process from forks that user code makes
-        # By number of the episode: its task, and the state that env.start returned.
+        # For each open episode, by its number: the task, and the state that env.start returned.
         self.episodes: dict[int, tuple[Task, Any]] = {}
         self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,

@@ -351,7 +351,7 @@ class Episode:
     def _begin(self) -> None:
         """Start the episode's task in the present process. Raises EpisodeFailed."""
         self._send("start", {"task": self.task})
-        # After `_send`, which may have started a new process.
+        # Read only now, because `_send` may have started a new process.
         self._generation = self.process.generation
 
     def _resume(self) -> None:
@@ -430,7 +430,7 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    if scored is not (kind != "sft"):  # `is not`: 1 is no bool
+    if scored is not (kind != "sft"):  # `is not`, since 1 equals True and is no bool
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )

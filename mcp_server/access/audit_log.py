@@ -151,7 +151,7 @@ class Audit:
 
         Args:
             caller: name of a key, or `LOCAL`.
-            since: unix seconds; 0: from the beginning of the log.
+            since: unix seconds; 0 for the whole log.
         """
         started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
         known_runs: set[str] = set()

@@ -75,7 +75,8 @@ def check_quota(
         return _check_submit(home, key, arguments, clock)
     with Store(home) as store:
         _check_open_runs(home, store, key)
-        # A probe may be too short to become a run: its hours are checked when it is planned.
+        # A dry run tries the model on a few tasks, perhaps too briefly to become a run: the hours
+        # are checked when that is planned.
         if key.gpu_hours_per_day and tool != "dry_run":
             _check_any_hours_left(key, _hours_of_last_day(home, store, key, clock))
     return None

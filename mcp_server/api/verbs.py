@@ -115,7 +115,7 @@ def dry_run(
         model: the model to train.
         algorithm: sft, dpo, grpo or distill.
         settings: settings that differ from the defaults; None for none.
-        samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
+        samples: how many tasks to try the model on (a probe); 0: none. A long probe becomes a run.
         key: the caller, to whose quota the hours of the probe count.
         roots: folders that a data file must lie in; None: any folder.
 
@@ -449,7 +449,7 @@ def inspect_data(
         path: of the file; or the id of a dataset on the hub, whose first training file is meant.
         model: whose tokens are counted; "" for none.
         roots: folders that the file must lie in; None: any folder.
-        wait_s: how long a dataset is fetched and a large file is read.
+        wait_s: seconds that fetching a dataset or reading a large file may take.
 
     Raises UserError: DATASET_INVALID, the file cannot be read as data. DATASET_READING, retryable,
     it is still being fetched or read. PATH_OUTSIDE_ROOTS, it lies in none of `roots`.

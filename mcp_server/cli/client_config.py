@@ -98,7 +98,7 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     variable HONESMITH_HOME, or the default.
     """
     installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
-    # uvx runs us from a folder of this name, and may delete it later.
+    # uvx runs us from a folder of this name, which it may delete later: let uvx start the server.
     if "archive-v0" in Path(sys.executable).parts:
         command: tuple[str, ...] = ("uvx", "honesmith")
     elif installed_script:

@@ -216,7 +216,7 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
     """The JSON objects in the values of `option`, in order.
 
     Each value is an object, a list of objects, or the name of a file that holds one of the two.
-    Raises UserError BAD_ARGUMENT for a value that is none of these.
+    Raises UserError BAD_ARGUMENT for a value that is neither JSON nor a file of JSON.
     """
     objects: list[JsonObject] = []
     for value in values or ():

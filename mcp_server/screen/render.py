@@ -195,8 +195,8 @@ def _print_metrics(
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Return the columns and the rows with the columns in `FOREMOST` moved to the front."""
-    # Columns are put in order by their index, so that the rows can follow.
+    """Return the columns with those in `FOREMOST` moved to the front, and the rows to match."""
+    # The order holds indexes of columns, so that the cells of the rows can follow.
     order: list[int] = []
     for name in FOREMOST:
         order += [index for index, column in enumerate(columns) if column == name]
@@ -279,7 +279,8 @@ def plan(data: Any) -> None:
 
     - its summary, and the checks that fail or warn, failures first.
     - the names of the checks that pass or were skipped.
-    - the settings that the user gave, the number of others, and the probe of the model.
+    - the settings that the user gave, and the number of others.
+    - the probe: how the model did on a few tasks, if the dry run tried it.
     """
     out = console()
     _print_summary(out, data)
@@ -315,8 +316,10 @@ def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) ->
 def _print_user_settings(
     out: Console, settings: Mapping[str, Any], sources: Mapping[str, str]
 ) -> None:
-    """Print the settings that the user gave (their source is "user"), and the number of the others,
-    which were chosen for the user."""
+    """Print the settings that the user gave, and the number of those chosen for the user.
+
+    `sources` says of each setting where its value comes from: "user" if the user gave it.
+    """
     user_settings = [name for name in settings if sources.get(name) == "user"]
     if user_settings:
         text = ", ".join(f"{name} = {compact(settings[name])}" for name in user_settings)
@@ -337,7 +340,7 @@ def whole_plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(object_table(probes))
-    # Only SFT trains on rows, and only a dry run with samples has a probe.
+    # Only SFT trains on rows. A dry run with samples has a probe: how the model did on a few tasks.
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))

@@ -111,10 +111,10 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table with their fields as columns, without columns that are empty in all.
+    """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
-    Objects with a long text are shown one below the other instead. Objects with `name` and `status`
-    are checks, and shown as such.
+    If an object holds a long text, the objects are shown one below the other instead. Objects with
+    `name` and `status` are checks, and shown as such (see `checks`).
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
@@ -126,7 +126,7 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _filled_names(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the fields that have a value in one of these objects, in their first order."""
+    """The names of the fields that have a value in any of these objects, in order of appearance."""
     names = list(dict.fromkeys(name for item in items for name in item))
     return [name for name in names if any(item.get(name) not in (None, "") for item in items)]
 

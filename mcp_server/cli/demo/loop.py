@@ -471,7 +471,8 @@ class _ToolCaller:
     async def _poll(self, step: Step, run_id: str, metric: str) -> Reply:
         """Ask for the status of a run, and show it in `step`, until the run ends.
 
-        Returns the last status. Raises DemoFailed if the tool refused.
+        `metric` is the metric to draw; "" for none. Returns the last status. Raises DemoFailed if
+        the tool refused.
         """
         cursor = ""
         while True:
@@ -487,10 +488,10 @@ class _ToolCaller:
                 return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
-        """Show the progress of a run with the curve of `metric`.
+        """Show the progress of a run, whose status is `reply`, with the curve of `metric`.
 
-        The latest values of `metric` and of the held-out success stand beside it, once there are
-        any.
+        Beside the curve stand the latest values of `metric` and of the held-out success, once there
+        are any.
         """
         logs = await self._call_tool(
             "read_logs",
@@ -542,7 +543,7 @@ def _clean_up(scene: Scene, cancel_reason: str) -> None:
     This calls the engine and not the server, because a Ctrl-C has ended the server too. Errors are
     printed on stderr.
     """
-    runs_to_cancel = scene.runs if cancel_reason else []
+    runs_to_cancel = scene.runs if cancel_reason else []  # after a success all have ended
     for run_id in runs_to_cancel:
         try:
             verbs.cancel_run(scene.home, run_id, cancel_reason)
