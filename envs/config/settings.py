@@ -76,7 +76,7 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parsed(text)
-    _refuse_unknown(data, ("params", "secrets", "limits"), text, "table")
+    _refuse_unknown(data, ("params", "secrets", "limits"), text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -135,7 +135,7 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
     table = data.get("limits", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "limits", "limits is a table: [limits]")
-    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, "limit")
+    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, kind="limit")
     for name, value in table.items():
         if name != "network":
             _check_number(name, value, text)

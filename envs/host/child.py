@@ -196,7 +196,8 @@ def _success(value: Any) -> bool | None:
 def _number(value: Any, message_start: str) -> float:
     """`value` as a float. Raises BadReturn unless it is a number.
 
-    The message is `message_start`, such as "score() returned", and " None; a number is needed".
+    The message begins with `message_start`, such as "score() returned", and goes on with what
+    `value` is, such as " None; a number is needed".
     """
     # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):

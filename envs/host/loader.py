@@ -59,12 +59,14 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     # With an environment.py, it is for that to read the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:  # a dataset takes no params
-        return _guarded(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
+        return _guarded(
+            lambda: DatasetEnv(*files), folder, what="reading the data", code="DATASET_INVALID"
+        )
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
-    env = _guarded(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
+    env = _guarded(lambda: entry(**params), folder, what="load_environment()", code="ENV_IMPORT")
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
         raise _problem_at(entry, folder, message, hint)
@@ -112,14 +114,14 @@ def _called_tasks(env: Env, folder: Path) -> list[Any]:
     the place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
-    returned = _guarded(env.tasks, folder, "tasks()", "ENV_INVALID")
+    returned = _guarded(env.tasks, folder, what="tasks()", code="ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
             source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
     # A generator runs the author's code only now, so this too is guarded by `_guarded`.
-    tasks = _guarded(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
+    tasks = _guarded(lambda: list(returned), folder, what="tasks()", code="ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -222,7 +224,7 @@ def _import(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["environment"] = module  # a dataclass in the file looks its module up there
     loader = spec.loader
-    _guarded(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
+    _guarded(lambda: loader.exec_module(module), folder, what=ENTRY, code="ENV_IMPORT")
     return module
 
 

@@ -161,7 +161,7 @@ class EnvProcess:
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
-                rows = self._call("tasks", {}, seconds)
+                rows = self._call("tasks", body={}, seconds=seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
             return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")

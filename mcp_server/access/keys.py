@@ -90,7 +90,7 @@ class Key:
 
 
 # The caller over stdio and in a shell, who may do everything.
-LOCAL = Key(STDIO, max_deployments=0)
+LOCAL = Key(STDIO, max_deployments=0)  # 0: no limit
 
 
 class Keys:

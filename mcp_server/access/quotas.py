@@ -260,7 +260,9 @@ def _cap_of_estimate(
     hours = max(LEAST_HOURS, estimated_hours)
     hours_left = key.gpu_hours_per_day - used_hours
     if hours > hours_left + ROUNDING:
-        raise _hours_refusal(key, used_hours, hours, "ask for fewer rows, attempts or models")
+        raise _hours_refusal(
+            key, used_hours, hours, suggestion="ask for fewer rows, attempts or models"
+        )
     return min(MARGIN * hours, hours_left)
 
 

@@ -70,8 +70,7 @@ def _outside(path: str, roots: Sequence[Path]) -> UserError:
 
 
 def names_dataset(text: str) -> bool:
-    """Whether `text` can only be a benchmark or the id of a dataset on the hub, as nothing here has
-    that path."""
+    """Whether `text` names a benchmark, or a dataset on the hub, and no file or folder here."""
     from engine.hub import benchmarks, data  # noqa: PLC0415  most commands need nothing of the hub
 
     names_one = benchmarks.names_benchmark(text) or data.parse(text) is not None

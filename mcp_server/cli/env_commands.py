@@ -146,7 +146,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Pushed environments, newest first."""
-    show(verbs.get_status(home_of(home), "envs", limit), as_json)
+    show(verbs.get_status(home_of(home), scope="envs", limit=limit), as_json)
 
 
 @app.command("build")

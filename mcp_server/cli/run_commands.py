@@ -67,7 +67,7 @@ def status(
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    show(verbs.get_status(home_of(home), "runs", limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 
 
 @runs.callback(invoke_without_command=True)

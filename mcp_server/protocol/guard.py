@@ -167,7 +167,7 @@ class GuardedServer(MCPServer[Any]):
         """
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
-        body = cut_to_size(envelope(data, "Done."))
+        body = cut_to_size(envelope(data, default_summary="Done."))
         body["next"] = [call for call in body["next"] if self._may_call(caller, call.get("tool"))]
         return CallToolResult(content=[TextContent(text=compact(body))], structured_content=body)
 

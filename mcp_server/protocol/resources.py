@@ -135,7 +135,7 @@ def _add_machine(add: Add, home: Home) -> None:
         return _resource_text(lambda: read_source(home, env_id))
 
     def hardware() -> str:
-        return _resource_text(lambda: _json_text(verbs.get_status(home, "hardware")))
+        return _resource_text(lambda: _json_text(verbs.get_status(home, scope="hardware")))
 
     def settings() -> str:
         from engine.settings import resolution  # late: the schema of the settings is slow to load

@@ -113,15 +113,15 @@ def _run_scene(scene: Scene, console: Console) -> bool:
     try:
         asyncio.run(_run_with_client(scene, console))
     except KeyboardInterrupt:
-        _clean_up(scene, "the demo was interrupted")
+        _clean_up(scene, cancel_reason="the demo was interrupted")
         console.print("Stopped; the demo's runs are cancelled.")
         return False
     except DemoFailed as error:
-        _clean_up(scene, "the demo failed")
+        _clean_up(scene, cancel_reason="the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
         scene.facts["error"] = str(error)
     except BaseException:  # a bug, or an exit: no run or deployment may stay behind
-        _clean_up(scene, "the demo ended early")
+        _clean_up(scene, cancel_reason="the demo ended early")
         raise
     else:
         _clean_up(scene, cancel_reason="")
@@ -551,6 +551,6 @@ def _clean_up(scene: Scene, cancel_reason: str) -> None:
             sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
     for model in scene.served:
         try:
-            verbs.deploy(scene.home, model, "stop")
+            verbs.deploy(scene.home, model, action="stop")
         except UserError as error:
             sys.stderr.write(f"{model}: {clean(error.message)}\n")
