@@ -67,7 +67,7 @@ class ToolCall:
         `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
         `invalid`. Raises ValueError if the function has no name.
         """
-        function = data.get("function", data)
+        function = data.get("function", data)  # in the short form `data` itself has the name
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
         name, call_id = function["name"], str(data.get("id") or "")

@@ -351,7 +351,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
                 data.bad.append(BadRow(place.line, missing))
                 return
             place.move_to(place.position + 1)
-    if text[place.position + 1 :].strip():
+    if text[place.position + 1 :].strip():  # behind the closing bracket
         data.bad.append(BadRow(place.line, "there is text after the list"))
 
 

@@ -266,9 +266,9 @@ def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "wor
         raise ValueError(f"0 <= at_least <= at_most, 1 <= at_most; got {at_least} and {at_most}")
     size = len(completion.split()) if unit == "words" else len(completion)
     if size > at_most:
-        return max(0.0, 2.0 - size / at_most)
+        return max(0.0, 2.0 - size / at_most)  # 1 at `at_most`, 0 at twice that
     if size < at_least:
-        return max(0.0, 2.0 * size / at_least - 1.0)
+        return max(0.0, 2.0 * size / at_least - 1.0)  # 1 at `at_least`, 0 at half of that
     return 1.0
 
 

@@ -45,7 +45,7 @@ RESERVED = ("id", "split", "system", "metadata", "tools")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 SHAREGPT |= {"chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool", "observation": "tool"}
-_FUNCTION_CALL = "function_call"
+_FUNCTION_CALL = "function_call"  # a speaker in ShareGPT, and a key in OpenAI's old form
 
 
 def shape_of(row: JsonObject) -> str:

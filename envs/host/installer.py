@@ -177,7 +177,7 @@ def _pip(order: InstallOrder) -> int:
     try:
         if runner.is_file():
             runpy.run_path(str(runner), run_name="__main__")
-        else:  # a wheel
+        else:  # `order.pip` is a wheel
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:

@@ -343,8 +343,8 @@ class Pipe:
         """
         poller = select.poll()
         poller.register(fd, event)
-        remaining = limit.deadline - time.monotonic()
-        if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
+        remaining_s = limit.deadline - time.monotonic()
+        if remaining_s <= 0 or not poller.poll(math.ceil(remaining_s * 1000)):  # milliseconds
             message = f"{limit.doing} did not answer within {limit.seconds:g} s"
             raise Fault(message, timed_out=True)
 
@@ -465,7 +465,7 @@ def _clean_environment(python: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "2",
+        "MALLOC_ARENA_MAX": "2",  # each arena takes address space, which is limited
     }
     for name in ("LD_LIBRARY_PATH", "SSL_CERT_FILE", "TZ"):
         if name in os.environ:

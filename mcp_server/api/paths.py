@@ -50,7 +50,7 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     else:
         in_roots = [root / user_path for root in roots]
         existing = [option for option in (user_path, *in_roots) if exists(option)]
-        candidates = existing + in_roots  # where none exists inside a root, the first root
+        candidates = existing + in_roots  # if no existing one lies in a root: in the first root
     for candidate in candidates:
         resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):

@@ -139,7 +139,7 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
         try:
             replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
-            if len(run_ids) == 1:
+            if len(run_ids) == 1:  # nothing else was deleted that a reply could tell of
                 raise
             failures.append(f"{run_id} was not deleted: {error}")
     return replies, failures
