@@ -112,14 +112,18 @@ class EnvProcess:
 
     @property
     def isolation(self) -> str:
-        """The isolation in words, its level first; starts the process. Raises EnvProblem."""
+        """The isolation in words, its level first; starts the process if it does not run.
+
+        Raises EnvProblem if it cannot be started.
+        """
         return str(self.confinement)
 
     @property
     def level(self) -> str:
         """How well user code is isolated: `full`, `no-namespaces` or `limits`.
 
-        A self-test inside the process finds it, so this starts the process. Raises EnvProblem.
+        A self-test inside the process finds it, so this starts the process if it does not run.
+        Raises EnvProblem if it cannot be started.
         """
         return self.confinement.level
 
@@ -179,7 +183,10 @@ class EnvProcess:
         return [self.score(task, completion) for task, completion in pairs]
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
-        """Begin an episode of `task` in a multi-turn environment. Raises EpisodeFailed."""
+        """Begin an episode of `task` in a multi-turn environment.
+
+        Raises EpisodeFailed if the environment or its process fails.
+        """
         return Episode(self, task, next(self._episode_numbers))
 
     def close(self) -> None:

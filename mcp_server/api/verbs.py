@@ -463,7 +463,10 @@ def inspect_data(
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install the packages in an environment's requirements.txt. Raises UserError ENV_DEPS."""
+    """Install the packages in an environment's requirements.txt.
+
+    Raises UserError ENV_DEPS if one of them cannot be installed.
+    """
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
@@ -510,7 +513,10 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Delete a run's large files. Raises UserError RUN_STATE."""
+    """Delete a run's large files. Raises UserError RUN_STATE if the run has not ended.
+
+    `deletable_runs` checks before whether something else needs the run.
+    """
     from engine.runs import deletion
 
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")

@@ -265,7 +265,7 @@ async def _push(caller: "_ToolCaller", folder: Path) -> str:
 
 
 def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
-    """What became of the skills that the model had before a run; "" where they were not asked."""
+    """What became of the skills that the model had before a run; "" if it did not test them."""
     skills = kept_skills(scene.home.run(training.run_id))
     return skills.summary if skills else ""
 
