@@ -67,7 +67,7 @@ class ToolCall:
         `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
         `invalid`. Raises ValueError if the function has no name.
         """
-        function = data.get("function", data)
+        function = data.get("function", data)  # in the short form `data` itself has the name
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
         name, call_id = function["name"], str(data.get("id") or "")
@@ -234,7 +234,7 @@ class Task:
                 answers.append(
                     _as_messages(_conversation(self.metadata.get(key), key), "assistant")
                 )
-            except ValueError:  # the author's own metadata of that name
+            except ValueError:  # no answer, but other metadata of the author under that name
                 return None
         chosen, rejected = answers
         return (chosen, rejected) if chosen and rejected else None
@@ -362,7 +362,7 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
 
 def _checked_id(task_id: Any) -> str:
     """A task's id as text. Raises ValueError if it is neither text nor a whole number."""
-    # A bool is an int in Python, so it is refused by itself.
+    # A bool is an int in Python, so it has to be refused separately.
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
     return _check_encodable(str(task_id), "a task's id")

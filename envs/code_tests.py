@@ -23,7 +23,8 @@ from envs.isolation import packages, sandbox
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 OUTPUT_BYTES = 1 << 20  # of one program; also the largest file it may write
-KEEPER_SECONDS = 0.5  # the keeper ends the code this much later than we do, should we be gone
+# The runner's own keeper process ends the code so much later than we do, in case we are gone.
+KEEPER_SECONDS = 0.5
 
 # Two processes: the first keeps time and ends the second, which shuts itself into a box of its own
 # and runs the code; `calls` are evaluated there and what they give is written as JSON.
@@ -91,13 +92,13 @@ def code(
 
 
 def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
-    """Whether the code passes a test of its output; `run` runs the code, as `_run` does."""
+    """Whether a test {"stdin", "stdout"} passes; `run` is `_run` with the code given."""
     printed = run(calls=None, stdin=str(test["stdin"]))
     return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
 
 
 def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
-    """How many of these tests by a call pass; `run` runs the code, as `_run` does."""
+    """How many tests of the form {"call", "expect"} pass; `run` is `_run` with the code given."""
     output = run([str(test["call"]) for test in tests], stdin="")
     # One line per call; there are fewer where the code was stopped.
     return sum(
@@ -117,7 +118,7 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
 
     Args:
         source: the code.
-        calls: expressions to evaluate after the code has run. None to run it as a program.
+        calls: expressions to evaluate after the code has run; None: run the code as a program.
         stdin: what the program reads from standard input.
         timeout_s: seconds until the process is killed.
         memory_mb: address space in MB.
@@ -140,7 +141,7 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
             has_finished = _wait_and_kill(process, timeout_s)
             out.seek(0)
             printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
-        # Calls that returned in time count; the output of a killed program does not.
+        # Calls that returned before the kill count; the output of a killed program does not.
         if calls is None and not has_finished:
             return ""
         return printed
@@ -162,7 +163,7 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_CORE": 0,
         },
-        "seconds": timeout_s + KEEPER_SECONDS,
+        "seconds": timeout_s + KEEPER_SECONDS,  # until the keeper ends the code
         "readable": readable,
         "writable": writable,
         "envs": str(Path(__file__).resolve().parent),

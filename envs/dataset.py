@@ -69,7 +69,7 @@ class DatasetEnv(SingleTurnEnv):
         Without a scorer every row must have an answer. If all rows name the same tools, these are
         the environment's tools.
         """
-        # A class that defines tasks() may add the answers there, so its rows need none.
+        # A subclass that defines tasks() may add the answers there, so its rows need none.
         needs_answer = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
         self._tasks = read_tasks(*files, require_answer=needs_answer)
         tools_by_task = [task.metadata.get("tools") for task in self._tasks]
@@ -99,8 +99,8 @@ def data_files(folder: Path) -> list[Path]:
 def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     """Read every row of `files` as a task.
 
-    With `require_answer` each row must have an answer, because SFT is to learn from it. Ids must be
-    unique over all files.
+    With `require_answer` each row must have an answer, for SFT to learn from. Ids must be unique
+    over all files.
 
     Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
     to 20 bad lines of all files together, by line number.
@@ -135,7 +135,7 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
     """Read a data file as `read_rows` does; a file without rows counts as unusable.
 
-    An unusable file comes with its problem, and as if it had one bad line, which says the same.
+    For an unusable file it returns the problem too, and data with one bad line that says the same.
     """
     try:
         data = read_rows(path)
@@ -149,12 +149,13 @@ def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
 def _tasks_of_file(
     data: DataFile, split: str | None, place_of_id: dict[str, str], require_answer: bool
 ) -> list[Task]:
-    """The rows of a file as tasks; a row that is no task is added to the bad lines of the file.
+    """The rows of a file as tasks; a row that is no task is added to `data.bad`.
 
     Args:
-        split: which split the rows belong to; None where the file does not say it.
+        data: the file that was read.
+        split: the split of rows that name none; None to leave it open.
         place_of_id: for each id that was used before, the place of its row, such as
-            "train.jsonl:12"; the new ones are added.
+            "train.jsonl:12"; the ids of this file are added.
         require_answer: whether each row must have an answer.
     """
     tasks: list[Task] = []
@@ -206,9 +207,9 @@ def read_rows(path: Path) -> DataFile:
 
 
 def _reader_of(path: Path) -> Callable[[DataFile], None]:
-    """The function that reads a file of this format, by the file's suffix.
+    """The function that reads files of the format that the suffix of `path` says.
 
-    Raises EnvProblem DATASET_INVALID for an unknown one.
+    Raises EnvProblem DATASET_INVALID for an unknown suffix.
     """
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
@@ -227,10 +228,10 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """The split that the names of the files of one dataset say, in order.
+    """For each file of a dataset the split that its name says (see `split_of`), or None.
 
-    A name says "train" only if another one says "heldout": a training file alone is a dataset like
-    any other, of which a push holds some rows out.
+    "train" counts only if another file is "heldout": a training file alone is a dataset like any
+    other, of which a push holds some rows out.
     """
     splits = [split_of(path) for path in files]
     return splits if "heldout" in splits else [None] * len(splits)
@@ -333,7 +334,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     place = _Place(text)
-    place.move_to(position)
+    place.move_to(position)  # every `move_to` also skips the white space that follows
     is_end = place.is_before("]")
     while not is_end:
         try:
@@ -350,7 +351,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
                 data.bad.append(BadRow(place.line, missing))
                 return
             place.move_to(place.position + 1)
-    if text[place.position + 1 :].strip():
+    if text[place.position + 1 :].strip():  # behind the closing bracket
         data.bad.append(BadRow(place.line, "there is text after the list"))
 
 
@@ -370,7 +371,7 @@ class _Place:
         self.line = 1
 
     def move_to(self, position: int) -> None:
-        """Move on to `position`, and from there behind the white space that begins there."""
+        """Move on to `position`, and then behind any white space there."""
         while position < len(self._text) and self._text[position] in " \t\r\n":
             position += 1
         self.line += self._text.count("\n", self.position, position)
@@ -392,11 +393,11 @@ def _read_csv(data: DataFile) -> None:
     except UnicodeDecodeError as error:
         line = data.path.read_bytes()[: error.start].count(b"\n") + 1
         raise _unusable_file(data.path, f"line {line} is not UTF-8") from error
-    previous = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
+    previous_limit = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
     try:
         _add_csv_rows(data, text)
     finally:
-        csv.field_size_limit(previous)
+        csv.field_size_limit(previous_limit)
 
 
 def _add_csv_rows(data: DataFile, text: str) -> None:
@@ -413,7 +414,7 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row; a syntax error is added to `data.bad` and ends it."""
+    """Yields (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1  # a row may span lines; this is its first
@@ -431,8 +432,8 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     """Make a row of the cells of one line: column -> text, or a parsed value.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin like it. Empty cells are left out, unless the row has no known shape without them: an
-    empty prompt then gets its own error. Raises ValueError for a wrong number of cells or bad JSON.
+    begin with [ or {. Empty cells are left out, unless the row has no known shape without them: an
+    error can then name the empty prompt. Raises ValueError for a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -461,7 +462,7 @@ def _read_parquet(data: DataFile) -> None:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(data.path) as file:
-            for batch in file.iter_batches(PARQUET_ROWS):  # the table as a whole takes far more
+            for batch in file.iter_batches(PARQUET_ROWS):  # a whole table takes far more memory
                 for row in batch.to_pylist():
                     number += 1
                     # Through JSON and back: values that JSON cannot hold make a bad row.
@@ -541,7 +542,7 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others; its place is that of the first.
+    lists as many as fit into a reply and counts the others; its file and line are the first one's.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

@@ -96,7 +96,11 @@ class Rubric:
         return self._final_score(values)
 
     def _final_score(self, values: dict[str, float]) -> Score:
-        """The score of an answer; `values` maps the ids of the decided criteria to their values."""
+        """The score of an answer; `values` maps the ids of the decided criteria to their values.
+
+        With required criteria the answer is a success if all are met, and otherwise earns 0.
+        Without any it is a success from the reward `pass_at` on.
+        """
         decided = [c for c in self.criteria if c.id in values]
         if not decided:
             return Score(reward=0.0, success=False, error="the rubric needs a judge and has none")
@@ -181,12 +185,12 @@ class Judge:
             except urllib.error.HTTPError as error:
                 if error.code not in RETRY_STATUS or attempt == self.retries:
                     raise JudgeError(f"{self.url} answered {error.code}") from error
-            # OSError: no connection; ValueError: no JSON; the others: not the form of a chat reply.
+            # OSError: no connection; ValueError: no JSON; the others: JSON, but no chat reply.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 if attempt == self.retries:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
-        raise JudgeError("not asked")  # reached only if `retries` is negative
+        raise JudgeError("not asked")  # reached only if a caller made `retries` negative
 
     def _reply_to(self, request: urllib.request.Request) -> str:
         """Send a request once and return the text of the model's reply.

@@ -127,7 +127,7 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
         return 0.0
     if tolerance <= 0:
         return float(actual == target)
-    # The least size keeps a relative tolerance around 0 from being none at all.
+    # A share of an expected 0 would be 0, so a number close to 0 counts as this large.
     least_size = Fraction(1, 10**9)
     return float(abs(actual - target) <= Fraction(tolerance) * max(abs(target), least_size))
 
@@ -138,17 +138,17 @@ def parse_number(text: str) -> Fraction | None:
     Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
     by 0, or has more than 60 characters.
     """
-    without_stop = text.strip().rstrip(".").strip()  # of the sentence
-    unsigned = without_stop.strip("$€£% ").strip()
-    if len(unsigned) > LONGEST_NUMBER:
+    without_stop = text.strip().rstrip(".").strip()  # the full stop of a sentence
+    without_unit = without_stop.strip("$€£% ").strip()
+    if len(without_unit) > LONGEST_NUMBER:
         return None
-    fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", unsigned)
+    fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", without_unit)
     if fraction:
         numerator, denominator = int(fraction[1]), int(fraction[2])
         return Fraction(numerator, denominator) if denominator else None
-    if not NUMBER.fullmatch(unsigned):
+    if not NUMBER.fullmatch(without_unit):
         return None
-    return Fraction(unsigned.replace(",", ""))
+    return Fraction(without_unit.replace(",", ""))
 
 
 def last_number(text: str) -> int | float | None:
@@ -172,10 +172,11 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     """
     answer = final_answer(completion).strip()
     letters = re.escape("".join(options))
+    # One of the letters alone, perhaps in brackets or with a mark behind it.
     lone_letter = re.fullmatch(rf"[(\[]?([{letters}])[)\].:]?", answer, re.IGNORECASE)
     if lone_letter:
         return float(lone_letter.group(1).casefold() == expected.casefold())
-    if not isinstance(options, Mapping):
+    if not isinstance(options, Mapping):  # the texts of the options are not known
         return 0.0
     return float(_is_option(answer, expected, str(options[expected])))
 
@@ -185,6 +186,7 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 
     Case, white space and a full stop at the end do not matter.
     """
+    # Folded like the two texts below; the signs of the pattern are the same when folded.
     letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
     option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
@@ -264,9 +266,9 @@ def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "wor
         raise ValueError(f"0 <= at_least <= at_most, 1 <= at_most; got {at_least} and {at_most}")
     size = len(completion.split()) if unit == "words" else len(completion)
     if size > at_most:
-        return max(0.0, 2.0 - size / at_most)
+        return max(0.0, 2.0 - size / at_most)  # 1 at `at_most`, 0 at twice that
     if size < at_least:
-        return max(0.0, 2.0 * size / at_least - 1.0)
+        return max(0.0, 2.0 * size / at_least - 1.0)  # 1 at `at_least`, 0 at half of that
     return 1.0
 
 

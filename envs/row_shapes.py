@@ -45,7 +45,7 @@ RESERVED = ("id", "split", "system", "metadata", "tools")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 SHAREGPT |= {"chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool", "observation": "tool"}
-_FUNCTION_CALL = "function_call"
+_FUNCTION_CALL = "function_call"  # a speaker in ShareGPT, and a key in OpenAI's old form
 
 
 def shape_of(row: JsonObject) -> str:
@@ -104,35 +104,35 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     """Make a task of one row.
 
     Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
-    them. `default_id` and `split` apply if the row has no id or split; a `split` of None leaves it
-    open.
+    them. `default_id` and `split` are for a row that has no id or no split; with a `split` of None
+    the task of such a row belongs to no split yet.
 
     Raises ValueError saying what is wrong with the row.
     """
     shape = shape_of(row)
     _refuse_by_name(row, shape)
     if shape in (PREFERENCE, PREFERENCE_CHATS, PREFERENCE_OPENAI):
-        prompt, pair, used = _preference(row, shape)
+        prompt, pair, used_keys = _preference(row, shape)
         answer = None
     else:
-        prompt, answer, used = _prompt_and_answer(row, shape)
-        pair = _pair_beside_answer(row)
+        prompt, answer, used_keys = _prompt_and_answer(row, shape)
+        pair = _pair_beside_answer(row)  # a preference in a row that also has an answer
     metadata = _metadata(row)
-    unused = _unused_values(row, shape, used)
+    unused = _unused_values(row, shape, used_keys)
     task_split = row.get("split") if _has_value(row.get("split")) else split
     return Task(_task_id(row, default_id), prompt, answer, task_split, unused | metadata | pair)
 
 
-def _unused_values(row: JsonObject, shape: str, used: set[str]) -> JsonObject:
+def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
     """What of a row becomes metadata: the keys that nothing else uses, and its tools.
 
     Args:
-        shape: that of `shape_of`.
-        used: the keys that hold the prompt and the answer.
+        shape: the name that `shape_of` gives.
+        used_keys: the keys that hold the prompt and the answer.
 
     Raises ValueError if the tools are no list of objects.
     """
-    unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
+    unused = {key: row[key] for key in row if key not in used_keys and key not in RESERVED}
     tools = _tools_value(row, shape)
     if tools:
         # LLaMA-Factory's ShareGPT rows hold the tools as JSON text.
@@ -167,7 +167,7 @@ def _task_id(row: JsonObject, default_id: str) -> str:
 
 
 def _refuse_by_name(row: JsonObject, shape: str) -> None:
-    """Raises ValueError for a row that is known but not trained on, saying which it is.
+    """Raises ValueError for a row of a kind that is known, but that nothing here can train on.
 
     `shape` names the keys of its prompt and answer, as `shape_of` does, such as
     "prompt/completion"; it is "" for a row in which none were found.
@@ -194,29 +194,31 @@ def _plain_text_message(text: str) -> str:
 
 
 def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
-    """Read a preference row.
+    """Read a preference row: a prompt and two answers to it, one better than the other.
 
-    Returns its prompt (a string or messages), {"chosen": messages, "rejected": messages} as plain
-    dicts, and the row's keys that hold them. Where the answers repeat the prompt it is taken off.
+    Returns the prompt (a string or messages), the answers as {"chosen": messages, "rejected":
+    messages} in plain dicts, and the row's keys that hold prompt and answers. A prompt that the
+    answers repeat is taken off them.
 
-    Raises ValueError if an answer is not from the assistant, if both are equal, or if two chats
-    have no common beginning.
+    Raises ValueError if an answer is not from the assistant, if both are equal, or if the row has
+    no prompt of its own and its two chats have no common beginning.
     """
-    keys = (CHOSEN, REJECTED)
+    answer_keys = (CHOSEN, REJECTED)
     if shape == PREFERENCE_OPENAI:
-        keys = ("preferred_output", "non_preferred_output")
-    prompt, used = _preference_prompt(row, shape)
-    answers = [_reply(row[key], key) for key in keys]
+        answer_keys = ("preferred_output", "non_preferred_output")
+    prompt, prompt_keys = _preference_prompt(row, shape)
+    answers = [_reply(row[key], key) for key in answer_keys]
+    # Without a prompt of its own the row holds two whole chats, which begin with the prompt.
     if prompt is None:
         prompt = _common_start(answers[0], answers[1])
     prompt_messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
     chosen, rejected = (
         _after_prompt(answer, prompt_messages, key)
-        for key, answer in zip(keys, answers, strict=True)
+        for key, answer in zip(answer_keys, answers, strict=True)
     )
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same answer")
-    return prompt, {CHOSEN: chosen, REJECTED: rejected}, used | {*keys}
+    return prompt, {CHOSEN: chosen, REJECTED: rejected}, prompt_keys | {*answer_keys}
 
 
 def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
@@ -234,9 +236,10 @@ def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> lis
 def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
     """The prompt of a preference row (a string or messages) and the row's keys that hold it.
 
-    The prompt is None where only the answers hold it, at their beginning. Raises ValueError if it
-    cannot be read.
+    (None, no keys) if the row has no key for the prompt: then both answers begin with it. Raises
+    ValueError if the prompt cannot be read.
     """
+    # A row of OpenAI: its prompt is the chat in row["input"]["messages"].
     if shape == PREFERENCE_OPENAI:
         if not isinstance(row.get("input"), dict):
             raise ValueError("input is an object with messages beside preferred_output")
@@ -246,14 +249,14 @@ def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
         return None, set()
     if prompt_key in CHATS:
         return _messages(row[prompt_key], prompt_key), {prompt_key}
-    return _prompt_of(row, prompt_key, {prompt_key})
+    return _prompt_of(row, prompt_key)
 
 
 def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Message]:
     """Take the prompt off the beginning of an answer that repeats it.
 
-    The repeated prompt may lack its system message. An answer that does not begin with the prompt,
-    or holds nothing else, is returned as it is.
+    The answer may repeat it without the system message. An answer that does not begin with the
+    prompt, or holds nothing else, is returned as it is.
     """
     without_system = [message for message in prompt if message.role != "system"]
     for start in (prompt, without_system):  # UltraFeedback repeats the prompt in each answer
@@ -289,9 +292,10 @@ def _reply(value: Any, key: str) -> list[Message]:
 
 
 def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """The messages that both chats begin with, up to their last one that is not the assistant's.
+    """The prompt of two chats: the messages that both begin with.
 
-    Raises ValueError if there is none: then the prompt is missing.
+    Messages of the assistant at the end of this common part belong to the answers and are left out.
+    Raises ValueError if nothing remains: then the prompt is missing.
     """
     count = 0  # of messages in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
@@ -317,7 +321,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
 
     Returns:
         The prompt (a string or messages), the answer (the same; None if the row has none), and the
-        row's keys that hold the two, which therefore do not become metadata.
+        row's keys that hold the two; these keys do not become metadata.
 
     Raises ValueError if there is no prompt, or it is neither text nor a chat.
     """
@@ -327,10 +331,10 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
         prompt, answer = _chat(row[shape])
         return _with_system(prompt, row.get("system")), answer, {shape}
     prompt_key, _, answer_key = shape.partition("/")
-    # `answer_key` is "" for a prompt alone, which harms nothing.
-    prompt, used = _prompt_of(row, prompt_key, {prompt_key, answer_key})
+    prompt, prompt_keys = _prompt_of(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
-    return prompt, answer, used
+    # `answer_key` is "" for a prompt alone: as one more key it harms nothing.
+    return prompt, answer, prompt_keys | {answer_key}
 
 
 def _with_system(prompt: list[Message], system: Any) -> list[Message]:
@@ -349,20 +353,21 @@ def _no_prompt_message(row: JsonObject) -> str:
     return f"no prompt found among its keys ({keys})"
 
 
-def _prompt_of(row: JsonObject, prompt_key: str, used: set[str]) -> tuple[Any, set[str]]:
-    """The prompt under `prompt_key` and the keys used with it.
+def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
+    """The prompt that the row holds under `prompt_key` (text or messages), and the keys it takes.
 
-    A `system` text becomes its first message. An `input` beside an `instruction` is appended to it
-    as a paragraph.
+    A `system` text of the row becomes the first message. An `input` beside an `instruction` is
+    appended to the instruction as a paragraph.
     """
+    prompt_keys = {prompt_key}
     prompt = _text_or_chat(row[prompt_key], prompt_key)
     if prompt_key == "instruction" and _has_value(row.get("input")):
         prompt = f"{prompt}\n\n{row['input']}"
-        used = used | {"input"}
+        prompt_keys.add("input")
     if _has_value(row.get("system")):
         messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
         prompt = [Message("system", str(row["system"])), *messages]
-    return prompt, used
+    return prompt, prompt_keys
 
 
 def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:

@@ -76,7 +76,7 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parsed(text)
-    _refuse_unknown(data, ("params", "secrets", "limits"), text, "table")
+    _refuse_unknown(data, ("params", "secrets", "limits"), text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -135,7 +135,7 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
     table = data.get("limits", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "limits", "limits is a table: [limits]")
-    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, "limit")
+    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, kind="limit")
     for name, value in table.items():
         if name != "network":
             _check_number(name, value, text)
@@ -153,7 +153,7 @@ def _check_number(name: str, value: Any, text: str) -> None:
     low, high = BOUNDS[name]
     is_integer = isinstance(getattr(Limits(), name), int)
     accepted_types = int if is_integer else int | float
-    # A bool is an int in Python, so it is refused by itself.
+    # A bool is an int in Python, so it has to be refused separately.
     is_number = isinstance(value, accepted_types) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         expected = "a whole number" if is_integer else "a number"
@@ -170,7 +170,9 @@ def _refuse_unknown(
     The message suggests an allowed name that is similar.
 
     Args:
-        text: the whole file, to find the line.
+        table: the whole file or one of its tables, as a dict.
+        allowed: the names that may stand in it.
+        text: the whole file, to find the line of an error.
         kind: what the names are, for the message: "table" or "limit".
     """
     for name in table:

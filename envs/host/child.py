@@ -62,7 +62,7 @@ class _Host:
         self.folder = folder
         self.send_reply = send_reply
         self.pid = os.getpid()  # to tell this process from forks that user code makes
-        # By number of the episode: its task, and the state that env.start returned.
+        # For each open episode, by its number: the task, and the state that env.start returned.
         self.episodes: dict[int, tuple[Task, Any]] = {}
         self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,
@@ -196,7 +196,8 @@ def _success(value: Any) -> bool | None:
 def _number(value: Any, message_start: str) -> float:
     """`value` as a float. Raises BadReturn unless it is a number.
 
-    The message is `message_start`, such as "score() returned", and " None; a number is needed".
+    The message begins with `message_start`, such as "score() returned", and goes on with what
+    `value` is, such as " None; a number is needed".
     """
     # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):

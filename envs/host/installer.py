@@ -65,16 +65,16 @@ def serve(replies: int, order: InstallOrder) -> None:
 def install(order: InstallOrder) -> None:
     """Build the virtual environment `order.target` with pip.
 
-    Raises EnvProblem ENV_DEPS when pip fails, a source distribution would have to be built without
-    consent, or a package is of a kind that is refused (see `refuse_unusable`).
+    Raises EnvProblem ENV_DEPS if pip fails, if a source distribution would have to be built without
+    the owner's consent, or if a package came from a direct address or needs a path file.
     """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
     folders = _enter_venv(target)
     temporary = target / ".tmp"
     temporary.mkdir()
-    os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
-    refused_commands: list[str] = []
+    os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)  # no settings of the user
+    refused_commands: list[str] = []  # programs that pip tries to start and must not
     if not order.source_builds:
         _start_no_program(refused_commands)
     status = _pip(order)
@@ -110,15 +110,16 @@ def refuse_unusable(folders: list[Path]) -> None:
     of them.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
-    direct = sorted(
+    from_address = sorted(
         path.parent.name.removesuffix(".dist-info").replace("-", " ")
         for folder in folders
         for path in folder.glob("*.dist-info/direct_url.json")
     )
-    if direct:
+    if from_address:
         raise EnvProblem(
             "ENV_DEPS",
-            f"a requirement names an address in place of an index: {', '.join(direct[:_SHOWN])}",
+            "a requirement names an address in place of an index: "
+            f"{', '.join(from_address[:_SHOWN])}",
             hint="Name packages by name and version, and leave out those that ask for addresses.",
         )
     needed_files = path_files(map(str, folders))
@@ -176,7 +177,7 @@ def _pip(order: InstallOrder) -> int:
     try:
         if runner.is_file():
             runpy.run_path(str(runner), run_name="__main__")
-        else:  # a wheel
+        else:  # `order.pip` is a wheel
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:

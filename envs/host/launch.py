@@ -59,4 +59,4 @@ class Launch:
             "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
             "install": InstallOrder(**fields["install"]) if fields["install"] else None,
         }
-        return Launch(**(fields | records))
+        return Launch(**(fields | records))  # the other fields are plain values

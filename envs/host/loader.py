@@ -56,14 +56,17 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
             DATASET_INVALID: a data file or a row in it cannot be read.
     """
     folder = Path(folder)
+    # With an environment.py, it is for that to read the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:  # a dataset takes no params
-        return _guarded(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
+        return _guarded(
+            lambda: DatasetEnv(*files), folder, what="reading the data", code="DATASET_INVALID"
+        )
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
-    env = _guarded(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
+    env = _guarded(lambda: entry(**params), folder, what="load_environment()", code="ENV_IMPORT")
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
         raise _problem_at(entry, folder, message, hint)
@@ -110,15 +113,15 @@ def _called_tasks(env: Env, folder: Path) -> list[Any]:
     Raises EnvProblem ENV_INVALID if it raises or returns anything else; `folder` is used to give
     the place in the code.
     """
-    source = type(env).tasks
-    returned = _guarded(env.tasks, folder, "tasks()", "ENV_INVALID")
+    source = type(env).tasks  # errors name the line of this function
+    returned = _guarded(env.tasks, folder, what="tasks()", code="ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
             source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
     # A generator runs the author's code only now, so this too is guarded by `_guarded`.
-    tasks = _guarded(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
+    tasks = _guarded(lambda: list(returned), folder, what="tasks()", code="ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -130,9 +133,9 @@ def _called_tasks(env: Env, folder: Path) -> list[Any]:
 
 
 def check_tools(tools: Any) -> None:
-    """Refuse `tools` unless it is a list of OpenAI function schemas that can be stored as JSON.
+    """Check that `tools` is a list of OpenAI function schemas that can be stored as JSON.
 
-    Raises EnvProblem ENV_INVALID, also if all schemas together exceed MAX_TOOLS_BYTES.
+    Raises EnvProblem ENV_INVALID if it is not, or if all schemas together exceed MAX_TOOLS_BYTES.
     """
     size = 0  # bytes of the schemas so far, as JSON
     # A text or a dict can be iterated too, but is no list of schemas.
@@ -219,9 +222,9 @@ def _import(folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("environment", path)
     assert spec is not None and spec.loader is not None  # a .py path always has a loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["environment"] = module  # dataclasses look their module up there
+    sys.modules["environment"] = module  # a dataclass in the file looks its module up there
     loader = spec.loader
-    _guarded(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
+    _guarded(lambda: loader.exec_module(module), folder, what=ENTRY, code="ENV_IMPORT")
     return module
 
 
@@ -305,26 +308,26 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
     line of the class or the method.
     """
     method = _defined_method(env, name, folder)
-    function = getattr(type(env), name, None)
+    definition = getattr(type(env), name, None)  # unbound, to find its line for an error
     if inspect.iscoroutinefunction(method):
-        raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
+        raise _problem_at(definition, folder, f"{name}() is async", "Define it with plain def.")
     signature = inspect.signature(method)
     if not _takes(signature, arguments):
         message = f"{name}{signature} does not take ({', '.join(arguments)})"
         hint = f"Define {name}({', '.join(('self', *arguments))})."
-        raise _problem_at(function, folder, message, hint)
+        raise _problem_at(definition, folder, message, hint)
 
 
 def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
     """The method `name` of an environment.
 
-    Raises EnvProblem ENV_INVALID, with the line of the class, unless it is defined there and can be
-    called.
+    Raises EnvProblem ENV_INVALID, with the line of the author's class, unless that class defines it
+    and it can be called.
     """
     class_name = type(env).__name__
     method = getattr(env, name, None)
-    # These only raise NotImplementedError. `score` is not among them: without a score of its own
-    # the environment is an SFT dataset, which needs none.
+    # The methods of the base classes only raise NotImplementedError. `score` is not among these:
+    # without a score of its own the environment is an SFT dataset, which needs none.
     if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
         message = f"{class_name} does not define {name}()"
         raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")

@@ -101,7 +101,10 @@ class Pipe:
         install: InstallOrder | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Start the parent. Raises EnvProblem ENV_IMPORT when the interpreter does not start."""
+        """Start the parent process; the arguments are those of the class.
+
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start.
+        """
         _remove_stale_folders(tempfile.gettempdir())
         self.private_folder = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
@@ -111,6 +114,7 @@ class Pipe:
         # Of each pipe one end stays here, the other goes to the env process.
         child_requests, self.requests = os.pipe()
         self.replies, child_replies = os.pipe()
+        # Nothing is ever written to the lifeline: when our end closes, the parent ends all.
         child_lifeline, self.lifeline = os.pipe()
         launch = Launch(
             source=str(source),
@@ -123,11 +127,12 @@ class Pipe:
             reach=reach or Reach(),
             log=str(log.absolute()) if log else "",
             log_cap=LOG_BYTES,
-            secrets=tuple(secrets),
+            secrets=tuple(secrets),  # the names alone; `variables` holds the values
             install=install,
         )
         variables = _variables(packages, secrets, install)
         self.parent = self._start(launch, child_lifeline, variables)
+        # `_wait` waits for a pipe instead, until a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
@@ -247,10 +252,11 @@ class Pipe:
             os.close(lifeline)
 
     def close(self) -> None:
-        """End the parent with all its descendants and remove the private folder.
+        """End the process at the other end and everything it started; remove the private folder.
 
-        When the lifeline closes, the parent kills its descendants and exits. If it has not exited
-        after CLOSE_SECONDS, its whole process group is killed.
+        That process is `parent`, which has started the sandboxed ones. When the lifeline closes, it
+        kills them and exits. If it has not exited after CLOSE_SECONDS, its whole process group is
+        killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):
@@ -337,17 +343,17 @@ class Pipe:
         """
         poller = select.poll()
         poller.register(fd, event)
-        remaining = limit.deadline - time.monotonic()
-        if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
+        remaining_s = limit.deadline - time.monotonic()
+        if remaining_s <= 0 or not poller.poll(math.ceil(remaining_s * 1000)):  # milliseconds
             message = f"{limit.doing} did not answer within {limit.seconds:g} s"
             raise Fault(message, timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
-        """The message that the parent process itself is gone.
+        """The message of the error for a parent process that ended without a last message.
 
-        It ends with the last line of the parent's standard error, where a broken interpreter says
-        what is wrong, or with its exit status if it printed nothing. For example "the env process
-        was lost during score() (exit status -9)".
+        It gives the last line of the parent's standard error, where a broken interpreter says what
+        is wrong, or the exit status if nothing was printed. For example "the env process was lost
+        during score() (exit status -9)".
         """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -394,9 +400,12 @@ def _remove_stale_folders(temporary: str) -> None:
 
 
 def _remove_if_stale(entry: os.DirEntry[str]) -> None:
-    """Remove a private folder that is in use by nobody. Raises OSError if it is locked."""
+    """Remove the private folder `entry` unless it is new.
+
+    Raises OSError if the folder is locked: then a living process uses it.
+    """
     if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
-        return  # its parent may not have locked it yet
+        return  # so new that its process may not have locked it yet
     folder = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -456,7 +465,7 @@ def _clean_environment(python: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "2",
+        "MALLOC_ARENA_MAX": "2",  # each arena takes address space, which is limited
     }
     for name in ("LD_LIBRARY_PATH", "SSL_CERT_FILE", "TZ"):
         if name in os.environ:

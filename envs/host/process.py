@@ -76,7 +76,7 @@ class EnvProcess:
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
         self.log = log
-        self.generation = 0  # counts starts: an episode of an earlier one has to be replayed
+        self.generation = 0  # starts so far; an episode of an earlier start has to be replayed
         self._limits = limits  # None until they are read
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None  # None while the process does not run
@@ -84,7 +84,7 @@ class EnvProcess:
         self.sandbox = sandbox or Sandbox()
         self._confinement: Confinement | None = None
         self._problem: EnvProblem | None = None  # raised by every further call
-        self._failed_loads = 0  # in a row
+        self._failed_loads = 0  # starts that failed in a row
         self._episode_numbers = itertools.count(1)
 
     def __enter__(self) -> "EnvProcess":
@@ -102,21 +102,28 @@ class EnvProcess:
 
     @property
     def confinement(self) -> Confinement:
-        """The isolation around user code; starts the process. Raises EnvProblem."""
-        self.describe()  # starts the process
+        """The isolation around user code; starts the process if it does not run.
+
+        Raises EnvProblem if it cannot be started.
+        """
+        self.describe()  # starts the process, which reports its isolation
         assert self._confinement is not None  # describe raises otherwise
         return self._confinement
 
     @property
     def isolation(self) -> str:
-        """The isolation in words, its level first; starts the process. Raises EnvProblem."""
+        """The isolation in words, its level first; starts the process if it does not run.
+
+        Raises EnvProblem if it cannot be started.
+        """
         return str(self.confinement)
 
     @property
     def level(self) -> str:
         """How well user code is isolated: `full`, `no-namespaces` or `limits`.
 
-        A self-test inside the process finds it, so this starts the process. Raises EnvProblem.
+        A self-test inside the process finds it, so this starts the process if it does not run.
+        Raises EnvProblem if it cannot be started.
         """
         return self.confinement.level
 
@@ -124,9 +131,9 @@ class EnvProcess:
     def gaps(self) -> list[str]:
         """What user code can still do in spite of the isolation, as sentences.
 
-        Starts the process. Raises EnvProblem.
+        Starts the process if it does not run. Raises EnvProblem if it cannot be started.
         """
-        return list(self.confinement.gaps)
+        return list(self.confinement.gaps)  # `confinement` starts the process
 
     @property
     def pid(self) -> int | None:
@@ -158,7 +165,7 @@ class EnvProcess:
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
-                rows = self._call("tasks", {}, seconds)
+                rows = self._call("tasks", body={}, seconds=seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
             return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
@@ -176,7 +183,10 @@ class EnvProcess:
         return [self.score(task, completion) for task, completion in pairs]
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
-        """Begin an episode of `task` in a multi-turn environment. Raises EpisodeFailed."""
+        """Begin an episode of `task` in a multi-turn environment.
+
+        Raises EpisodeFailed if the environment or its process fails.
+        """
         return Episode(self, task, next(self._episode_numbers))
 
     def close(self) -> None:
@@ -200,8 +210,8 @@ class EnvProcess:
     def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
-        A failure becomes a failed score. `seconds` is how long the call took, with the start of
-        the process if there was one.
+        A failure becomes a failed score. The score's `seconds` is how long the call took; that
+        includes the start of the process, if the call had to start it.
         """
         began = time.monotonic()
         try:
@@ -252,7 +262,8 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            if self._failed_loads >= LOAD_ATTEMPTS:  # or every sample would wait for another start
+            # Remembered, or every further sample would wait for another start that fails.
+            if self._failed_loads >= LOAD_ATTEMPTS:
                 self._problem = _as_problem(fault)
             raise fault from None
 
@@ -296,7 +307,7 @@ class Episode:
         self.task = task
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
-        self._failed: EpisodeFailed | None = None  # once it has
+        self._failed: EpisodeFailed | None = None  # why the episode has failed; None: it has not
         self._generation = -1  # of the process that has this episode; -1 for none yet
         with process._lock:
             self._begin()
@@ -347,7 +358,7 @@ class Episode:
     def _begin(self) -> None:
         """Start the episode's task in the present process. Raises EpisodeFailed."""
         self._send("start", {"task": self.task})
-        # After `_send`, which may have started a new process.
+        # Read only now, because `_send` may have started a new process.
         self._generation = self.process.generation
 
     def _resume(self) -> None:
@@ -426,7 +437,7 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    if scored is not (kind != "sft"):  # `is not`: 1 is no bool
+    if scored is not (kind != "sft"):  # `is not`, since 1 equals True and is no bool
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )

@@ -48,6 +48,7 @@ from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noq
 from envs.isolation.sandbox import Reach  # noqa: E402
 from envs.json_types import Reply  # noqa: E402
 
+LIFELINE = 0  # the descriptor that the client closes, or that closes with it, to end everything
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500  # bytes of the last output, for messages
 KILL_SECONDS = 5.0  # to end all descendants; whatever survives them is left behind
@@ -101,7 +102,7 @@ class Log:
             line = line[:LOG_LINE] + b" ...\n"
         line = self.secrets.in_bytes(line)
         self.tail = (self.tail + line)[-TAIL:]
-        if self.fd < 0 or self.written >= self.cap:
+        if self.fd < 0 or self.written >= self.cap:  # no file, or it is full
             return
         if self.written + len(line) > self.cap:
             line = b"... output above %d bytes is dropped\n" % self.cap
@@ -119,6 +120,7 @@ def main() -> None:
     client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
+    # Set already if bubblewrap has started this program again.
     spaces = launch.spaces or _enter_namespaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
@@ -155,18 +157,20 @@ def _fill(box: Path, source: str) -> None:
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     """Run the child, log its output, and kill what it leaves behind.
 
-    Returns how it ended: `code`, `signal` and `tail`, its last output. `box` is its private folder;
-    `spaces` says who made the namespaces of this process ("" if it has none).
+    Returns how it ended: `code` and `signal` (see `_watch`) and `tail`, its last output. `box` is
+    its private folder; `spaces` says who made the namespaces of this process: "own" for itself,
+    "bubblewrap", or "" for none.
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
     output_reader, output_writer = os.pipe()
     status_reader, status_writer = os.pipe()
     pid = _fork_child(launch, box, spaces, output_writer, status_writer)
+    # The child has its own copies. Of these here, the writers would hide the end of its output.
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
-    _kill_descendants(pid)
+    _kill_descendants(group=pid)
     _drain(output_reader, log)  # what was printed last
     return {**ending, "tail": log.close()}
 
@@ -177,16 +181,18 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
     Args:
         launch: what to run.
         box: the private folder, already filled.
-        spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
+        spaces: who made the namespaces this process is in: "own" for itself, "bubblewrap", or ""
+            for none.
         output: descriptor to which standard output and error of the child go.
         status: descriptor for the child's exit status, if `spaces` is "own"; the process that is
-            forked is then only the first one of the namespaces.
+            forked is then only the first one of the namespaces, and forks the child in turn.
     """
     limits = launch.limits
     reach = _child_reach(launch)
     uid = _give_to_spare_uid(box, reach)
+    # New namespaces have an empty network already, unless the environment may use the machine's.
     offline = not limits.network and (spaces != "" or confine.cut_network())
-    confine_process = partial(
+    confine_process = partial(  # called in the child: `close` shuts the calling process in
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
     run_child = _child_runner(launch, confine_process, spaces, output)
@@ -213,7 +219,8 @@ def _child_runner(
 ) -> Callable[[], None]:
     """Returns the function that runs the child, to be called after the fork.
 
-    It is made before the fork, because it needs the number and the /proc of this process.
+    It is made before the fork, because it needs the pid of this process and the /proc that this
+    process sees.
 
     Args:
         launch: what to run.
@@ -228,7 +235,7 @@ def _child_runner(
         """Confine this process and run the child in it."""
         # In its own namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
-        # Inside bubblewrap even `proc` shows only numbers that the client does not know.
+        # Inside bubblewrap even `proc` shows other pids than those that the client sees.
         pid = None if spaces == "bubblewrap" else _pid_in(proc)
         _run_child(launch, confine_process, output, parent, pid)
 
@@ -236,9 +243,9 @@ def _child_runner(
 
 
 def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
-    """Find a uid for user code and make it the owner of `box` and of what it may write.
+    """Find an unused uid for user code and make it the owner of `box` and of what it may write.
 
-    None if user code keeps the present user (see `confine.spare_uid`).
+    Returns the uid; None if user code keeps the present user (see `confine.spare_uid`).
     """
     our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
     uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
@@ -360,7 +367,7 @@ def _separate(work: Path, output: int) -> None:
 
     `output` is the descriptor to which standard output and error go.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler of the parent is not for the child
     os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
@@ -427,9 +434,9 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
             first process of new namespaces; otherwise nothing is ever written to it.
     """
     os.set_blocking(output, False)
-    wake = _pipe_of_signals()
+    signal_reader = _pipe_of_signals()  # readable when a child has ended: `poll` then returns
     poller = select.poll()
-    for fd in (0, output, wake):
+    for fd in (LIFELINE, output, signal_reader):
         poller.register(fd, select.POLLIN)
     while True:
         status = _reap(pid)
@@ -438,10 +445,10 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
             written_status = os.read(status_reader, 16)
             return _ending_of(int(written_status or status))
         for fd, _ in poller.poll():
-            if fd == 0:  # the client never writes there: readable means closed
+            if fd == LIFELINE:  # the client never writes there: readable means closed
                 return {"code": 0, "signal": 0}
-            if fd == wake:
-                os.read(wake, 512)
+            if fd == signal_reader:
+                os.read(signal_reader, 512)  # empty it; the loop then asks `_reap` what has ended
             elif not _drain(output, log, once=True):
                 poller.unregister(output)  # at its end, or `poll` would return at once for ever
 
@@ -502,8 +509,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 def _kill_descendants(group: int) -> None:
     """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
 
-    This process is their subreaper: orphans become its children, so none escapes. `group` is a
-    process group to kill as well; 0 for none.
+    This process is their subreaper: orphans become its children, so none escapes. `group` is the
+    process group of the child, which is killed too; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:

@@ -145,13 +145,13 @@ class Audit:
     def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
         """List the ids of the runs that `caller` started or resumed since `since`, oldest first.
 
-        Of the successful calls of the tools in `STARTS` that name a run, the first one has started
-        it, and every one marked as such has resumed it. Any other was answered with a run that was
+        The first successful call of a tool in `STARTS` that names a run has started it. A later one
+        has resumed it if its line says `resumed`. Any other call was answered with a run that was
         there already, such as a probe that is asked for again.
 
         Args:
             caller: name of a key, or `LOCAL`.
-            since: unix seconds; 0: from the beginning of the log.
+            since: unix seconds; 0 for the whole log.
         """
         started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
         known_runs: set[str] = set()

@@ -30,7 +30,8 @@ def load_token(home: Home) -> str:
             f"the token {home.token} cannot be used: {error}",
             hint="Make it readable for this user, or delete it: the next start makes a new one.",
         ) from error
-    # A person may have written the file: refuse a token that can be guessed or no header can hold.
+    # A person may have written the file: refuse a token that is short enough to be guessed, or that
+    # no HTTP header can hold.
     if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
         raise UserError(
             "HOME_UNUSABLE",

@@ -90,7 +90,7 @@ class Key:
 
 
 # The caller over stdio and in a shell, who may do everything.
-LOCAL = Key(STDIO, max_deployments=0)
+LOCAL = Key(STDIO, max_deployments=0)  # 0: no limit
 
 
 class Keys:
@@ -109,7 +109,7 @@ class Keys:
             OWNER,
             digest=digest(token),
             calls_per_minute=OWNER_CALLS_PER_MINUTE,
-            max_deployments=0,
+            max_deployments=0,  # no limit
         )
         self._clock = clock
         # Change time, inode and size of the file when it was last read; () if it does not exist.

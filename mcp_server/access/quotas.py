@@ -75,7 +75,8 @@ def check_quota(
         return _check_submit(home, key, arguments, clock)
     with Store(home) as store:
         _check_open_runs(home, store, key)
-        # A probe may be too short to become a run: its hours are checked when it is planned.
+        # A dry run tries the model on a few tasks, perhaps too briefly to become a run: the hours
+        # are checked when that is planned.
         if key.gpu_hours_per_day and tool != "dry_run":
             _check_any_hours_left(key, _hours_of_last_day(home, store, key, clock))
     return None
@@ -86,25 +87,27 @@ def _check_submit(
 ) -> Cap | None:
     """Check that `key` may submit the training run that these arguments ask for.
 
-    A submit with a `request_id` that was used before starts nothing, so it passes. Returns the cap
-    on GPU-hours to use, if the arguments name none and the hours of `key` are limited; None also if
-    the earlier call with the `request_id` has no cap.
+    A submit with a `request_id` that was used before starts nothing, so it passes.
+
+    Returns the cap on GPU-hours for the run, if the hours of `key` are limited and the arguments
+    name no cap; otherwise None, and also if the first call with the `request_id` had no cap.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
-    cap_omitted = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
+    needs_cap = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed_run = _resumed_run(store, arguments) if cap_omitted else None
+        resumed_run = _resumed_run(store, arguments) if needs_cap else None
         if _was_submitted(store, request_id):
-            if not cap_omitted:
+            if not needs_cap:
                 return None
+            # With another cap the call would count as another request under the same id.
             return _cap_of_first_call(home, store, request_id, resumed_run)
         _check_open_runs(home, store, key)
         if not key.gpu_hours_per_day:
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
-    if cap_omitted:
+    if needs_cap:
         return _cap_within(_largest_cap(key, used_hours), resumed_run)
     _check_requested_hours(key, used_hours, float(arguments["max_gpu_hours"]))
     return None
@@ -257,7 +260,9 @@ def _cap_of_estimate(
     hours = max(LEAST_HOURS, estimated_hours)
     hours_left = key.gpu_hours_per_day - used_hours
     if hours > hours_left + ROUNDING:
-        raise _hours_refusal(key, used_hours, hours, "ask for fewer rows, attempts or models")
+        raise _hours_refusal(
+            key, used_hours, hours, suggestion="ask for fewer rows, attempts or models"
+        )
     return min(MARGIN * hours, hours_left)
 
 

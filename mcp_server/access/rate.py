@@ -45,6 +45,7 @@ class Rates:
         capacity = max(1.0, calls_per_s * BURST_S)  # at least 1, or no call could ever be made
         now = self._clock()
         bucket = self._buckets.setdefault(key.name, _Bucket(capacity, now))
+        # Refilled for the time that has passed since it was computed last.
         bucket.level = min(capacity, bucket.level + (now - bucket.updated) * calls_per_s)
         bucket.updated = now
         if bucket.level < 1:

@@ -47,26 +47,26 @@ class Sessions:
         """
         if not _opens_session(scope):
             return True
-        sessions = self._last_used.get(key.name, {})
+        last_used = self._last_used.get(key.name, {})  # session id -> time
         # Sessions that requests of this moment may open count as open already.
         allowed_count = self._max_sessions - self._opening.get(key.name, 0)
-        if len(sessions) < allowed_count:
+        if len(last_used) < allowed_count:
             return True
         now = self._clock()
-        for session_id, last_used in list(sessions.items()):
-            if now - last_used > self._idle_s:
-                del sessions[session_id]
-        return len(sessions) < allowed_count
+        for session_id, used_at in list(last_used.items()):
+            if now - used_at > self._idle_s:
+                del last_used[session_id]
+        return len(last_used) < allowed_count
 
     @contextlib.contextmanager
     def watch_request(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """Yield the `send` with which the block is to answer the request.
+        """Yield the `send` with which the block must answer the request.
 
-        It counts the session that the answer opens, and notes one that the answer uses or ends. A
-        session that the request may open is counted already while the block runs, so that requests
-        which arrive at the same time cannot exceed the limit together.
+        This `send` counts the session that the answer opens, and notes one that the answer uses or
+        ends. Until the answer begins, a request that may open a session counts as an open session,
+        so that requests which arrive at the same time cannot exceed the limit together.
         """
-        is_counted = _opens_session(scope)  # whether this request is one of `_opening`
+        is_counted = _opens_session(scope)  # whether this request counts in `_opening`
         if is_counted:
             self._opening[key.name] += 1
 
@@ -91,23 +91,23 @@ class Sessions:
 
     def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
         """Return a `send` that also notes which session of `key` the answer opens, uses or ends."""
-        session_id = _session_id(scope["headers"])
-        sessions = self._last_used.setdefault(key.name, {})
-        if session_id in sessions:
-            sessions[session_id] = self._clock()
+        session_id = _session_id(scope["headers"])  # b"" if the request uses none
+        last_used = self._last_used.setdefault(key.name, {})  # session id -> time
+        if session_id in last_used:
+            last_used[session_id] = self._clock()
 
         async def send_and_count(message: Message) -> None:
-            """Send the message, and note what its headers say about the session."""
+            """Send the message; note the session that it opens or ends, or that is still in use."""
             if message["type"] == "http.response.start":
                 # 404: the SDK does not know the session (any more). DELETE: the client ends it.
                 has_ended = message["status"] == 404 or scope["method"] == "DELETE"
                 opened_id = _session_id(message.get("headers", ()))
                 if session_id and has_ended:
-                    sessions.pop(session_id, None)
+                    last_used.pop(session_id, None)
                 elif opened_id and message["status"] < 400:
-                    sessions[opened_id] = self._clock()
-            elif session_id in sessions:
-                sessions[session_id] = self._clock()  # a session with an open stream is not idle
+                    last_used[opened_id] = self._clock()
+            elif session_id in last_used:
+                last_used[session_id] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
         return send_and_count

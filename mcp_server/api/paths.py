@@ -50,7 +50,7 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     else:
         in_roots = [root / user_path for root in roots]
         existing = [option for option in (user_path, *in_roots) if exists(option)]
-        candidates = existing + in_roots  # where none exists inside a root, the first root
+        candidates = existing + in_roots  # if no existing one lies in a root: in the first root
     for candidate in candidates:
         resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
@@ -70,8 +70,7 @@ def _outside(path: str, roots: Sequence[Path]) -> UserError:
 
 
 def names_dataset(text: str) -> bool:
-    """Whether `text` can only be a benchmark or the id of a dataset on the hub, as nothing here has
-    that path."""
+    """Whether `text` names a benchmark, or a dataset on the hub, and no file or folder here."""
     from engine.hub import benchmarks, data  # noqa: PLC0415  most commands need nothing of the hub
 
     names_one = benchmarks.names_benchmark(text) or data.parse(text) is not None

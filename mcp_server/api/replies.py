@@ -100,8 +100,9 @@ def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
 def error_line(error: UserError) -> str:
     """Return the error as one line of JSON, at most `ERROR_CHARS` long.
 
-    If it is too long, first the suggested call stays only once (as `call` or in the hint). Then
-    field, playbook, message and hint are shortened, in this order, until the line fits.
+    If it is too long, first the suggested call, which stands both in `call` and in the hint, is
+    taken out of one of them. Then field, playbook, message and hint are shortened, in this order,
+    until the line fits.
     """
     payload = clean(error.payload())
     if "call" in payload and len(compact(payload)) > ERROR_CHARS:

@@ -115,7 +115,7 @@ def dry_run(
         model: the model to train.
         algorithm: sft, dpo, grpo or distill.
         settings: settings that differ from the defaults; None for none.
-        samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
+        samples: how many tasks to try the model on (a probe); 0: none. A long probe becomes a run.
         key: the caller, to whose quota the hours of the probe count.
         roots: folders that a data file must lie in; None: any folder.
 
@@ -449,7 +449,7 @@ def inspect_data(
         path: of the file; or the id of a dataset on the hub, whose first training file is meant.
         model: whose tokens are counted; "" for none.
         roots: folders that the file must lie in; None: any folder.
-        wait_s: how long a dataset is fetched and a large file is read.
+        wait_s: seconds that fetching a dataset or reading a large file may take.
 
     Raises UserError: DATASET_INVALID, the file cannot be read as data. DATASET_READING, retryable,
     it is still being fetched or read. PATH_OUTSIDE_ROOTS, it lies in none of `roots`.
@@ -463,7 +463,10 @@ def inspect_data(
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install the packages in an environment's requirements.txt. Raises UserError ENV_DEPS."""
+    """Install the packages in an environment's requirements.txt.
+
+    Raises UserError ENV_DEPS if one of them cannot be installed.
+    """
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
@@ -510,7 +513,10 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Delete a run's large files. Raises UserError RUN_STATE."""
+    """Delete a run's large files. Raises UserError RUN_STATE if the run has not ended.
+
+    `deletable_runs` checks before whether something else needs the run.
+    """
     from engine.runs import deletion
 
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
@@ -553,6 +559,7 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
     reached = until if reply.get("reached") else ""
+    # There is only one first step; another evaluation or alert may follow.
     wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached == "alert":
         return [suggest("diagnose", run_id=run_id), wait_on]
@@ -563,12 +570,12 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
 
 
 def _after_end(run_id: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a run that is done, failed or cancelled, as its status says."""
+    """The calls to suggest after a run that is done, failed or cancelled; `reply` is its status."""
     if reply["state"] == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     if reply["state"] == "failed":
-        error = suggest("read_logs", run_id=run_id, view="error")
-        return [error, suggest("diagnose", run_id=run_id)]
+        read_error = suggest("read_logs", run_id=run_id, view="error")
+        return [read_error, suggest("diagnose", run_id=run_id)]
     rollouts = suggest("read_rollouts", run_id=run_id)
     if reply.get("kind", "train") != "train":
         return [rollouts]  # evaluations and probes produce no model that could be served

@@ -98,7 +98,7 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     variable HONESMITH_HOME, or the default.
     """
     installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
-    # uvx runs us from a folder of this name, and may delete it later.
+    # uvx runs us from a folder of this name, which it may delete later: let uvx start the server.
     if "archive-v0" in Path(sys.executable).parts:
         command: tuple[str, ...] = ("uvx", "honesmith")
     elif installed_script:
@@ -147,7 +147,7 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = _file_mode(path, holds_token=bool(launch.token))
     write_text(path, new_text, mode=mode)
-    os.chmod(path, mode)  # `write_text` sets it less what the umask takes away
+    os.chmod(path, mode)  # the mode that `write_text` sets lacks what the umask forbids
     return "written"
 
 

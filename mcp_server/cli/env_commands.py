@@ -102,7 +102,8 @@ def push(
     path = folder if paths.names_dataset(folder) else _folder_path(Path(folder))
     arguments = {"path": path, "name": name, "install": install}
     reply = None
-    while reply is None:  # a call ends while large data are still being read; a person has time
+    # A call returns before large data are read whole. A person waits until they are.
+    while reply is None:
         reply = _push_reply(home, arguments, as_json)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
@@ -145,7 +146,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Pushed environments, newest first."""
-    show(verbs.get_status(home_of(home), "envs", limit), as_json)
+    show(verbs.get_status(home_of(home), scope="envs", limit=limit), as_json)
 
 
 @app.command("build")

@@ -198,10 +198,10 @@ def init(
         # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
-    files = {  # for each file: written, unchanged or kept
-        **client_config.write_entries(folder, agents, launch, force),
-        **_file_states(*starter.starter_project(folder)),
-    }
+    entry_states = client_config.write_entries(folder, agents, launch, force)
+    written, kept = starter.starter_project(folder)
+    # For each file: written, unchanged or kept.
+    files = {**entry_states, **_file_states(written, kept)}
     written_count = sum(state == "written" for state in files.values())
     first_env = folder / "environments" / starter.FIRST_ENV
     reply = {

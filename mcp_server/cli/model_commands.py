@@ -88,7 +88,7 @@ def list_models(home: HomeFolder = None, as_json: Json = False) -> None:
     """The models that can be used without a download, and those that can be fetched by name."""
     from engine.models.known_models import KNOWN
 
-    reply = verbs.get_status(home_of(home), "models", _MOST_LISTED)
+    reply = verbs.get_status(home_of(home), scope="models", limit=_MOST_LISTED)
     usable_names = {entry["ref"] for entry in reply["models"]}
     can_be_added = [
         {"name": name, "megabytes": model.megabytes, "license": model.license, "about": model.about}

@@ -62,7 +62,7 @@ def write_page(home: Home) -> Reply:
     _write_missing_reports(home, run_rows)
     text = _page_text(home, run_rows, envs)
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(home.page, text, fsync=False)
+    write_text(home.page, text, fsync=False)  # after a crash it can be written anew
     reply = {"page": str(home.page), "runs": len(run_rows), "envs": len(envs)}
     return with_head(reply, f"The page of {counted(len(run_rows), 'run')} is {home.page}")
 
@@ -72,7 +72,7 @@ def _page_text(home: Home, run_rows: Sequence[RunRow], envs: Sequence[EnvRow]) -
     # autoescape: names and notes are text that strangers wrote, and must not become HTML.
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     context = {
-        "runs": [_template_fields(home, row) for row in run_rows],
+        "runs": [_run_fields(home, row) for row in run_rows],
         "envs": [_env_fields(env) for env in envs],
         "home": str(home.root),
         "now": _utc_time(),
@@ -100,7 +100,7 @@ def _env_fields(env: EnvRow) -> Mapping[str, object]:
     }
 
 
-def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
+def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
     """What the page shows of a run, by the names that the template uses."""
     return {
         "id": row.run_id,

@@ -67,7 +67,7 @@ def status(
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    show(verbs.get_status(home_of(home), "runs", limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 
 
 @runs.callback(invoke_without_command=True)
@@ -104,7 +104,7 @@ def delete_runs(
     reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failures])
     if not as_json:  # people see only the ids: the summary names the bytes already
         reply["deleted"] = list(reply["deleted"])
-        reply["bytes"] = ""  # is not shown
+        reply["bytes"] = ""  # a field without a value is not shown
     show(reply, as_json)
     return FAILED if failures else OK
 
@@ -139,7 +139,7 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
         try:
             replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
-            if len(run_ids) == 1:
+            if len(run_ids) == 1:  # nothing else was deleted that a reply could tell of
                 raise
             failures.append(f"{run_id} was not deleted: {error}")
     return replies, failures
@@ -163,7 +163,7 @@ def dry_run(
     arguments["settings"] = settings_from(settings)
     with working(MEASURING, as_json):
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
-    show(reply, as_json, "whole_plan" if show_all else "plan")
+    show(reply, as_json, paint="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
@@ -181,7 +181,7 @@ def estimate(
     """What a run will take."""
     with working(MEASURING, as_json):
         reply = verbs.estimate_cost(home_of(home), env, model, algorithm, settings_from(settings))
-    show(reply, as_json, "cost")
+    show(reply, as_json, paint="cost")
 
 
 @command
@@ -217,7 +217,7 @@ def logs(
         _follow_logs(located_home, run_id, options, as_json)
     else:
         reply = _log_page(located_home, run_id, options, options.cursor)
-        show(reply, as_json, _painter_of(options))
+        show(reply, as_json, paint=_painter_of(options))
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
@@ -228,7 +228,7 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
         # One of these fields holds the lines of the page, depending on the view.
         has_lines = any(page.get(name) for name in ("lines", "events", "rows"))
         if has_lines:
-            show(_without_repeated(page, as_json), as_json, _painter_of(options))
+            show(_without_repeated(page, as_json), as_json, paint=_painter_of(options))
         previous_cursor = cursor
         cursor = page.get("next_cursor", "")
         # There are no newer pages after the end of the run; a cursor to older ones is not followed.
@@ -239,7 +239,7 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
         if page.get("state") in TERMINAL:
             return
         # Unlike a sleep, this ends with the run, and closes a run whose processes were killed.
-        verbs.wait_run(home, run_id, "end", FOLLOW_EVERY_S)
+        verbs.wait_run(home, run_id, until="end", timeout_s=FOLLOW_EVERY_S)
 
 
 def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Reply:
@@ -310,7 +310,7 @@ def compare(
 @command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
-    show(verbs.diagnose(home_of(home), run_id), as_json, "diagnosis")
+    show(verbs.diagnose(home_of(home), run_id), as_json, paint="diagnosis")
 
 
 @command
@@ -347,7 +347,7 @@ def cancel(
 def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
     """Is what a run says still what it wrote? Names every file changed since."""
     reply = verbs.verify(home_of(home), run_id)
-    show(reply, as_json, "custody")
+    show(reply, as_json, paint="custody")
     return OK if reply["intact"] else FAILED
 
 
@@ -377,7 +377,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
         The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
     """
     if not (wait and as_json):
-        show(reply, as_json, "run")
+        show(reply, as_json, paint="run")
     if not wait:
         return OK
     return _follow(home, str(reply["run_id"]), until="end", timeout_s=0, as_json=as_json)
@@ -401,7 +401,7 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
     progress = _ProgressLine(quiet=as_json)
     reply, is_over = _wait_until(home, run_id, until, deadline, progress)
     progress.close()
-    show(reply, as_json, "run")
+    show(reply, as_json, paint="run")
     return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
 
 
@@ -410,7 +410,8 @@ def _wait_until(
 ) -> tuple[Reply, bool]:
     """Wait for a run, at most until `deadline` on the monotonic clock, and show its progress.
 
-    Returns the last reply, and whether `until` was reached or the run has ended.
+    `until` is end, first_step, next_eval or alert. Returns the last reply, and whether `until` was
+    reached or the run has ended.
     """
     cursor = ""
     while True:
@@ -418,6 +419,7 @@ def _wait_until(
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # no event between two waits is missed
+        # Whether the end was reached is asked of the state instead.
         is_reached = until != "end" and bool(reply.get("reached"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:

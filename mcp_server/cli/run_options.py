@@ -213,8 +213,11 @@ class ChatOptions:
 
 
 def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]:
-    """The JSON objects that an option was given, each value being one object, a list of them, or
-    the name of a file that holds either. Raises UserError BAD_ARGUMENT."""
+    """The JSON objects in the values of `option`, in order.
+
+    Each value is an object, a list of objects, or the name of a file that holds one of the two.
+    Raises UserError BAD_ARGUMENT for a value that is neither JSON nor a file of JSON.
+    """
     objects: list[JsonObject] = []
     for value in values or ():
         try:

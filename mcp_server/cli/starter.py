@@ -92,7 +92,8 @@ def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list
         existed already and are kept as they are.
 
     Raises:
-        UserError: BAD_ARGUMENT, one of the paths is or goes through a link; or as `new_env` does.
+        UserError: BAD_ARGUMENT, one of the paths is a link or goes through one, or `new_env` cannot
+            make the environment.
     """
     written_files: list[str] = []
     kept_files: list[str] = []

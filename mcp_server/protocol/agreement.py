@@ -28,6 +28,7 @@ from mcp_server.protocol.guard import caller_of
 
 SPEND = "spend"  # names the question within a call, and marks the call that answers it
 STATE_IN_RESULT = "2026-07-28"  # protocol versions from here on ask through the result of a call
+CONSENT, NO_CONSENT = True, False  # the argument of `submit`: whether a person has agreed
 FORM: ElicitRequestedSchema = {
     "type": "object",
     "properties": {"agree": {"type": "boolean", "title": "Start this run"}},
@@ -48,11 +49,11 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
             it.
     """
     # The client calls again with an answer. The SDK has signed the state, so the question was asked
-    # for this same call.
+    # about this same call.
     if ctx.request_state == SPEND:
         return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
     try:
-        return await anyio.to_thread.run_sync(submit, False)
+        return await anyio.to_thread.run_sync(submit, NO_CONSENT)
     except UserError as error:
         if error.code != "NOT_APPROVED" or not _can_ask(ctx):
             raise
@@ -82,9 +83,9 @@ async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> R
             it.
     """
     if _is_consent(answer):
-        return await anyio.to_thread.run_sync(submit, True)
+        return await anyio.to_thread.run_sync(submit, CONSENT)
     try:
-        return await anyio.to_thread.run_sync(submit, False)
+        return await anyio.to_thread.run_sync(submit, NO_CONSENT)
     except UserError as error:
         if error.code != "NOT_APPROVED":
             raise

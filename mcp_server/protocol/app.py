@@ -68,8 +68,8 @@ def build_server(
     hidden_tools = []
     if read_only:
         hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
-    tasks = WaitTasks(home)
-    bus = CountingBus()
+    tasks = WaitTasks(home)  # answers wait_run for clients that support the tasks of MCP
+    bus = CountingBus()  # carries the updates of resources
     server = GuardedServer(
         home=home,
         needs=NEEDS,

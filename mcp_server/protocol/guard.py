@@ -131,7 +131,8 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 arguments = without_nulls(arguments)
-                # Only a submit that names no cap, by a key whose hours are limited, gets one.
+                # The GPU-hours after which a run is stopped, for a submit that does not name them,
+                # by a key whose hours are limited; otherwise None.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 arguments |= await self._missing_cap(cap, arguments)
                 data = await tool.run(arguments, context)
@@ -166,7 +167,7 @@ class GuardedServer(MCPServer[Any]):
         """
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
-        body = cut_to_size(envelope(data, "Done."))
+        body = cut_to_size(envelope(data, default_summary="Done."))
         body["next"] = [call for call in body["next"] if self._may_call(caller, call.get("tool"))]
         return CallToolResult(content=[TextContent(text=compact(body))], structured_content=body)
 
@@ -336,7 +337,7 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
         values += models
     settings = arguments.get("settings")
     if isinstance(settings, dict):
-        values.append(settings.get("teacher"))  # a model; where it is a URL, the owner's alone
+        values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
     return [name for name in values if isinstance(name, str) and name]
 
 

@@ -86,7 +86,8 @@ class Gate:
             return None
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
-        scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
+        # Tells `ImpatientProtocol` to close connections of unknown clients before this one.
+        scope[KNOWN] = True
         scope["user"] = _user_of(key)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
@@ -192,7 +193,7 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
-    # No number counts as too large. Of a number 20 digits suffice: a longer one is too large.
+    # A length that is no number counts as too large. The first 20 digits of a number tell enough.
     if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
         return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.
@@ -228,6 +229,7 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
     ]
 
     async def receive_body() -> Message:
+        # The whole body once, then what comes after it.
         return messages.pop() if messages else await receive()
 
     return receive_body

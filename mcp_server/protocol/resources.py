@@ -135,7 +135,7 @@ def _add_machine(add: Add, home: Home) -> None:
         return _resource_text(lambda: read_source(home, env_id))
 
     def hardware() -> str:
-        return _resource_text(lambda: _json_text(verbs.get_status(home, "hardware")))
+        return _resource_text(lambda: _json_text(verbs.get_status(home, scope="hardware")))
 
     def settings() -> str:
         from engine.settings import resolution  # late: the schema of the settings is slow to load
@@ -220,9 +220,9 @@ def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[
     for path in files:
         name = path.relative_to(source).as_posix()
         section = _file_section(name, path)
-        if len(section) > chars_left:
+        if len(section) > chars_left:  # then only its name and its size
             section = f"## {name}\n\n{path.stat().st_size} bytes\n"
-        if len(section) > chars_left:
+        if len(section) > chars_left:  # not even that fits
             sections.append("More files are left out.\n")
             break
         sections.append(section)
@@ -293,7 +293,7 @@ def _resource_text(read: Callable[[], str]) -> str:
         raise ResourceError(error_line(damage_error)) from error
     text = clean_text(text)
     if len(text) > RESULT_CHARS:
-        # 60: leaves space for the note.
+        # 60 characters are kept free for the note.
         text = text[: RESULT_CHARS - 60] + "\n\n(cut to 10,000 characters)\n"
     return text
 

@@ -117,14 +117,14 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
         return None
 
 
-def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """Make the error for a line that is no message, or for the JSON object `value` in such a line.
+def _refusal(line: str | None, json_object: Any) -> types.JSONRPCError:
+    """Make the error for a line that is no message, from what `_source_of` has found of the line.
 
-    One of the two is None, or both if neither is known. The error repeats the request id, if there
-    is a valid one, because the client waits for that id.
+    That is the line itself, or the JSON object that it holds, or neither; what was not found is
+    None. The error repeats the request id, if there is a valid one, because the client waits for
+    that id.
     """
-    if value is None:
-        value = _json_or_none(line)
+    value = _json_or_none(line) if json_object is None else json_object
     if value is None and line is not None:
         code, message = types.PARSE_ERROR, "The line is not JSON."
     else:

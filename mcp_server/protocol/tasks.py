@@ -20,6 +20,7 @@ from mcp.types import INVALID_PARAMS, CallToolRequestParams, CallToolResult, Req
 from pydantic import Field
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from mcp_server.api import verbs
@@ -116,7 +117,7 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         arguments = params.arguments or {}
         try:
-            # Only for its errors. It gets the nulls too: an unknown argument is refused even so.
+            # Called for its errors alone; with the nulls, since it refuses unknown names even so.
             self._server.checked_tool("wait_run", arguments, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(
                 partial(self._start_wait, without_nulls(arguments))
@@ -127,17 +128,17 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         return {"resultType": "task", **_task_fields(wait, "working", status)}
 
-    def _start_wait(self, arguments: Reply) -> tuple[Wait | None, Reply]:
-        """Find what a call asks to wait for, and the status of the run now.
+    def _start_wait(self, arguments: JsonObject) -> tuple[Wait | None, Reply]:
+        """Find what a call of `wait_run` asks to wait for, and the status of the run now.
 
         `arguments` are those of the call, without nulls.
 
         Returns:
             The wait and the status. (None, {}) if there is nothing to wait for: the wait would be
-            over at once, or the call asks for a look only (`timeout_s` is 0).
+            over at once, or the call only wants to look (`timeout_s` is 0).
         """
         until = arguments.get("until", "end")
-        # 0: the call asks for a look only. The task of any other call waits without a time limit.
+        # Any other time limit is ignored: a task waits for as long as it takes.
         if "timeout_s" in arguments and float(arguments["timeout_s"]) == 0:
             return None, {}
         status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))

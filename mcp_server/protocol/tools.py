@@ -58,7 +58,6 @@ Limit = Annotated[int, Field(ge=1, le=200)]
 Objects = list[JsonObject]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
-
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
 
 TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
@@ -89,11 +88,7 @@ class Tools:
     roots: tuple[Path, ...]
 
     def get_status(
-        self,
-        ctx: Context,
-        scope: Scope = "all",
-        limit: Limit = 20,
-        cursor: Cursor = "",
+        self, ctx: Context, scope: Scope = "all", limit: Limit = 20, cursor: Cursor = ""
     ) -> Reply:
         """Start here: devices and free memory, queue, runs, pushed envs, usable models,
         deployments, budget left."""
@@ -416,9 +411,12 @@ NEEDS: dict[str, Need] = {
 
 
 def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
-    """Make every tool, in the order in which an agent uses them to train."""
+    """Make every tool, in the order in which an agent uses them to train.
+
+    Paths that an agent names must lie in one of `roots`.
+    """
     tools = Tools(home, roots)
-    return [
+    return [  # each: method, title for people, whether a call changes something, what it returns
         _make_tool(tools.get_status, "Status", LOOK, HOME_OUT),
         _make_tool(tools.push_env, "Push environment", ACT, PUSH_OUT),
         _make_tool(tools.dry_run, "Dry run", ACT, DRY_RUN_OUT),
@@ -434,7 +432,7 @@ def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
         _make_tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
         _make_tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
         _make_tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
-        _make_tool(tools.read_playbook, "Playbook", LOOK, None),
+        _make_tool(tools.read_playbook, "Playbook", LOOK, output=None),
     ]
 
 
@@ -489,9 +487,8 @@ def _make_tool(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
     _drop_unread_fields(tool.parameters)
-    # The schema is set here and not derived by the library. That would need pydantic models, which
-    # are slow to import. It would also describe the bare result, but `GuardedServer` wraps that
-    # before the client gets it.
+    # Not derived by the library: that would need pydantic models, which are slow to import, and
+    # describe the bare result, which `GuardedServer` wraps before the client gets it.
     tool.fn_metadata.output_schema = output
     return tool
 
@@ -539,8 +536,8 @@ async def _answer_in_thread(
 ) -> Reply:
     """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
 
-    `chat` takes a function `listener`, which it calls with what has come. If the client cancels
-    the call, this returns at once; the sampling ends with the next token.
+    `chat` takes a function `listener` and calls it with each new piece of an answer. If the client
+    cancels the call, this returns at once; the sampling ends with the next token.
     """
     cancelled = threading.Event()
     report = _TokenReport(request, ctx, cancelled)
@@ -548,21 +545,21 @@ async def _answer_in_thread(
 
 
 class _TokenReport:
-    """Tells the client how many tokens of an answer have come, every `TOKENS_EVERY_S` seconds.
+    """Tells the client how many tokens were sampled so far, every `TOKENS_EVERY_S` seconds.
     `cancelled` is set when the client has cancelled the call."""
 
     def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
         self._ctx = ctx
         self._cancelled = cancelled
-        self._counts: dict[str, int] = {}  # tokens, by model
-        models = 2 if request.compare_to else 1
-        self._max_tokens = request.max_tokens * models
+        self._counts: dict[str, int] = {}  # tokens sampled so far, by model
+        model_count = 2 if request.compare_to else 1
+        self._max_tokens = request.max_tokens * model_count
         self._reported_at = time.monotonic()
 
     def hear(self, heard: Heard) -> None:
-        """Report how many tokens there are, or end the chat if the call was cancelled."""
+        """Report the tokens sampled so far, or end the chat if the client cancelled the call."""
         if self._cancelled.is_set():
-            raise _ClientCancelled
+            raise _ClientCancelled  # through the engine, which ends the sampling
         self._counts[heard.model] = heard.tokens
         now = time.monotonic()
         if now - self._reported_at < TOKENS_EVERY_S:

@@ -37,13 +37,15 @@ def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
 
 
 def talk(home: Home, request: ChatRequest) -> None:
-    """Hold a conversation until the person ends it. `request` says with whom and how; each line
-    typed is the next message."""
+    """Hold a conversation until the person ends it; each line typed is the next message.
+
+    `request` names the model or models, the system prompt and how answers are sampled.
+    """
     import readline  # noqa: F401, PLC0415  late: it gives `input` its line editing, here alone
 
     _say(f"{request.model}. {_HELP}")
-    beginning = request
-    can_go_on = False  # whether an empty line goes on with the last answer
+    beginning = request  # without anything said yet: /reset and /system go back to it
+    can_go_on = False  # whether the last answer was cut, so that an empty line goes on with it
     while True:
         line = _typed_line()
         if line is None or line == "/quit":
@@ -79,7 +81,7 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     Returns the request for the question after it, and whether the answer was cut, so that an empty
     line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
     """
-    before = replace(request, message="")
+    before = replace(request, message="")  # the conversation without this question
     reply = _shown_reply(home, request)
     if reply is None:
         return before, False
@@ -151,7 +153,7 @@ class _Stream:
     def __init__(self, shows_names: bool) -> None:
         self._shows_names = shows_names
         self._model = ""
-        self._is_in_line = False
+        self._is_in_line = False  # whether the text so far ends within a line
 
     def hear(self, heard: Heard) -> None:
         """Show the next piece of an answer."""

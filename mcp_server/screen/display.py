@@ -142,10 +142,10 @@ class Stage:
         return Text(mark, style=style)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
-        """The text of a step, after its duration and its curve.
+        """A step as one line: its duration, its curve and its text.
 
-        Outside the panel the mark and the name of the step stand before them; in the panel
-        (`in_panel`) these have columns of their own.
+        Outside the panel the line begins with the mark and the name of the step; in the panel
+        (`in_panel`) these two have columns of their own.
         """
         line = Text()
         if not in_panel:

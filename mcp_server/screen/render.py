@@ -138,7 +138,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
     """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
 
     The table has the columns that fit the terminal; with `all_columns` the others follow in further
-    tables. Pages of followed logs (without `summary`) are printed as lines only.
+    tables. A page of followed logs, which has no `summary`, is printed as lines only.
     """
     out = console()
     for line in data.get("lines", []):
@@ -146,11 +146,11 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
-    if "summary" not in data:  # a page of followed logs: only its lines are printed
+    if "summary" not in data:
         _print_steps(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
-    if not rows:
+    if not rows:  # a view that has no table, or no metrics yet
         reply(_page_fields(page, (*HEAD_FIELDS, *_LOG_FIELDS)))
         return
     _print_summary(out, page)
@@ -195,8 +195,8 @@ def _print_metrics(
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Return the columns and the rows with the columns in `FOREMOST` moved to the front."""
-    # Columns are put in order by their index, so that the rows can follow.
+    """Return the columns with those in `FOREMOST` moved to the front, and the rows to match."""
+    # The order holds indexes of columns, so that the cells of the rows can follow.
     order: list[int] = []
     for name in FOREMOST:
         order += [index for index, column in enumerate(columns) if column == name]
@@ -271,7 +271,7 @@ def event_line(event: Mapping[str, Any]) -> Text:
     }
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")
-    return line + Text("  ") + scalar("", details)
+    return line + Text("  ") + scalar(name="", value=details)
 
 
 def plan(data: Any) -> None:
@@ -279,7 +279,8 @@ def plan(data: Any) -> None:
 
     - its summary, and the checks that fail or warn, failures first.
     - the names of the checks that pass or were skipped.
-    - the settings that the user gave, the number of others, and the probe of the model.
+    - the settings that the user gave, and the number of others.
+    - the probe: how the model did on a few tasks, if the dry run tried it.
     """
     out = console()
     _print_summary(out, data)
@@ -315,8 +316,10 @@ def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) ->
 def _print_user_settings(
     out: Console, settings: Mapping[str, Any], sources: Mapping[str, str]
 ) -> None:
-    """Print the settings that the user gave (their source is "user"), and the number of the others,
-    which were chosen for the user."""
+    """Print the settings that the user gave, and the number of those chosen for the user.
+
+    `sources` says of each setting where its value comes from: "user" if the user gave it.
+    """
     user_settings = [name for name in settings if sources.get(name) == "user"]
     if user_settings:
         text = ", ".join(f"{name} = {compact(settings[name])}" for name in user_settings)
@@ -337,7 +340,7 @@ def whole_plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(object_table(probes))
-    # Only SFT trains on rows, and only a dry run with samples has a probe.
+    # Only SFT trains on rows. A dry run with samples has a probe: how the model did on a few tasks.
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))
@@ -369,7 +372,7 @@ def cost(data: Any) -> None:
 
 
 def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """An estimate's measures as rows of a table with a column for each level."""
+    """An estimate's measures as table rows: a name, then its value at each level of `LEVELS`."""
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
@@ -403,7 +406,7 @@ def _memory_text(data: Mapping[str, Any]) -> str:
 
 def check(item: Mapping[str, Any]) -> None:
     """Print one check of `doctor`; the column of names is fixed, so that all checks line up."""
-    console().print(checks([item], _CHECK_NAME_WIDTH))
+    console().print(checks([item], name_width=_CHECK_NAME_WIDTH))
 
 
 def diagnosis(data: Any) -> None:
@@ -414,7 +417,7 @@ def diagnosis(data: Any) -> None:
     out = console()
     for number, finding in enumerate(data.get("findings", []), 1):
         out.print(Text(f"{number}. {finding['id']}", style="bold yellow"))
-        out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
+        out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))  # top, right, bottom, left
         details = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
         out.print(Padding(block(details), (0, 0, 1, 3), expand=False))
     reply({name: data[name] for name in (*HEAD_FIELDS, "looked_at", "not_judged") if name in data})
@@ -449,7 +452,8 @@ def _marked(status: str, text: str) -> Text:
 def trained_row(row: Mapping[str, Any]) -> Text:
     """The text of a training row, and how many of its tokens carry loss.
 
-    Text that is trained on is bold; text that is cut away for length is struck out.
+    Text that is trained on is bold; text that is cut away for length is struck out. `row` is the
+    field of a dry run: its `pieces` are trained on or not, `lost` is what was cut away.
     """
     text = Text()
     for piece in row["pieces"]:

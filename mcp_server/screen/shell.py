@@ -71,8 +71,11 @@ def as_command(call: Call) -> str:
 
 
 def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
-    """The command for a call of `tool`; an argument that its name says is taken out of
-    `arguments`."""
+    """The command for a call of `tool`.
+
+    Some values of an argument have a command of their own (`_SPECIAL`), such as `undeploy` for
+    action="stop". The command's name then says that argument, which is removed from `arguments`.
+    """
     command = COMMANDS.get(tool) or _Command(tool.replace("_", "-"))
     for (special_tool, name, value), special in _SPECIAL.items():
         if special_tool == tool and arguments.get(name) == value:
@@ -123,7 +126,7 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
         return [option]
     if isinstance(value, list | tuple):
         return [word for item in value for word in (option, _typed_value(item))]
-    # `is False`: 0 equals False, but is a value to be shown.
+    # `is False`, since 0 equals False: an option of 0 has to be written.
     if value in ("", None) or value is False or name in _LEFT_OUT:
         return []
     return [option, _typed_value(value)]

@@ -59,7 +59,7 @@ def _one_line(name: str, value: Any) -> Text | None:
     if is_flat(value):
         return scalar(name, value)
     if isinstance(value, list) and all(is_scalar(item) for item in value):
-        return Text(", ").join(scalar("", item) for item in value)
+        return Text(", ").join(scalar(name="", value=item) for item in value)
     return None
 
 
@@ -92,16 +92,16 @@ def _list_block(items: Sequence[Any]) -> RenderableType:
     if items and all(isinstance(item, Mapping) for item in items):
         return object_table(items)
     if all(is_scalar(item) for item in items):
-        texts = [scalar("", item) for item in items]
+        texts = [scalar(name="", value=item) for item in items]
         line = Text(", ").join(texts)
         return line if len(line) <= LONG_LINE else Group(*texts)
     return Group(*(block(item) for item in items))
 
 
 def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an object with `hint` and `call` as one whose hint holds the call as shell command.
+    """Put the suggested `call` of an object into its `hint`, as the shell command to type.
 
-    Any other object is returned unchanged.
+    Returns a copy without `call`. An object without a hint or a call is returned unchanged.
     """
     if not isinstance(value.get("hint"), str) or "call" not in value:
         return value
@@ -111,22 +111,22 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table with their fields as columns, without columns that are empty in all.
+    """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
-    Objects with a long text are shown one below the other instead. Objects with `name` and `status`
-    are checks, and shown as such.
+    If an object holds a long text, the objects are shown one below the other instead. Objects with
+    `name` and `status` are checks, and shown as such (see `checks`).
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
     cells = [value for item in items for value in item.values()]
-    if any(len(scalar("", value)) > LONG_CELL for value in cells):
+    if any(len(scalar(name="", value=value)) > LONG_CELL for value in cells):
         return Group(*(Group(block(item), Text("")) for item in items))
     columns = _filled_names(items)
     return grid(columns, [[item.get(name) for name in columns] for item in items])
 
 
 def _filled_names(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the fields that have a value in one of these objects, in their first order."""
+    """The names of the fields that have a value in any of these objects, in order of appearance."""
     names = list(dict.fromkeys(name for item in items for name in item))
     return [name for name in names if any(item.get(name) not in (None, "") for item in items)]
 
@@ -172,7 +172,8 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
 def scalar(name: str, value: Any) -> Text:
     """One value as text, by its type; a time, size or verdict is recognised by the field's name.
 
-    A flat object becomes `name value` pairs with commas; a list or nested object becomes JSON.
+    `name` is "" for a value that stands in no field. A flat object becomes `name value` pairs with
+    commas; a list or nested object becomes JSON.
     """
     if value is None:
         return Text("")

@@ -22,6 +22,7 @@ from rich.text import Text
 
 import envs
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
 from engine.evidence.verdict.regression import kept_skills
@@ -112,15 +113,15 @@ def _run_scene(scene: Scene, console: Console) -> bool:
     try:
         asyncio.run(_run_with_client(scene, console))
     except KeyboardInterrupt:
-        _clean_up(scene, "the demo was interrupted")
+        _clean_up(scene, cancel_reason="the demo was interrupted")
         console.print("Stopped; the demo's runs are cancelled.")
         return False
     except DemoFailed as error:
-        _clean_up(scene, "the demo failed")
+        _clean_up(scene, cancel_reason="the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
         scene.facts["error"] = str(error)
     except BaseException:  # a bug, or an exit: no run or deployment may stay behind
-        _clean_up(scene, "the demo ended early")
+        _clean_up(scene, cancel_reason="the demo ended early")
         raise
     else:
         _clean_up(scene, cancel_reason="")
@@ -162,7 +163,7 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
 
 
 async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None:
-    """Call the tools one after the other, as an agent would, and note in `scene` what they make.
+    """Call the tools one after the other, as an agent would, and note in `scene` what came of it.
 
     `examples` is the folder with the environments to train on. Raises DemoFailed if a tool refuses
     or a run fails.
@@ -182,7 +183,7 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
         **_facts_of_trainings(scene, trainings),
         "compared": comparisons,
         "chats": chats,
-        "chat": chats[last.plan.algorithm],
+        "chat": chats[last.plan.algorithm],  # "chat" and "report": the last training's alone
         "reports": reports,
         "report": reports[-1],
     }
@@ -210,13 +211,13 @@ class _FinishedTraining:
     Attributes:
         plan: what was trained.
         env_id: the version of its environment.
-        start: the reference of the model that it started from.
+        start_model: the reference of the model that it started from.
         run: the last status of the run.
     """
 
     plan: TrainingPlan
     env_id: str
-    start: str
+    start_model: str
     run: Reply
 
     @property
@@ -232,10 +233,13 @@ class _FinishedTraining:
 async def _train_all(
     caller: "_ToolCaller", scene: Scene, examples: Path
 ) -> list[_FinishedTraining]:
-    """Run all trainings of the demo's plan, one after the other. Raises DemoFailed.
+    """Run all trainings of the demo's plan, one after the other.
 
-    An environment, of the folder `examples`, is pushed before its first training, and that training
-    is checked and priced.
+    Before the first training on an environment, the environment is pushed from the folder
+    `examples`, and the training is checked (dry_run) and its cost estimated.
+
+    Raises:
+        DemoFailed: a tool refused, or a run did not end as done.
     """
     env_ids: dict[str, str] = {}  # by the name of the environment's folder
     trainings: list[_FinishedTraining] = []
@@ -244,13 +248,13 @@ async def _train_all(
         if is_new_env:
             env_ids[plan.env] = await _push(caller, examples / plan.env)
         env_id = env_ids[plan.env]
-        start = trainings[-1].model if plan.continues else scene.plan.model
-        arguments = _arguments(plan, env_id, start, scene.seed)
+        start_model = trainings[-1].model if plan.continues else scene.plan.model
+        arguments = _arguments(plan, env_id, start_model, scene.seed)
         if is_new_env:
             await caller.call("dry_run", arguments)
             await caller.call("estimate_cost", arguments)
         run = await _train(caller, scene, plan, arguments)
-        trainings.append(_FinishedTraining(plan, env_id, start, run))
+        trainings.append(_FinishedTraining(plan, env_id, start_model, run))
     return trainings
 
 
@@ -261,12 +265,12 @@ async def _push(caller: "_ToolCaller", folder: Path) -> str:
 
 
 def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
-    """What became of the skills that the model had before a run; "" where they were not asked."""
+    """What became of the skills that the model had before a run; "" if it did not test them."""
     skills = kept_skills(scene.home.run(training.run_id))
     return skills.summary if skills else ""
 
 
-def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> Reply:
+def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> JsonObject:
     """The arguments by which a tool plans, or submits, a training run of the demo."""
     settings = {**training.settings, "seed": seed}
     return {
@@ -282,17 +286,18 @@ async def _judge(
 ) -> dict[str, Reply]:
     """Evaluate the models on held-out tasks, and compare each with the one that it started from.
 
-    Models of one environment are evaluated together. Returns the replies of `compare_runs`, by the
-    algorithm that they judge. Raises DemoFailed if a tool refuses or an evaluation fails.
+    Models trained on the same environment are evaluated together. Returns the replies of
+    `compare_runs`, by the algorithm of the training. Raises DemoFailed if a tool refuses or an
+    evaluation fails.
     """
     comparisons = {}
     env_ids = list(dict.fromkeys(training.env_id for training in trainings))  # each once
     for env_id in env_ids:
-        on_env = [training for training in trainings if training.env_id == env_id]
-        await _evaluate(caller, scene, env_id, on_env)
-        for training in on_env:
+        trainings_on_env = [training for training in trainings if training.env_id == env_id]
+        await _evaluate(caller, scene, env_id, trainings_on_env)
+        for training in trainings_on_env:
             comparisons[training.plan.algorithm] = await caller.call(
-                "compare_runs", {"ids": [training.start, training.model], "env_id": env_id}
+                "compare_runs", {"ids": [training.start_model, training.model], "env_id": env_id}
             )
     return comparisons
 
@@ -302,7 +307,7 @@ async def _evaluate(
 ) -> None:
     """Evaluate the models that these trainings on one environment made, and those they started
     from, and wait for the end. Raises DemoFailed."""
-    names = [name for training in trainings for name in (training.start, training.model)]
+    names = [name for training in trainings for name in (training.start_model, training.model)]
     models = list(dict.fromkeys(names))  # one may start from what another made
     evaluation = await caller.call(
         "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
@@ -340,7 +345,7 @@ async def _ask(
 
 
 async def _train(
-    caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: Reply
+    caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: JsonObject
 ) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
 
@@ -367,8 +372,10 @@ class _ToolCaller:
         self._client = client
         self._stage = stage
 
-    async def call(self, tool: str, arguments: Reply, step_name: str = "") -> Reply:
-        """Call a tool as one step, named `step_name` or as the tool, and return its reply.
+    async def call(self, tool: str, arguments: JsonObject, step_name: str = "") -> Reply:
+        """Call a tool as one step, and return its reply.
+
+        The step is named `step_name`; with "" it is named as the tool.
 
         Raises:
             DemoFailed: the tool refused.
@@ -378,8 +385,10 @@ class _ToolCaller:
         self._stage.end(step, str(reply["summary"]))
         return reply
 
-    async def chat(self, arguments: Reply) -> Reply:
-        """Ask as one step, and go on with each answer that takes longer than a call.
+    async def chat(self, arguments: JsonObject) -> Reply:
+        """Call the tool `chat` as one step, and return its reply with whole answers.
+
+        An answer that is not finished when the call returns is fetched by further calls.
 
         Raises:
             DemoFailed: the tool refused.
@@ -392,13 +401,13 @@ class _ToolCaller:
         return reply
 
     async def _complete(self, step: Step, answer: Reply, reply: Reply, max_tokens: int) -> None:
-        """Ask for the rest of an answer that is not complete yet, and append it to `answer`.
+        """Ask for the rest of `answer`, if it is not complete yet, and append it in place.
 
-        `reply` is that of the chat, which names the conversation; `max_tokens` is how many tokens
-        the whole answer may have. Raises DemoFailed if the tool refused.
+        `reply` is the reply of the chat, which names the conversation; `max_tokens` is how many
+        tokens the whole answer may have. Raises DemoFailed if the tool refused.
         """
         part = answer
-        while part.get("partial"):
+        while part.get("partial"):  # the call has returned before the answer was complete
             self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
             rest = {
                 "model": answer["model"],
@@ -410,10 +419,10 @@ class _ToolCaller:
             answer["tokens"] += part["tokens"]
 
     async def fetch_model(self, home: Home, name: str) -> None:
-        """Add a known model to the home as one step, unless it is there.
+        """Fetch the model `name`, one of `KNOWN`, into the home as one step, unless it is there.
 
         Raises:
-            DemoFailed: it cannot be had.
+            DemoFailed: the model cannot be fetched.
         """
         step = self._stage.begin("models add", name)
 
@@ -429,7 +438,7 @@ class _ToolCaller:
             raise DemoFailed(f"{error.code}: {error.message}. {error.hint}") from error
         self._stage.end(step, str(reply["summary"]))
 
-    async def read(self, tool: str, arguments: Reply) -> None:
+    async def read(self, tool: str, arguments: JsonObject) -> None:
         """Call a tool whose result is a text, as one step, and show the first line of the text.
 
         Raises:
@@ -462,7 +471,8 @@ class _ToolCaller:
     async def _poll(self, step: Step, run_id: str, metric: str) -> Reply:
         """Ask for the status of a run, and show it in `step`, until the run ends.
 
-        Returns the last status. Raises DemoFailed if the tool refused.
+        `metric` is the metric to draw; "" for none. Returns the last status. Raises DemoFailed if
+        the tool refused.
         """
         cursor = ""
         while True:
@@ -478,10 +488,10 @@ class _ToolCaller:
                 return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
-        """Show the progress of a run with the curve of `metric`.
+        """Show the progress of a run, whose status is `reply`, with the curve of `metric`.
 
-        The latest values of `metric` and of the held-out success stand beside it, once there are
-        any.
+        Beside the curve stand the latest values of `metric` and of the held-out success, once there
+        are any.
         """
         logs = await self._call_tool(
             "read_logs",
@@ -497,9 +507,12 @@ class _ToolCaller:
         text = progress_text(reply, "  ".join(latest_values))
         self._stage.show_progress(step, text, curve)
 
-    async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
+    async def _call_tool(self, tool: str, arguments: JsonObject) -> Reply:
         """Call a tool and return its reply, calling again while a model is still being loaded.
-        Raises DemoFailed with the text of its error."""
+
+        Raises:
+            DemoFailed: the tool refused; the text is that of its error.
+        """
         result = await self._client.call_tool(tool, arguments)
         for _ in range(MAX_LOADING_CALLS):
             if not (result.is_error and _is_loading(result)):
@@ -530,7 +543,7 @@ def _clean_up(scene: Scene, cancel_reason: str) -> None:
     This calls the engine and not the server, because a Ctrl-C has ended the server too. Errors are
     printed on stderr.
     """
-    runs_to_cancel = scene.runs if cancel_reason else []
+    runs_to_cancel = scene.runs if cancel_reason else []  # after a success all have ended
     for run_id in runs_to_cancel:
         try:
             verbs.cancel_run(scene.home, run_id, cancel_reason)
@@ -538,6 +551,6 @@ def _clean_up(scene: Scene, cancel_reason: str) -> None:
             sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
     for model in scene.served:
         try:
-            verbs.deploy(scene.home, model, "stop")
+            verbs.deploy(scene.home, model, action="stop")
         except UserError as error:
             sys.stderr.write(f"{model}: {clean(error.message)}\n")

@@ -50,8 +50,8 @@ def is_better(facts: Reply) -> bool:
     """Whether the demo has shown that both runs made the model better.
 
     For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
-    interval of the comparison must lie above 0. `facts` is the field of `Scene`; what a demo that
-    failed has not reached is missing there.
+    interval of the comparison must lie above 0. `facts` is what the demo has noted (`Scene.facts`);
+    if the demo failed, it lacks what came after that.
     """
     for algorithm in ("sft", "grpo"):  # every plan trains by both
         run = facts.get("runs", {}).get(algorithm, {})
@@ -74,11 +74,11 @@ def _interval(comparison_reply: Reply) -> tuple[float, float]:
 def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
     """Print the verdicts, the answers before and after, the paths of reports and the time taken.
 
-    `facts` is the field of `Scene` after a demo that did not fail.
+    `facts` is what a demo that did not fail has noted (`Scene.facts`).
     """
     console.print()
-    for name in ("sft", "grpo"):
-        _print_comparison(console, name, facts)
+    for algorithm in ("sft", "grpo"):  # every plan trains by both
+        _print_comparison(console, algorithm, facts)
     for training in plan.trainings:
         if training.question:
             console.print()
@@ -95,8 +95,11 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
 
 
 def _print_comparison(console: Console, algorithm: str, facts: Reply) -> None:
-    """Print how the run of this algorithm compares with its start, and whether other skills
-    suffered, if that was looked at. `facts` is the field of `Scene`."""
+    """Print how the model trained by `algorithm` compares with the one before training.
+
+    Below it stands whether other skills suffered, if that was looked at. `facts` is what the demo
+    has noted (`Scene.facts`).
+    """
     comparison = facts["compared"][algorithm]
     verdict = str(comparison.get("verdict", "unknown"))
     line = Text(f"{algorithm:<5}", style="bold")
