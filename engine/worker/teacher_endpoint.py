@@ -90,7 +90,8 @@ class EndpointTeacher:
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait for all, or for the first that fails, and raise its error."""
+        """Wait until all futures are done. Raises the error of the first that fails, and Stopped if
+        the run is asked to stop meanwhile."""
         pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=LOOK_S)
@@ -207,8 +208,8 @@ class EndpointTeacher:
 
 
 def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
-    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens
-    (of the first, which nothing precedes, there is none)."""
+    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens.
+    The first token needs none, because nothing precedes it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
         numbers = logprobs["token_logprobs"][1:prompt_length]

@@ -371,10 +371,10 @@ class Training:
         return result
 
     def _report_best(self) -> Result:
-        """Play the test half with the best checkpoint. Returns its step and its score; without
-        held-out tasks, only the number of the last step."""
+        """Play the test half with the best checkpoint. Returns its step and its score; only the
+        number of the last step without held-out tasks, or if no checkpoint is the best."""
         evaluation = self.evaluation
-        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
+        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:  # -1: none
             return {"best_step": self.done}
         with self._timed("exam_s"):
             best_step = evaluation.report(self._load_step)

@@ -372,8 +372,8 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
 def _compiled_if_it_pays(
     sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int
 ) -> Choice:
-    """The set `compiled`, if it works on the model's sizes and `steps` optimizer steps ahead are
-    enough to pay for compiling; otherwise torch's, with the reason."""
+    """The set of functions `compiled`, if it works on the model's sizes and the `steps` optimizer
+    steps ahead are enough to pay for compiling; otherwise the set `TORCH`, with the reason."""
     if steps < COMPILE_FROM_STEPS:
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
     choice = attempt(of_compiler, sizes, dtype, device)

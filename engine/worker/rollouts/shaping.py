@@ -38,18 +38,18 @@ def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
     """How many of a completion's tokens are thought, without the marks around it."""
     decode = renderer.completion_text
     return sum(
-        _ids_needed(ids, end, decode) - _ids_needed(ids, start, decode)
-        for start, end in renderer.thought_spans(decode(ids))
+        _ids_until(ids, end, decode) - _ids_until(ids, start, decode)
+        for start, end in renderer.thought_spans(decode(ids))  # in characters of the text
     )
 
 
-def _ids_needed(ids: Sequence[int], characters: int, decode: Decode) -> int:
-    """How many of the first ids are needed for a text of at least `characters` characters (a binary
-    search)."""
+def _ids_until(ids: Sequence[int], character: int, decode: Decode) -> int:
+    """How many of the first ids it takes until their text has at least `character` characters (a
+    binary search)."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2
-        if len(decode(ids[:middle])) >= characters:
+        if len(decode(ids[:middle])) >= character:
             upper_bound = middle
         else:
             lower_bound = middle + 1

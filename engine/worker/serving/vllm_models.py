@@ -156,8 +156,8 @@ class VllmModels:
             raise Refused(500, f"{error.message} {error.evidence}") from error
 
     def _server_name(self, name: str) -> str:
-        """By which name vLLM knows the model called `name`. Raises Refused (404) for an unknown
-        one."""
+        """The name under which vLLM knows the model called `name`. Raises Refused (404) for an
+        unknown one."""
         server_name = BASE if name == self.base_name else self._server_names.get(name)
         if server_name is None:
             raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
@@ -245,6 +245,7 @@ def _tokens_of(folder: Path) -> _Tokens:
         tokenizer,
         stop_ids=stop_ids_of(model.config, tokenizer, folder),
         vocab=known_ids(model.config, tokenizer),
+        # The columns of the model's logits; those after the known ids are padding.
         model_vocab=int(model.config.get_text_config().vocab_size),
     )
 

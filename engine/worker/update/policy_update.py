@@ -94,7 +94,7 @@ class PolicyPass:
         self.trajectories = trajectories
         self.normaliser = normaliser
         self.clip = losses.Clip(settings.clip_low, settings.clip_high)
-        self.first = True
+        self.first = True  # the caller sets it to False after the first pass
         self.microbatches: list[Microbatch] = []
 
     def run(self, tokens: int) -> list[PassSums]:
@@ -219,8 +219,8 @@ class PolicyPass:
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
-    """Give the tokens for which the sampler gave no log-probability (NaN) that of `old`: it is
-    assumed to agree with the trainer. Returns how many they are."""
+    """Fill in the tokens for which the sampler gave no log-probability (NaN), with `old`, the
+    trainer's own: the two are assumed to agree there. Returns how many tokens were filled in."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return int(is_missing.sum())
