@@ -327,7 +327,7 @@ class Training:
         """What a checkpoint keeps besides weights: the loop's state, and the best step so far under
         the key `best`."""
         state = dict(self.state)
-        if best.step > 0:  # there is a best step, and it is not the start
+        if best.step > 0:  # -1 before there is a best step
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         return state

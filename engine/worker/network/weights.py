@@ -168,11 +168,12 @@ def _whole(take: Take, name: str) -> Linear | None:
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with its output multiplied by `factor`."""
+    """The layer with its output multiplied by `factor`: weight and bias are, and the layer notes
+    the factor, by which an adapter has to be scaled too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
-    return Linear(linear.weight * factor, bias, linear.slot, factor)
+    return Linear(linear.weight * factor, bias, linear.slot, factor=factor)
 
 
 def _fused(take: Take, *names: str) -> Linear:

@@ -390,9 +390,9 @@ def _by_row(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _parts(x: torch.Tensor, prompt_length: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two views of x [kv_heads, rows * n, prompt length + length]: the part of the prompt,
-    [kv_heads, rows * n, prompt length], and that of each row itself, [kv_heads * rows, n, length].
-    """
+    """Two views of x [kv_heads, rows * n, prompt length + length], which has n queries per row: the
+    prompt's columns, [kv_heads, rows * n, prompt length], and the columns of the rows' own tokens,
+    [kv_heads * rows, n, length]."""
     own = _by_row(x, rows)[:, :, prompt_length:]
     return x[:, :, :prompt_length], own
 

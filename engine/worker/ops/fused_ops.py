@@ -314,7 +314,8 @@ class _LigerFunctions:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        """Like `apply_rope`, without a gradient: what the kernel saves for one is dropped."""
+        """Normalise and rotate the queries and keys in `all_heads`, in place; without a weight only
+        rotate them. What the kernel saves for a gradient is dropped."""
         self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
 

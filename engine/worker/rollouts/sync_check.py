@@ -72,8 +72,8 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap that the update of `step` measured, and return the metrics that `check`
-        returns; {} if `measured` holds no gap, as in a step that trained nothing.
+        """Judge the gap between sampler and trainer that the update of `step` measured. Returns its
+        metrics by name; {} if `measured` holds no gap, as in a step that trained nothing.
 
         Raises:
             WorkerFailure: kind internal, when the gap is too large or NaN.

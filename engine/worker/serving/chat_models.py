@@ -126,7 +126,8 @@ class Served:
         return {"index": index, "message": message, "finish_reason": finish_reason}
 
     def rate(self, request: LogprobsRequest) -> Reply:
-        """The log-probabilities of the request's token ids, as OpenAI's text_completion object.
+        """The log-probabilities of the request's token ids, as OpenAI's text_completion object. If
+        the request has `continues`, the likeliest token after them is added.
 
         Raises:
             Refused: 400 for an id that has no token or a prompt that is too long, 404 for an

@@ -164,7 +164,8 @@ class VllmModels:
         return server_name
 
     def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
-        """See `Models.prompt_logprobs` (chat_models.py)."""
+        """The log-probability in nats of every id but the first under the model called `name`.
+        Raises Refused: 404 for an unknown name, 500 when vLLM fails."""
         server_name = self._server_name(name)
         if len(ids) < 2:
             return []  # nothing precedes the only id
