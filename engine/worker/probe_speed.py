@@ -58,6 +58,7 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
         pad_token_id=0,
     )
     model = Qwen3ForCausalLM(config)
+    # Through torch, because the types of transformers' own `to` fit no call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return model
 

@@ -271,14 +271,14 @@ def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """Render the held-out tasks as the training rows are, so that their loss can be measured. Left
-    out are tasks without an answer, and rows that have no supervised token after the cut at
-    max_length."""
+    """Render the held-out tasks in the same way as the training rows, so that their loss can be
+    measured. Left out are tasks without an answer, and rows that have no supervised token after
+    the cut at max_length."""
     return [
         LossRow(task["id"], row)
         for task in tasks
         if task["gold"]
-        for row, _ in _rows_of(job, components, task)
+        for row, _uncut_length in _rows_of(job, components, task)
         if any(row.loss_mask)
     ]
 

@@ -212,8 +212,8 @@ class EndpointTeacher:
 
 
 def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
-    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens
-    (of the first, which nothing precedes, there is none)."""
+    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens.
+    The first token needs none, because nothing precedes it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
         numbers = logprobs["token_logprobs"][1:prompt_length]

@@ -331,7 +331,7 @@ class Training:
         """What a checkpoint keeps besides weights: the loop's state, and the best step so far under
         the key `best`."""
         state = dict(self.state)
-        if best.step > 0:  # there is a best step, and it is not the start
+        if best.step > 0:  # -1 before there is a best step
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         return state
@@ -376,10 +376,10 @@ class Training:
         return result
 
     def _report_best(self) -> Result:
-        """Play the test half with the best checkpoint. Returns its step and its score; without
-        held-out tasks, only the number of the last step."""
+        """Play the test half with the best checkpoint. Returns its step and its score; only the
+        number of the last step without held-out tasks, or if no checkpoint is the best."""
         evaluation = self.evaluation
-        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
+        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:  # -1: none
             return {"best_step": self.done}
         with self._timed("exam_s"):
             best_step = evaluation.report(self._load_step)

@@ -100,8 +100,8 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The trajectories as rows of token ids. Prompts are not trained; with `prefix_len` the members
-    of a group share theirs."""
+    """The trajectories as rows of token ids. Prompts are not trained; `prefix_len` tells how long
+    a row's prompt is, so that the members of a group can share it."""
     rows = []
     for t in trajectories:
         prompt_length = len(t.prompt_ids)

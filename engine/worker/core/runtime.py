@@ -30,11 +30,11 @@ MALLOC = {M_TRIM_THRESHOLD: -1, M_MMAP_THRESHOLD: 32 << 20}
 
 def prepare() -> None:
     """Set each of DEFAULTS unless the variable is set already, and let the C library keep memory
-    that is freed; call before torch is imported. See `release_memory`."""
+    that is freed; call before torch is imported. `release_memory` gives that memory back."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if sys.platform == "linux":
-        # As in `release_memory`.
+        # OSError: the C library cannot be opened; AttributeError: it is not glibc.
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             for parameter, value in MALLOC.items():

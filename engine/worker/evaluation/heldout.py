@@ -105,7 +105,7 @@ def evaluate(
 ) -> list[Group]:
     """Play and score each task `attempts` times. Returns one group per task, in the order of
     `tasks`."""
-    groups, _ = collect(tasks, attempts, context, sampler, params)
+    groups, _times = collect(tasks, attempts, context, sampler, params)
     return groups
 
 

@@ -33,8 +33,8 @@ class Question:
 
 
 def _same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
-    """Questions of one wording, `ask`, about several things; `pairs` is "thing: answer, thing:
-    answer or other right answer, ..."."""
+    """Questions of one wording about several things. `ask` has {} in place of the thing; `pairs` is
+    "thing: answer, thing: answer or other right answer, ..."."""
     questions = []
     for pair in pairs.split(","):
         thing, answer = pair.strip().split(": ")

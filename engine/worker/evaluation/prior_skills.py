@@ -158,7 +158,8 @@ class PriorSkills:
     def _checked_row(
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
-        """The row of an answer that was checked here; `text` is that of the completion."""
+        """The row of an answer that was checked without an environment; `text` is the completion's
+        text."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],

@@ -354,7 +354,7 @@ def _peft_draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
-    """The projections of a slot that get an adapter: all of them for the target "all-linear",
+    """The projections of a fused layer that get an adapter: all for the target "all-linear",
     otherwise those whose name ends in a target, such as "...self_attn.q_proj" in "q_proj"."""
     if "all-linear" in spec.targets:
         return list(slot.projections)

@@ -89,8 +89,8 @@ class Cache:
         self._make_prompt_tensors(lengths)
 
     def _make_counters(self, lengths: torch.Tensor) -> None:
-        """Put columns and positions on the device, where a captured graph reads them. lengths:
-        [blocks], of the prompts."""
+        """Put the next column to write, and each row's first column and next position, on the
+        device, where a captured graph reads them. lengths: [blocks], of the prompts."""
         self.next_column = torch.tensor([self.columns_written], device=self.device)
         self.starts_on_device = torch.tensor(self.starts, device=self.device)
         # [blocks * width], the position of each row's next token.
@@ -211,6 +211,7 @@ class Cache:
         all rows write now."""
         shape = self.shape
         by_place = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
+        # To [2, blocks, kv_heads, width, 1 column, dim]; axis 4 is that of the columns.
         by_place = by_place.permute(2, 0, 3, 1, 4, 5)
         self.writable[layer].index_copy_(4, self.next_column, by_place)
 
@@ -267,8 +268,8 @@ class Cache:
         return new
 
     def _take_over(self, rows: torch.Tensor) -> None:
-        """Write keys and values [rows, 2, layers, kv_heads, columns, dim] of rows of another cache
-        into the first columns of the first rows."""
+        """Write keys and values [rows, 2, layers, kv_heads, columns, dim], taken from another
+        cache, into the first columns of the first rows."""
         by_block = rows.unflatten(0, (-1, self.width))
         # To [2, layers, blocks, kv_heads, width, columns, dim].
         by_block = by_block.permute(2, 3, 0, 4, 1, 5, 6)

@@ -94,9 +94,9 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`. `done` is called with (prompt
-        index, member, completion) as soon as each has ended."""
-        rows = new_rows(len(prompts), n, params.seed)
+        """`n` completions of each prompt, in the order of `prompts`. As soon as a completion has
+        ended, `done` is called with (prompt index, number of the completion, completion)."""
+        rows = new_rows(len(prompts), n, params.seed)  # filled in place
         for _ in self._sample(prompts, rows, params, done):
             pass
         return completions(rows)

@@ -257,7 +257,8 @@ class _Product:
             self.b = _joint_b(adapted.factors, adapted.weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output [N, out] for x [N, in]."""
+        """The layer's output [N, out] for x [N, in], with the adapter's part unless that is merged
+        into the weight."""
         y = self.product(x, self.bias)
         if self.a is not None and self.b is not None:
             y.addmm_(x @ self.a, self.b, alpha=self.scale)

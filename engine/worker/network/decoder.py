@@ -132,7 +132,8 @@ class Decoder:
         parameters = dict(model.named_parameters())
 
         def take(name: str) -> torch.Tensor | None:
-            """See `Take`. A projection is emptied in the model."""
+            """The weight called `name`; None if the model has none. The weight of a projection is
+            emptied in the model, since it is fused here."""
             parameter = parameters.get(name)
             if parameter is None:
                 return None

@@ -129,8 +129,12 @@ class HubNetwork:
     kernels, kernels_why = "transformers", ""
 
     def __init__(self, model: PreTrainedModel, vocab: int, why: str) -> None:
-        """Keep the model and switch off its own dropout. `vocab` ids have a token; `why` says what
-        ruled out our own forward."""
+        """Keep the model and switch off its own dropout.
+
+        Args:
+            vocab: how many ids have a token; the model's output may have more columns.
+            why: the reason why our own forward cannot run this model.
+        """
         self.model = model
         self.vocab = vocab
         self.why = why
@@ -181,8 +185,8 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """The pattern NOT_ADAPTED of modules that take no adapter, such as those of a part that
-        sees pictures, if one of the targets matches it; otherwise ""."""
+        """The pattern NOT_ADAPTED, if the adapter's targets would include a module that matches it,
+        such as one of a part that sees pictures: such modules get no adapter. Otherwise ""."""
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)

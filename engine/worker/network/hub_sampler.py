@@ -164,8 +164,8 @@ class HubSampler:
         done: Done | None = None,
     ) -> list[list[Completion]]:
         """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`. Short
-        prompts come first, so that little is padded."""
-        rows = new_rows(len(prompts), n, params.seed)
+        prompts are read first, so that little is padded."""
+        rows = new_rows(len(prompts), n, params.seed)  # filled in place
         for _ in self._rounds(prompts, rows, params, done):
             pass
         return completions(rows)

@@ -265,7 +265,7 @@ def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, An
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return {"quantization_config": config, "device_map": {"": str(device)}}
+    return {"quantization_config": config, "device_map": {"": str(device)}}  # "": all modules
 
 
 def probe_ids(vocab: int) -> list[int]:

@@ -224,10 +224,10 @@ def draw(
 def _draw_likely(
     logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, among the tokens that top_k and top_p leave, from log-probabilities [rows,
-    vocab]."""
+    """Draw one id per row among the tokens that top_k and top_p leave, from log-probabilities
+    [rows, vocab]. Returns what `draw` returns: (ids, their log-probabilities), both [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
-    index = pick(logprobs.exp(), random_numbers)  # among these
+    index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
     return _at(index, ids), _at(index, logprobs)
 
 

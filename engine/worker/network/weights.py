@@ -130,9 +130,19 @@ def _norms(take: Take, layer: str) -> _Norms:
     # attention where it begins with none (OLMo 2).
     post_attention = required(take, f"{layer}.post_attention_layernorm.weight")
     if before_attention is not None:
-        return _Norms(before_attention, None, post_attention, None)
+        return _Norms(
+            before_attention=before_attention,
+            after_attention=None,
+            before_mlp=post_attention,
+            after_mlp=None,
+        )
     after_mlp = required(take, f"{layer}.post_feedforward_layernorm.weight")
-    return _Norms(None, post_attention, None, after_mlp)
+    return _Norms(
+        before_attention=None,
+        after_attention=post_attention,
+        before_mlp=None,
+        after_mlp=after_mlp,
+    )
 
 
 def _head_norms(
@@ -148,7 +158,8 @@ def _head_norms(
 
 
 def _whole(take: Take, name: str) -> Linear | None:
-    """The projection with this name, which the model stores as one; None if it has none."""
+    """The layer with the projection `name`, which the model stores in a weight of its own; None if
+    the model has no such weight."""
     weight = take(f"{name}.weight")
     if weight is None:
         return None
@@ -157,11 +168,12 @@ def _whole(take: Take, name: str) -> Linear | None:
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with its output multiplied by `factor`."""
+    """The layer with its output multiplied by `factor`: weight and bias are, and the layer notes
+    the factor, by which an adapter has to be scaled too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
-    return Linear(linear.weight * factor, bias, linear.slot, factor)
+    return Linear(linear.weight * factor, bias, linear.slot, factor=factor)
 
 
 def _fused(take: Take, *names: str) -> Linear:

@@ -125,8 +125,9 @@ def _attended_by_blocks(
 
 
 def _blocks(length: int, group: int) -> list[tuple[slice, int]]:
-    """Divide `length` tokens into blocks. For each block: the places of its queries, `group` for
-    each token, and the number of tokens up to its end, whose keys the block may see."""
+    """Divide `length` tokens into blocks. For each block: the places of its queries, and the number
+    of tokens up to its end, whose keys the block may see. Each token has `group` queries, one for
+    each query head that shares the key head."""
     blocks = []
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
@@ -140,6 +141,7 @@ def _block_probabilities(q: torch.Tensor, k: torch.Tensor, group: int) -> torch.
     Args:
         q: [n, tokens * group, dim], the block's scaled queries.
         k: [n, stop, dim], the keys up to the block's end.
+        group: how many query heads share a key head.
     """
     scores = torch.bmm(q, k.transpose(1, 2))
     tokens = q.shape[1] // group
@@ -388,9 +390,9 @@ def _by_row(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _parts(x: torch.Tensor, prompt_length: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two views of x [kv_heads, rows * n, prompt length + length]: the part of the prompt,
-    [kv_heads, rows * n, prompt length], and that of each row itself, [kv_heads * rows, n, length].
-    """
+    """Two views of x [kv_heads, rows * n, prompt length + length], which has n queries per row: the
+    prompt's columns, [kv_heads, rows * n, prompt length], and the columns of the rows' own tokens,
+    [kv_heads * rows, n, length]."""
     own = _by_row(x, rows)[:, :, prompt_length:]
     return x[:, :, :prompt_length], own
 

@@ -35,8 +35,8 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x), in float32. `normed` is x / rms(x) and `inverse` 1
-    / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
+    """The gradient of x in weight * x / rms(x), in float32. `normed` = x / rms(x) and `inverse` =
+    1 / rms(x) are what `normalise` returns; `dy` is the gradient of the weighted result."""
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
     return (grad - wide_normed * mean_product) * inverse
@@ -73,8 +73,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `add_norm`, which is the same for both. `dtotal` is the
-    gradient of x + delta, `dy` the gradient of the norm."""
+    """The gradient of x and of delta in `add_norm`, which is the same for both, from the gradients
+    of the loss with respect to its two outputs: `dtotal` for x + delta, `dy` for the norm of it."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 

@@ -314,7 +314,8 @@ class _LigerFunctions:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        """Like `apply_rope`, without a gradient: what the kernel saves for one is dropped."""
+        """Normalise and rotate the queries and keys in `all_heads`, in place; without a weight only
+        rotate them. What the kernel saves for a gradient is dropped."""
         self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
 
@@ -372,8 +373,8 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
 def _compiled_if_it_pays(
     sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int
 ) -> Choice:
-    """The set `compiled`, if it works on the model's sizes and `steps` optimizer steps ahead are
-    enough to pay for compiling; otherwise torch's, with the reason."""
+    """The set of functions `compiled`, if it works on the model's sizes and the `steps` optimizer
+    steps ahead are enough to pay for compiling; otherwise the set `TORCH`, with the reason."""
     if steps < COMPILE_FROM_STEPS:
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
     choice = attempt(of_compiler, sizes, dtype, device)

@@ -268,8 +268,8 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of x and delta, which are equal, from the gradient `dtotal` of x + delta
-        and the gradient `dy` of the norm; None for the other arguments."""
+        """The gradients of x and delta, which are equal, from those of the two outputs: `dtotal` of
+        x + delta and `dy` of the norm of it. None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
@@ -454,7 +454,7 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
         """The gradient of `hidden`, from the gradient `dvalues` [T] of the log-probabilities; None
         for the other arguments. Entropies have no gradient."""
-        (slopes,) = ctx.saved_tensors
+        (slopes,) = ctx.saved_tensors  # [T, hidden]: each log-probability by its hidden row
         dhidden = slopes * dvalues[:, None].to(slopes.dtype)
         return dhidden, None, None, None, None, None
 

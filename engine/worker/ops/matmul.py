@@ -99,7 +99,7 @@ class Fixed:
         oneDNN if the weight was packed and there are enough rows."""
         if self.packed is None:
             return linear(x, self.weight, bias)
-        if x.shape[0] < self._min_rows:
+        if x.shape[0] < self._min_rows:  # too few for oneDNN to be faster
             return F.linear(x, self.weight, bias)
         return self._operator(x, self.packed, bias, *NO_ACTIVATION)
 

@@ -373,7 +373,7 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
     """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
     prefix is not of similar length; len(layout.suffixes) if there is none."""
-    # The prefixes are sorted by length, so that of suffix `first` is the bucket's shortest.
+    # `layout.prefixes` are lengths in rising order: that of suffix `first` is the shortest here.
     longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
     end = first
     while end < len(layout.owners) and layout.prefixes[layout.owners[end]] <= longest_prefix:

@@ -155,9 +155,9 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 def fresh_tasks(
     step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """Choose at most `limit` tasks, out of `count`, whose indices are not in `used`, the tasks that
-    the step has played already. Returns their indices; fewer if too few remain. The choice follows
-    from the seed, the step and the number of the round within it."""
+    """Choose at most `limit` of `count` tasks, and return their indices; fewer if too few remain.
+    Those in `used` are not chosen: the step has played them already. The choice follows from the
+    seed, the step and the number of the round within the step."""
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
     return [index for index in order if index not in used][:limit]

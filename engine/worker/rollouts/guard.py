@@ -16,8 +16,8 @@ class Guard:
     """Looks at every batch, and ends a run that cannot learn."""
 
     def __init__(self, error_limit: float, state: LoopState, run_id: str) -> None:
-        """End the run `run_id` once more than the share `error_limit` of its completions cannot be
-        scored. The counters in `state` start at 0, unless a resumed run brings them along."""
+        """Watch the run `run_id`, in which at most the share `error_limit` of the completions may
+        fail to be scored. The counters in `state` start at 0; a resumed run brings its own."""
         self.error_limit = error_limit
         self.run_id = run_id
         self.state = state

@@ -15,8 +15,8 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
     """Every trajectory of a step's batch as a record, group by group; groups that were replaced
     come last."""
     return [
-        _record(step, number, member, trajectory, dropped=number >= len(batch.groups))
-        for number, group in enumerate(batch.groups + batch.dropped)
+        _record(step, group_number, member, trajectory, dropped=group_number >= len(batch.groups))
+        for group_number, group in enumerate(batch.groups + batch.dropped)
         for member, trajectory in enumerate(group.members)
     ]
 

@@ -47,8 +47,8 @@ def start_vllm(
         server,
         folder=job.run.sampled_adapters,
         stop_ids=needs.stop_ids,
-        vocab=base.vocab,
-        model_vocab=base.network.shape.vocab,
+        vocab=base.vocab,  # how many ids have a token
+        model_vocab=base.network.shape.vocab,  # columns of its logits, padding included
         on_wait=job.check_stop,  # raises Stopped
     )
 

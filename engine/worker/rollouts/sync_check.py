@@ -54,7 +54,8 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """Choose the limits of the gap by `precision`; without `exact` only its growth is judged.
+        """Choose by `precision` how large the gap may be, the distance between the sampler's and
+        the trainer's log-probabilities of a token. Without `exact` only its growth is judged.
 
         Args:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16.
@@ -71,8 +72,8 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap that the update of `step` measured, and return the metrics that `check`
-        returns; {} if `measured` holds no gap, as in a step that trained nothing.
+        """Judge the gap between sampler and trainer that the update of `step` measured. Returns its
+        metrics by name; {} if `measured` holds no gap, as in a step that trained nothing.
 
         Raises:
             WorkerFailure: kind internal, when the gap is too large or NaN.
@@ -141,8 +142,8 @@ class SyncCheck:
         )
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason, unless it was written before and
-        every step since then had too large a gap."""
+        """Write the event `name` with both gaps and the reason, unless it is in the list `told`: it
+        was written before, and no step since then had a gap within the limits."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

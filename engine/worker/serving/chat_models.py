@@ -126,7 +126,8 @@ class Served:
         return {"index": index, "message": message, "finish_reason": finish_reason}
 
     def rate(self, request: LogprobsRequest) -> Reply:
-        """The log-probabilities of the request's token ids, as OpenAI's text_completion object.
+        """The log-probabilities of the request's token ids, as OpenAI's text_completion object. If
+        the request has `continues`, the likeliest token after them is added.
 
         Raises:
             Refused: 400 for an id that has no token or a prompt that is too long, 404 for an
@@ -294,8 +295,8 @@ class _StreamedAnswer:
     def chunk(
         self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None
     ) -> Reply:
-        """A piece with this delta. If the request wants token ids, it names `sampled`, the token
-        for which the piece is sent, if there is one."""
+        """A piece of the stream, with this delta. `sampled` is the id of the token for which the
+        piece is sent, None if there is none; it is named if the request wants token ids."""
         choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         if sampled is not None and self.request.return_token_ids:
             choice["token_ids"] = [sampled]

@@ -193,8 +193,9 @@ class Server:
         """Answer with the log-probabilities of the request's own token ids.
 
         Raises:
-            Refused: 400 for what is no such request, 404 for an unknown model, 429 with `MAX_BUSY`
-                answers in progress, 408 or 413 for the body.
+            Refused: 400 for a body that is not such a request, 404 for an unknown model, 429 with
+                `MAX_BUSY` answers in progress, 408 or 413 if the body comes too slowly or is too
+                large.
         """
         logprobs_request = parse_logprobs(await body_of(request))
         if self.busy >= MAX_BUSY:

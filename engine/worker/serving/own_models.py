@@ -137,7 +137,8 @@ class OwnModels:
 
     @torch.no_grad()
     def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
-        """See `Models.prompt_logprobs` (chat_models.py)."""
+        """The log-probability in nats of every id but the first under the model called `name`.
+        Raises Refused (404) for an unknown name."""
         if len(ids) < 2:
             return []  # nothing precedes the only id
         with self.speaking_as(name):  # takes the lock, and refuses an unknown name

@@ -92,7 +92,7 @@ def logprobs_reply(
 
 
 def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
-    """The only choice of a completion, with the tokens' texts and log-probabilities.
+    """The only entry of a reply's `choices`, with the tokens' texts and log-probabilities.
     `top_logprobs` is null, as no other tokens are rated."""
     offsets = [0]  # where each token begins in the text, in characters
     for token in tokens[:-1]:

@@ -156,15 +156,16 @@ class VllmModels:
             raise Refused(500, f"{error.message} {error.evidence}") from error
 
     def _server_name(self, name: str) -> str:
-        """By which name vLLM knows the model called `name`. Raises Refused (404) for an unknown
-        one."""
+        """The name under which vLLM knows the model called `name`. Raises Refused (404) for an
+        unknown one."""
         server_name = BASE if name == self.base_name else self._server_names.get(name)
         if server_name is None:
             raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
         return server_name
 
     def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
-        """See `Models.prompt_logprobs` (chat_models.py)."""
+        """The log-probability in nats of every id but the first under the model called `name`.
+        Raises Refused: 404 for an unknown name, 500 when vLLM fails."""
         server_name = self._server_name(name)
         if len(ids) < 2:
             return []  # nothing precedes the only id

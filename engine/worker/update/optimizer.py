@@ -30,7 +30,7 @@ class AdamW:
 
         Args:
             learning_rate: of the first step.
-            weight_decay: times the learning rate, the share of a parameter that each step removes.
+            weight_decay: each step shrinks a parameter by the share learning rate * weight decay.
         """
         self.parameters = list(parameters)
         self.learning_rate = learning_rate

@@ -220,8 +220,8 @@ class PolicyPass:
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
-    """Give the tokens for which the sampler gave no log-probability (NaN) that of `old`: it is
-    assumed to agree with the trainer. Returns how many they are."""
+    """Fill in the tokens for which the sampler gave no log-probability (NaN), with `old`, the
+    trainer's own: the two are assumed to agree there. Returns how many tokens were filled in."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return int(is_missing.sum())
