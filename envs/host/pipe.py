@@ -363,7 +363,8 @@ def _start_parent(
 ) -> subprocess.Popen[bytes]:
     """Start sandbox_parent.py with `lifeline` as its descriptor 0 and only these variables.
 
-    Raises OSError if the interpreter does not start.
+    The lifeline is the reading end of a pipe: when the other end closes, the program stops. Raises
+    OSError if the interpreter does not start.
     """
     return subprocess.Popen(
         # -S: without the module `site` neither path files nor sitecustomize run code.

@@ -308,7 +308,7 @@ class Episode:
         """
         message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
-            self._resume()
+            self._resume()  # the process may have been restarted since the last step
             reply = self._send("step", {"message": message_dict})
             self._history.append((message_dict, reply))
         return reply

@@ -82,7 +82,7 @@ class Log:
         self.pending = lines.pop()
         for line in lines:
             self._write_line(line + b"\n")
-        if len(self.pending) > LOG_LINE:
+        if len(self.pending) > LOG_LINE:  # do not keep more of a line that does not end
             self._write_line(self.pending + b"\n")
             self.pending = b""
 

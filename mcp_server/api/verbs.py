@@ -446,10 +446,11 @@ def inspect_data(
 
     Args:
         home: the home whose cache holds what was read of large files, and datasets of the hub.
-        path: of the file; or the id of a dataset on the hub, whose first training file is meant.
-        model: whose tokens are counted; "" for none.
+        path: the path of the file, or the id of a dataset on the hub, of which the first training
+            file is taken.
+        model: the model whose tokens are counted; "" for none.
         roots: folders that the file must lie in; None: any folder.
-        wait_s: how long a dataset is fetched and a large file is read.
+        wait_s: seconds to wait at most until a dataset is fetched and a large file is read.
 
     Raises UserError: DATASET_INVALID, the file cannot be read as data. DATASET_READING, retryable,
     it is still being fetched or read. PATH_OUTSIDE_ROOTS, it lies in none of `roots`.

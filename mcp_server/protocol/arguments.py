@@ -70,8 +70,8 @@ def _unknown_argument(tool: str, name: str, value: Any, schemas: Mapping[str, An
 
 
 def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise UserError BAD_ARGUMENT for another value where the schema wants a boolean or a
-    number."""
+    """Raise UserError BAD_ARGUMENT if the schema wants a boolean or a number and `value` is not
+    one."""
     json_type = str(schema.get("type"))
     if json_type in _CHECKED_TYPES and not _has_json_type(json_type, value):
         raise UserError(

@@ -539,7 +539,7 @@ async def _answer_in_thread(
 ) -> Reply:
     """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
 
-    `chat` takes a function `listener`, which it calls with what has come. If the client cancels
+    `chat` calls its argument `listener` with each piece of an answer. If the client cancels
     the call, this returns at once; the sampling ends with the next token.
     """
     cancelled = threading.Event()
