@@ -227,10 +227,10 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """The split that the names of the files of one dataset say, in order.
+    """The split of each file of one dataset, as its name says; None if it says none.
 
-    A name says "train" only if another one says "heldout": a training file alone is a dataset like
-    any other, of which a push holds some rows out.
+    If no file is held out, all are None: a training file alone is a dataset like any other, of
+    which a push holds some rows out.
     """
     splits = [split_of(path) for path in files]
     return splits if "heldout" in splits else [None] * len(splits)

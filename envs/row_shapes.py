@@ -125,7 +125,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def _unused_values(row: JsonObject, shape: str, used: set[str]) -> JsonObject:
-    """What of a row becomes metadata: the keys that nothing else uses, and its tools.
+    """The part of a row that becomes metadata: the keys that nothing else uses, and its tools.
 
     Args:
         shape: the name of the row's shape, from `shape_of`.

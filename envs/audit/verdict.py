@@ -107,7 +107,7 @@ def _stability_risks(findings: Findings) -> list[str]:
 
 
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
-    """The names of the findings that make the reward weaker, but are no risk; [] for none.
+    """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
 
     They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises".
     """

@@ -287,7 +287,7 @@ class Pipe:
         while not line.strip():  # blank lines say nothing
             line = self._read_line(max_bytes, limit)
         message = self._parse(line, limit.doing)
-        if isinstance(message.get("exit"), dict):
+        if isinstance(message.get("exit"), dict):  # the last message: how the process ended
             raise Fault(_ending_sentence(message["exit"], limit.doing))
         return message
 
@@ -468,9 +468,10 @@ def _clean_environment(python: str) -> dict[str, str]:
 def _variables(
     packages: Packages, secrets: Mapping[str, str], install: InstallOrder | None
 ) -> dict[str, str]:
-    """The environment variables of the parent.
+    """The environment variables for the parent, the process that starts and watches user code.
 
-    Secrets go there, because every user of the machine can read the arguments.
+    Secrets are passed in them, because every user of the machine can read the arguments of a
+    command. `install` is None if no packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
     if install is not None:

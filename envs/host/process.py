@@ -161,6 +161,7 @@ class EnvProcess:
                 rows = self._call("tasks", {}, seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
+            # "sft": nothing is scored, so a task is of use only with an answer to learn from.
             return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:

@@ -449,11 +449,12 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
 def _pipe_of_signals() -> int:
     """The reading end of a pipe that gets a byte with every signal, such as when a child ends.
 
-    So a `poll` on it returns then.
+    A `poll` on it therefore returns when a signal comes.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
+    # Does nothing itself: a signal without a handler in Python writes no byte.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return reader
 

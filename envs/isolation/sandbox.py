@@ -193,7 +193,7 @@ class _SelfTest:
 
 
 def _measures(test: _SelfTest, spaces: str) -> list[str]:
-    """The measures beside the limits that are in force, in words.
+    """The measures in force that confine this process, besides its limits; in words.
 
     `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
     """

@@ -22,6 +22,7 @@ from rich.text import Text
 
 import envs
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
 from engine.evidence.verdict.regression import kept_skills
@@ -267,7 +268,7 @@ def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
     return skills.summary if skills else ""
 
 
-def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> Reply:
+def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> JsonObject:
     """The arguments by which a tool plans, or submits, a training run of the demo."""
     settings = {**training.settings, "seed": seed}
     return {
@@ -341,7 +342,7 @@ async def _ask(
 
 
 async def _train(
-    caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: Reply
+    caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: JsonObject
 ) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
 
@@ -368,7 +369,7 @@ class _ToolCaller:
         self._client = client
         self._stage = stage
 
-    async def call(self, tool: str, arguments: Reply, step_name: str = "") -> Reply:
+    async def call(self, tool: str, arguments: JsonObject, step_name: str = "") -> Reply:
         """Call a tool as one step, named `step_name` or as the tool, and return its reply.
 
         Raises:
@@ -379,7 +380,7 @@ class _ToolCaller:
         self._stage.end(step, str(reply["summary"]))
         return reply
 
-    async def chat(self, arguments: Reply) -> Reply:
+    async def chat(self, arguments: JsonObject) -> Reply:
         """Call the tool `chat` with these arguments, as one step of the demo; return its reply.
 
         An answer that is not finished when the call returns is fetched with further calls.
@@ -432,7 +433,7 @@ class _ToolCaller:
             raise DemoFailed(f"{error.code}: {error.message}. {error.hint}") from error
         self._stage.end(step, str(reply["summary"]))
 
-    async def read(self, tool: str, arguments: Reply) -> None:
+    async def read(self, tool: str, arguments: JsonObject) -> None:
         """Call a tool whose result is a text, as one step, and show the first line of the text.
 
         Raises:
@@ -500,7 +501,7 @@ class _ToolCaller:
         text = progress_text(reply, "  ".join(latest_values))
         self._stage.show_progress(step, text, curve)
 
-    async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
+    async def _call_tool(self, tool: str, arguments: JsonObject) -> Reply:
         """Call a tool and return its reply, calling again while a model is still being loaded.
         Raises DemoFailed with the text of its error."""
         result = await self._client.call_tool(tool, arguments)
