@@ -382,10 +382,11 @@ def _start_parent(
 
 @functools.cache
 def _remove_stale_folders(temporary: str) -> None:
-    """Remove private folders in the folder `temporary` that killed parents left; once per process.
+    """Remove private folders in the folder `temporary` that parents left when they were killed.
 
-    A living parent holds a lock on its private folder, so a folder that can be locked is in use by
-    nobody. A folder that cannot be read or removed is skipped without an error.
+    A parent is a process that starts and watches user code. A living one holds a lock on its
+    private folder, so a folder that can be locked is in use by nobody. A folder that cannot be read
+    or removed is skipped without an error. Runs once per process, because it is cached.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):

@@ -82,7 +82,7 @@ class GuardedServer(MCPServer[Any]):
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
-        """Serve over stdio until the client leaves; other lines get an error."""
+        """Serve over stdio until the client leaves; a line that is no message gets an error."""
         async with (
             plain_broken_pipe(),
             stdio_server() as (reader, writer),
