@@ -268,8 +268,8 @@ def read_rollouts(
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     """Queue an evaluation as a run of its own and return at once with its id.
 
-    Its hours count against the quota of `key`. Raises UserError if the request cannot be run, or QUOTA
-    if its hours do not fit.
+    Its hours count against the quota of `key`. Raises UserError if the request cannot be run, or
+    QUOTA if its hours do not fit.
     """
     from engine.runs import lifecycle
 
