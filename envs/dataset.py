@@ -121,9 +121,9 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
 
 
 def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvProblem]) -> None:
-    """Raise the problem of the files if one of them has bad lines.
+    """Raise EnvProblem if any of the files has bad lines.
 
-    `file_problems` are those of files that cannot be read at all.
+    `file_problems` are the problems of those files that cannot be read at all.
     """
     faulty = [data for data in files if data.bad]
     if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
@@ -251,7 +251,7 @@ def split_of(path: Path) -> str | None:
 def _read_jsonl(data: DataFile) -> None:
     """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
     with data.path.open("rb") as file:
-        for line, _, content in jsonl_lines(file):
+        for line, _offset, content in jsonl_lines(file):
             if content is None:
                 data.bad.append(BadRow(line, TOO_LONG))
             else:

@@ -95,7 +95,8 @@ def _plain_shape(row: JsonObject) -> str:
         for answer_key in answer_keys:
             if _has_value(row.get(answer_key)):
                 return f"{prompt_key}/{answer_key}"
-        if prompt_key != "input":  # alone it may be anything; it is a prompt only beside an output
+        # A field "input" without an answer beside it may be anything, so it is no prompt.
+        if prompt_key != "input":
             return prompt_key
     return ""
 
@@ -222,10 +223,10 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
 
 
 def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
-    """An answer of a preference without the prompt that it may repeat, as plain dicts.
+    """One answer of a preference without the prompt that it may repeat, as plain dicts.
 
-    Raises ValueError, which names its `key` in the row, unless it begins and ends with the
-    assistant.
+    `key` is the row's field that holds the answer. Raises ValueError, which names it, unless what
+    is left begins and ends with a message of the assistant.
     """
     reply = _without_prompt(answer, prompt)
     if reply[0].role != "assistant" or reply[-1].role != "assistant":

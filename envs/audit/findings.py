@@ -82,9 +82,10 @@ class Tally:
 
 
 def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
-    """Whether a score counts as paid: measured by what the reference answer earned on the row.
+    """Whether the reward that an answer got on a row counts as paid.
 
-    Without a reference answer (`gold_reward` None), by success or by the fixed reward PAID.
+    `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it.
+    If it is None (no reference answer), the answer needs success, or a reward of PAID itself.
     """
     if gold_reward is None:
         return result["success"] is True or result["reward"] >= PAID

@@ -461,6 +461,8 @@ def _changed_last_message(
 ) -> dict[str, list[ChatMessage]]:
     """The probes that change only the last message of a reference answer, as name -> messages.
 
+    They are those of `last_message_probes` that are named in `PLAYED_LAST`.
+
     Args:
         gold: the assistant messages of the reference answer.
         last_message_probes: name of a probe -> what the last message then says.

@@ -206,8 +206,11 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Add an answer to `changed`, unless its first reward comes back when it is scored once
-        more and that is forgiven: after a failure always, after another reward once."""
+        """Score once more an answer whose reward in `second` is not its first one, and add it to
+        `changed`, unless the first reward comes back and the difference is forgiven.
+
+        It is forgiven always if `second` failed, but only once if `second` was another reward.
+        """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
             self.changed.append(_Changed(answer, differing_score))
@@ -216,17 +219,19 @@ class _Progress:
             return
         if self.cold_start_forgiven:
             self.changed.append(_Changed(answer, second))
-        # Once, because the first call of a process may be slow beyond a limit inside of score().
+        # Once, because the first call of a new process may be slow, and score() may have a time
+        # limit of its own.
         self.cold_start_forgiven = True
 
 
 def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """Score an answer once more with the process that gave it the score `second`.
 
-    Returns the new score if its reward still differs from the answer's first one, else None. If the
-    answer could not be scored once more, that is `second`.
+    Returns the new score if its reward still differs from the answer's first one, else None. If
+    this scoring fails, `second` stands and is returned.
     """
     repeated = answer.score(process)
+    # A text is the reason why the answer cannot be scored.
     if isinstance(repeated, str) or repeated["error"]:
         return second
     return None if repeated["reward"] == answer.reward else repeated

@@ -370,7 +370,7 @@ def _scored_answer(row: _ProbedRow, name: str, reward: float) -> Scored:
     """The answer of the probe `name` with the reward it earned, to be scored again later."""
     answer = row.answers[name]
     return Scored(
-        {"task": row.task_id, "probe": name, "completion": shortened(answer)},
-        reward,
-        lambda scorer: row.score(scorer, answer),
+        identity={"task": row.task_id, "probe": name, "completion": shortened(answer)},
+        reward=reward,
+        score=lambda scorer: row.score(scorer, answer),
     )

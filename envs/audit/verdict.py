@@ -107,7 +107,10 @@ def _stability_risks(findings: Findings) -> list[str]:
 
 
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
-    """The names of the probes and other findings that are weaknesses, and no risk; [] for none."""
+    """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
+
+    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises".
+    """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
         weaknesses.append(PAYS_FOR_LENGTH)

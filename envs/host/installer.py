@@ -76,7 +76,7 @@ def install(order: InstallOrder) -> None:
     os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)  # no settings of the user
     refused_commands: list[str] = []  # programs that pip tries to start and must not
     if not order.source_builds:
-        _start_no_program(refused_commands)
+        _forbid_programs(refused_commands)
     status = _pip(order)
     shutil.rmtree(temporary, ignore_errors=True)
     _raise_for_failure(status, refused_commands, order.source_builds)
@@ -96,11 +96,13 @@ def _raise_for_failure(
     # its work without them.
     if any("python" in command for command in refused_commands):
         raise EnvProblem(
-            "ENV_DEPS", "a package is a source distribution, which was not built", WHEELS_ONLY
+            "ENV_DEPS",
+            "a package is a source distribution, which was not built",
+            hint=WHEELS_ONLY,
         )
     if status != 0:
         hint = "" if allows_source_builds else WHEELS_ONLY
-        raise EnvProblem("ENV_DEPS", "pip could not install them", hint)
+        raise EnvProblem("ENV_DEPS", "pip could not install them", hint=hint)
 
 
 def refuse_unusable(folders: list[Path]) -> None:
@@ -155,7 +157,7 @@ def _enter_venv(target: Path) -> list[Path]:
     return folders
 
 
-def _start_no_program(refused_commands: list[str]) -> None:
+def _forbid_programs(refused_commands: list[str]) -> None:
     """Keep this process from starting any program, for good: an audit hook cannot be removed.
 
     Each attempt raises PermissionError and is appended to `refused_commands`. Code of a package

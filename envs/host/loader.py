@@ -159,8 +159,8 @@ def _check_schema(tool: Any, index: int) -> None:
         raise EnvProblem(
             "ENV_INVALID",
             f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
-            'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
-            ENTRY,
+            hint='Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
+            file=ENTRY,
         )
 
 

@@ -293,7 +293,7 @@ class Pipe:
         while not line.strip():  # blank lines say nothing
             line = self._read_line(max_bytes, limit)
         message = self._parse(line, limit.doing)
-        if isinstance(message.get("exit"), dict):
+        if isinstance(message.get("exit"), dict):  # the last message: how the process ended
             raise Fault(_ending_sentence(message["exit"], limit.doing))
         return message
 
@@ -369,7 +369,8 @@ def _start_parent(
 ) -> subprocess.Popen[bytes]:
     """Start sandbox_parent.py with `lifeline` as its descriptor 0 and only these variables.
 
-    Raises OSError if the interpreter does not start.
+    The lifeline is the reading end of a pipe: when the other end closes, the program stops. Raises
+    OSError if the interpreter does not start.
     """
     return subprocess.Popen(
         # -S: without the module `site` neither path files nor sitecustomize run code.
@@ -387,10 +388,11 @@ def _start_parent(
 
 @functools.cache
 def _remove_stale_folders(temporary: str) -> None:
-    """Remove private folders in the folder `temporary` that killed parents left; once per process.
+    """Remove private folders in the folder `temporary` that parents left when they were killed.
 
-    A living parent holds a lock on its private folder, so a folder that can be locked is in use by
-    nobody. A folder that cannot be read or removed is skipped without an error.
+    A parent is a process that starts and watches user code. A living one holds a lock on its
+    private folder, so a folder that can be locked is in use by nobody. A folder that cannot be read
+    or removed is skipped without an error. Runs once per process, because it is cached.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):
@@ -476,9 +478,10 @@ def _clean_environment(python: str) -> dict[str, str]:
 def _variables(
     packages: Packages, secrets: Mapping[str, str], install: InstallOrder | None
 ) -> dict[str, str]:
-    """The environment variables of the parent.
+    """The environment variables for the parent, the process that starts and watches user code.
 
-    Secrets go there, because every user of the machine can read the arguments.
+    Secrets are passed in them, because every user of the machine can read the arguments of a
+    command. `install` is None if no packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
     if install is not None:

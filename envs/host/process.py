@@ -168,6 +168,7 @@ class EnvProcess:
                 rows = self._call("tasks", body={}, seconds=seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
+            # "sft": nothing is scored, so a task is of use only with an answer to learn from.
             return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
@@ -319,7 +320,7 @@ class Episode:
         """
         message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
-            self._resume()
+            self._resume()  # the process may have been restarted since the last step
             reply = self._send("step", {"message": message_dict})
             self._history.append((message_dict, reply))
         return reply

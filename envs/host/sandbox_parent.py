@@ -83,7 +83,7 @@ class Log:
         self.pending = lines.pop()
         for line in lines:
             self._write_line(line + b"\n")
-        if len(self.pending) > LOG_LINE:
+        if len(self.pending) > LOG_LINE:  # do not keep more of a line that does not end
             self._write_line(self.pending + b"\n")
             self.pending = b""
 
@@ -456,11 +456,12 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
 def _pipe_of_signals() -> int:
     """The reading end of a pipe that gets a byte with every signal, such as when a child ends.
 
-    So a `poll` on it returns then.
+    A `poll` on it therefore returns when a signal comes.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
+    # Does nothing itself: a signal without a handler in Python writes no byte.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return reader
 

@@ -106,10 +106,11 @@ def _limit_sizes(limits: Limits) -> list[str]:
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
     """Limit how many processes this user may have; returns the measure in words.
 
-    `counted_apart`: whether the kernel counts the processes of this one's namespaces apart from
-    the user's others.
+    `counted_apart`: whether the kernel counts only the user's processes in the namespaces of this
+    one, not those outside.
     """
     if counted_apart:
+        # OURS: our own processes in there, which are no user code.
         allowed_threads = limits.processes + OURS
         words = f"processes {limits.processes}"
     else:

@@ -193,7 +193,7 @@ class _SelfTest:
 
 
 def _measures(test: _SelfTest, spaces: str) -> list[str]:
-    """The measures beside the limits that are in force, in words.
+    """The measures in force that confine this process, besides its limits; in words.
 
     `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
     """
@@ -316,10 +316,11 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
 
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
-    """The reason why user code must not start in this process; None if it may.
+    """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
 
-    It is an EnvProblem ENV_SANDBOX: the owner requires more than limits, or user code would run as
-    root with limits alone.
+    It may start wherever the kernel confines it. If only the limits on memory, processes and so on
+    hold it (the level LIMITS), it must not if the owner requires more, or if it would run as root
+    and the owner has not allowed that.
 
     Args:
         confinement: what confines this process.
@@ -376,8 +377,8 @@ def _can_write(box: Path) -> bool:
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True
-    # Some versions of Landlock check neither of these two ways to truncate a file. Access mode 3
-    # allows neither reading nor writing.
+    # Two ways to truncate a file without opening it for writing, which some versions of Landlock
+    # do not check. Access mode 3 allows neither reading nor writing.
     for access in (os.O_RDONLY, 3):
         with contextlib.suppress(OSError):
             os.close(os.open(box / CANARY, access | os.O_TRUNC))

@@ -150,10 +150,13 @@ def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
 def _signal_rules(numbers: Mapping[str, int], pid: int) -> _Lines:
     """Instructions that allow the process `pid` alone to send signals, and only to itself.
 
-    `numbers` maps each call to its number on this machine.
+    `numbers` maps each call to its number on this machine. The other calls that send signals are
+    refused elsewhere, whatever their arguments.
     """
     return [
+        # A condition: (position of the argument, mask of its bits, value).
         *_allow_only(numbers["tgkill"], (0, _ALL_BITS, pid)),
+        # With these values the kernel itself could later send signals to another process.
         *_refuse_values(numbers["fcntl"], _OWNERS),
         *_refuse_values(numbers["ioctl"], _OWNERS_BY_IOCTL),
     ]
@@ -169,7 +172,7 @@ def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
         if name in numbers:  # aarch64 has no `open`
             lines += _refuse_truncation(numbers[name], position)
     # openat2 keeps its flags in memory, where no filter can look. If it seems to be missing,
-    # libraries fall back to openat. (0, 1: for any other call the next line is skipped.)
+    # libraries fall back to openat. (0, 1: for a call other than openat2 _SAY_MISSING is skipped.)
     return [*lines, (_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
 
 
@@ -197,7 +200,7 @@ def _refusals(refused_numbers: set[int]) -> _Lines:
     """Instructions that refuse these calls whatever their arguments."""
     lines: _Lines = []
     for number in sorted(refused_numbers):
-        lines += [(_JEQ, 0, 1, number), _REFUSE]
+        lines += [(_JEQ, 0, 1, number), _REFUSE]  # 0, 1: for any other call `_REFUSE` is skipped
     return lines
 
 
@@ -226,8 +229,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
     """
     body: _Lines = []
     for position, mask, value in conditions:
-        body += [_load_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
-        body.append(_REFUSE)
+        body += [_load_argument(position), (_AND, 0, 0, mask)]
+        body += [(_JEQ, 1, 0, value), _REFUSE]  # 1, 0: if equal, the refusal is skipped
     return _for_call(number, [*body, _PERMIT])
 
 
@@ -239,7 +242,7 @@ def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
     """
     body = [_load_argument(1)]
     for value in values:
-        body += [(_JEQ, 0, 1, value), _REFUSE]
+        body += [(_JEQ, 0, 1, value), _REFUSE]  # 0, 1: if not equal, the refusal is skipped
     return _for_call(number, [*body, _PERMIT])
 
 

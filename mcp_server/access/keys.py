@@ -326,8 +326,9 @@ def stored_request_id(key: Key, request_id: str) -> str:
     """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
     The name of the key stands before it, so that two keys may use the same `request_id`. If that
-    makes it longer than `MAX_REQUEST_ID`, its digest takes its place. Unchanged are an id of the
-    owner, "" (none was given), and one that is too long already, which the engine refuses.
+    makes it longer than `MAX_REQUEST_ID` characters, the digest of `request_id` stands in its
+    place. An id of the owner, "" (none was given) and an id that is itself too long, which the
+    engine refuses, are returned unchanged.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id

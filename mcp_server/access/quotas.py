@@ -328,7 +328,13 @@ def _hours_refusal(
 
 
 def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> str:
-    """What to do about too many hours: the suggestion ("" for none), or to call later."""
+    """What a caller can do who asks for more hours than its key has left.
+
+    Args:
+        hours_per_day: those of the key.
+        waiting_helps: whether the hours asked for fit into `hours_per_day`.
+        suggestion: what to do at once; "" for none.
+    """
     call_later = ""
     if waiting_helps:
         call_later = "call later"

@@ -118,15 +118,17 @@ def error_line(error: UserError) -> str:
 
 
 def _leave_call_once(payload: Reply, error: UserError) -> None:
-    """Take the suggested call out of the hint or out of `call`, in place; it stands in both.
+    """Shorten the payload of an error, in place: the suggested call stands in `call` and in the
+    text `hint`, and stays in only one of them.
 
-    The hint loses it, unless the call itself is too long: the hint can be cut and a call cannot.
+    It stays in `call`, unless it is so long that the result might have to be cut: `hint` can be cut
+    and `call` cannot.
     """
     if len(compact(payload["call"])) > ERROR_CHARS // 2:
         del payload["call"]
-        payload["hint"] = str(error.advice)
+        payload["hint"] = str(error.advice)  # the sentence and the call
     else:
-        payload["hint"] = error.advice.text
+        payload["hint"] = error.advice.text  # the sentence alone
 
 
 def _cut_text(text: str, limit: int) -> str:

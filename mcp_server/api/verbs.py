@@ -268,8 +268,8 @@ def read_rollouts(
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     """Queue an evaluation as a run of its own and return at once with its id.
 
-    Its hours count to the quota of `key`. Raises UserError if the request cannot be run, or QUOTA
-    if its hours do not fit.
+    Its hours count against the quota of `key`. Raises UserError if the request cannot be run, or
+    QUOTA if its hours do not fit.
     """
     from engine.runs import lifecycle
 
@@ -383,8 +383,11 @@ def chat(
     patience: Patience = OF_CLIENTS,
     listener: Listener = unheard,
 ) -> Reply:
-    """Ask a model, or two; what is not served is deployed. `listener` hears the answers as they
-    come. Raises UserError if a model cannot be found or served, or refuses the question."""
+    """Ask one model or two; one that is not served yet is deployed first.
+
+    `patience` says how long the call waits; `listener` gets each piece of the answers as it comes.
+    Raises UserError if a model cannot be found or served, or refuses the question.
+    """
     from engine.processes.deployments import Asker
     from engine.serving import chat as engine_chat
 
@@ -446,8 +449,9 @@ def inspect_data(
 
     Args:
         home: the home whose cache holds what was read of large files, and datasets of the hub.
-        path: of the file; or the id of a dataset on the hub, whose first training file is meant.
-        model: whose tokens are counted; "" for none.
+        path: the path of the file, or the id of a dataset on the hub, of which the first training
+            file is taken.
+        model: the model whose tokens are counted; "" for none.
         roots: folders that the file must lie in; None: any folder.
         wait_s: seconds that fetching a dataset or reading a large file may take.
 
@@ -583,7 +587,10 @@ def _after_end(run_id: str, reply: Reply) -> list[Reply]:
 
 
 def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
-    """The call to go on waiting for a run from where `reply`, that of a wait, has ended."""
+    """The call to suggest after a wait whose run is still open: wait again, for `until`.
+
+    It continues from the cursor of `reply`, the reply of that wait, so that nothing is missed.
+    """
     arguments = {"run_id": run_id, "until": until}
     if reply.get("cursor"):
         arguments["cursor"] = reply["cursor"]

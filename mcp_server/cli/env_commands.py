@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.reply import Reply
 from mcp_server.access.audit_log import call_and_record
@@ -109,9 +110,11 @@ def push(
     return FAILED if reply.get("problems") else OK
 
 
-def _push_reply(home: Path | None, arguments: Reply, as_json: bool) -> Reply | None:
-    """The reply of one call of `push_env`; None if large data are still being read, which is
-    shown on stderr."""
+def _push_reply(home: Path | None, arguments: JsonObject, as_json: bool) -> Reply | None:
+    """The reply of one call of `push_env` with these arguments.
+
+    None if large data are still being read; stderr then says so.
+    """
     with working(PUSHING, as_json):
         try:
             return call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)

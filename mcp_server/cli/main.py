@@ -232,7 +232,11 @@ def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
 
 
 def _init_warnings(agents: Sequence[str], *, http: bool) -> list[str]:
-    """What to mind after `init`: a token in the files (`http`), and that no agent was named."""
+    """The warnings that `init` shows at its end.
+
+    `agents` are the coding agents that were named; with `http` the files written for them hold a
+    token.
+    """
     warnings = []
     if http and agents:
         warnings.append("The files hold the bearer token: do not commit them.")

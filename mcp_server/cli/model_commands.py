@@ -32,7 +32,7 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 @command
 def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Serve a trained model over the OpenAI chat API; waits until it is loaded."""
-    start = partial(verbs.deploy, patience=OF_PEOPLE)
+    start = partial(verbs.deploy, patience=OF_PEOPLE)  # waits longer than a call of an agent
     with working(f"loading {run_id}", as_json):
         reply = call_and_record(home_of(home), "deploy", start, run_id=run_id)
     show(reply, as_json)

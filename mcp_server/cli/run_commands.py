@@ -380,6 +380,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
         show(reply, as_json, paint="run")
     if not wait:
         return OK
+    # timeout_s=0: without a limit.
     return _follow(home, str(reply["run_id"]), until="end", timeout_s=0, as_json=as_json)
 
 

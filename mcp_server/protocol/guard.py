@@ -82,7 +82,7 @@ class GuardedServer(MCPServer[Any]):
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
-        """Serve over stdio until the client leaves; other lines get an error."""
+        """Serve over stdio until the client leaves; a line that is no message gets an error."""
         async with (
             plain_broken_pipe(),
             stdio_server() as (reader, writer),
@@ -146,9 +146,9 @@ class GuardedServer(MCPServer[Any]):
     async def _missing_cap(
         self, cap: "Cap | None", arguments: Mapping[str, Any]
     ) -> Mapping[str, float]:
-        """The argument `max_gpu_hours` of a call that needs it and does not name it; otherwise {}.
+        """The argument `max_gpu_hours` to add to a call that does not name it; {} to add nothing.
 
-        `cap` is that of the caller's quota, None where the quota gives the call none.
+        `cap` is the cap that follows from the caller's quota, None if the quota sets none.
         """
         if cap is not None:
             return {"max_gpu_hours": cap.hours}

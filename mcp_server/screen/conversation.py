@@ -28,7 +28,7 @@ def is_possible() -> bool:
 def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
     """Ask once and show the reply; on a terminal the answer is shown while it comes."""
     if as_json or not sys.stdout.isatty():
-        show(_chat(home, request, unheard), as_json)
+        show(_chat(home, request, unheard), as_json)  # `unheard` shows nothing
         return
     stream = _Stream(shows_names=bool(request.compare_to))
     reply = _chat(home, request, stream.hear)

@@ -170,7 +170,7 @@ def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]
 
 
 def _parameter_of(option: Field[Any]) -> inspect.Parameter:
-    """The keyword-only parameter that stands for a field of a bundle."""
+    """The keyword-only parameter for one field of a bundle, a dataclass of several options."""
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -190,11 +190,11 @@ def scalar(name: str, value: Any) -> Text:
 
 
 def _quantity(name: str, value: float) -> str:
-    """A number as people read it: the time or the size that the field `name` holds, or rounded.
+    """A number as people read it: as a time or a size if the field `name` holds one, else rounded.
 
-    "" for a whole number that is neither, and is written as it is.
+    "" for any other whole number, which needs no change.
     """
-    if name in TIMES and value > LEAST_TIME:
+    if name in TIMES and value > LEAST_TIME:  # a smaller number is a duration
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
     if name in BYTES:
         return size(value)

@@ -190,7 +190,8 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
 
 
 def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
-    """The last environment, and by algorithm the runs and what became of the model's skills."""
+    """What the demo reports of its trainings: the version of the last environment, and for each
+    algorithm the last status of its run and what became of the skills the model had before."""
     return {
         "env_id": trainings[-1].env_id,
         "runs": {each.plan.algorithm: each.run for each in trainings},
