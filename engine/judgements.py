@@ -230,8 +230,11 @@ class _Weakness:
 
 
 def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> list[_Weakness]:
-    """What is weak about training rows that can be used. The arguments are those of `judge_data`,
-    here and in the functions that are called."""
+    """What is weak about training rows that can be used.
+
+    `statistics` count the training rows under these settings, `rows` are facts of all rows of the
+    environment; so also in the functions that are called.
+    """
     weaknesses = (
         _dropped_rows(statistics),
         _rows_without_reasoning(rows),

@@ -34,8 +34,8 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 
 
 def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
-    """The battery of the user's environment "keep", if that scores answers; else none. Raises
-    UserError if there is no environment of a name that begins so."""
+    """The battery (a set of tasks) of the user's environment "keep"; [] if that does not score
+    answers. Raises UserError if no environment has a name that begins with "keep"."""
     record = registry.find_env(home, flops.KEEP)
     # The look-up also completes prefixes, so this may be another environment.
     if record.name != flops.KEEP or not record.scored:

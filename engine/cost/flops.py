@@ -217,7 +217,7 @@ class SamplingPlan:
         if self.seen.answer_length_share is not None:
             # It is measured per episode, in multiples of max_tokens.
             return self.seen.answer_length_share * self.limits.max_tokens / turns
-        return 1.5 * reference_tokens
+        return 1.5 * reference_tokens  # nothing was measured: models write more than references
 
     def _reference_turn_tokens(self) -> float:
         """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
@@ -341,7 +341,8 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or for rows those of evaluations."""
+        """The limits of an answer: those in the settings; for a run on rows, which samples only in
+        its evaluations, those of the evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"

@@ -86,8 +86,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of steps that the last of the events "started" with such a number names; None for
-    none. A resumed run may have another number than before."""
+    """The number of steps of a run: the latest that its events "started" (`starts`, the oldest
+    first) name, because a resumed run may have another than before. None if none names one."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))

@@ -151,7 +151,7 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
 @functools.lru_cache(maxsize=64)  # a version folder never changes
 def _secret_names(path: str) -> tuple[str, ...]:
     """The names of secrets in the env.json at `path`; () where the file cannot be read."""
-    # Here, because supervisors, which are to stay small, do without pydantic.
+    # Imported late, for supervisors: without pydantic they take less memory.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
 

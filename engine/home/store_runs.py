@@ -373,7 +373,8 @@ class RunTable(Connection):
         return self._run(run_id)
 
     def _remember_request(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
-        """Store which run a request led to. Nothing is stored for a request_id of ""."""
+        """Store which run a request led to, and a hash of its arguments (`body`), by which the same
+        request is known again. Nothing is stored for a request_id of ""."""
         if request_id:
             self._db.execute(
                 "INSERT INTO requests (request_id, body_hash, run_id, at) VALUES (?, ?, ?, ?)",

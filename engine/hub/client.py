@@ -142,7 +142,8 @@ def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
 
 
 def _status_error(repo: str, kind: RepoKind, status: int) -> UserError:
-    """The kind's error for an HTTP status that means failure, with what to do about it."""
+    """The error for an HTTP status that means failure, with what to do about it: always the kind's
+    code for a repository that cannot be had (`absent`)."""
     if status in (401, 403):
         return kind.absent(
             f"{repo} does not exist or needs permission (HTTP {status})",

@@ -178,14 +178,15 @@ def _download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> None:
-    """Download one weight file into `folder`; `report` is called with the bytes that are there.
+    """Download one weight file into `folder`; `report` is called with the number of its bytes that
+    have arrived so far.
 
     Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
     """
     fault = download(client, url, folder / file.name, file, report)
     if fault:
         raise model_files.unsupported(fault, "Start the run again.")
-    # The header is in the file itself now.
+    # Its header was fetched before, into a file of its own, which is not needed any more.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 

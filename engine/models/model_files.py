@@ -100,7 +100,7 @@ class ModelFacts:
     def linear_params(self) -> int:
         """Parameters of the layers' matrices that every token runs through: of experts, only the
         share that one token chooses."""
-        if self.inside is not None:
+        if self.inside is not None:  # counted from the shapes of the stored weights
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
@@ -347,7 +347,7 @@ def read_facts(folder: Path) -> ModelFacts:
     config = load_json(folder / "config.json")
     check_config(config, str(folder))
     names = weight_files(folder)
-    template = check_text_files(folder)
+    template = check_text_files(folder)  # returns the chat template
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors.update(_stored_header(folder, name))
@@ -462,8 +462,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides, of a model of several parts that of the whole.
-    Without it the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides; that of its text part only if it has none itself.
+    Without both the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
@@ -538,7 +538,7 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the queries of the last layer: its name and its number of heads."""
+    """The weight that makes the last layer's queries: its name and the number of heads in it."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads

@@ -95,7 +95,7 @@ def check_quota(home: Home, asker: Asker) -> None:
 
     The caller must hold the lock for starting deployments, so that none starts meanwhile.
     """
-    if not asker.max_living:
+    if not asker.max_living:  # 0: no limit
         return
     rows_of_asker = [
         row
@@ -107,8 +107,8 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """The error for an asker who has as many deployments as it may have. `ids`: of these, the
-    newest first."""
+    """The error for an asker that has as many deployments as it may have; `ids` are those of its
+    deployments, the newest first."""
     oldest = ids[-1]
     return UserError(
         "QUOTA",

@@ -169,11 +169,11 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
 def _cpu_variables(plan: Plan) -> dict[str, str]:
     """The variables of a server that computes on the CPU."""
     return {
-        "CUDA_VISIBLE_DEVICES": "",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "CUDA_VISIBLE_DEVICES": "",  # hides all GPUs
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads may run on any core
         "OMP_NUM_THREADS": str(plan.threads),
-        "GOMP_SPINCOUNT": "10000",
+        "GOMP_SPINCOUNT": "10000",  # how often an idle thread looks for work before it sleeps
     }
 
 
@@ -353,6 +353,7 @@ def _start_server(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the server in a process group of its own; it dies with this process. Raises OSError."""
     return subprocess.Popen(
         list(argv),
+        # PYTHONPATH was set for this process only (`_with_our_path`).
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         stdin=subprocess.DEVNULL,
         process_group=0,

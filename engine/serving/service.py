@@ -369,8 +369,8 @@ def _stop(home: Home, ref: str) -> Reply:
 
 
 def _nothing_stopped(home: Home, ref: str) -> Reply:
-    """The state, summary and next calls of a reply where `ref` was not being served. It offers to
-    stop what is served of the run in `ref`."""
+    """The state, summary and next calls of the reply if `ref` was not being served. If other models
+    of the run that `ref` names are served, the next calls stop those."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     stop_calls = [Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names]

@@ -420,7 +420,9 @@ def _counts_of_evaluations(
     """Model reference -> how many evaluations have tested it against the first of `refs`."""
     first, *others = refs
     return {
-        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
+        ref: evaluations_of_pair(
+            run_dir.home, config.env_id, models=(first, ref), run_ids=(run_dir.id,)
+        )
         for ref in others
     }
 

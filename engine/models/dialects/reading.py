@@ -107,8 +107,8 @@ def _end_of_fault(text: str, at: int, closing: str) -> int:
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `at`, after any white space. Raises
-    Malformed."""
+    """The position after `mark`, which must stand at `at`, with or without white space before it.
+    Raises Malformed if it does not."""
     at = skip_space(text, at)
     if not text.startswith(mark, at):
         raise Malformed(f"{mark} should follow, not {shown(text[at:])}")

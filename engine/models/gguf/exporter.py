@@ -232,20 +232,19 @@ def _gguf_name(name: str) -> str:
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
-
+    """The type that a tensor is stored in: float32 for a vector, else `kind`, such as "q8_0"; but
+    float16 if a row does not divide into the blocks of that type."""
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
-    block_numbers, _bytes = gguf.GGML_QUANT_SIZES[wanted]
-    return GGMLQuantizationType.F16 if shape[-1] % block_numbers else wanted
+    numbers_per_block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    return GGMLQuantizationType.F16 if shape[-1] % numbers_per_block else wanted
 
 
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
     """Add the description of a tensor, whose values are written later."""
-
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
@@ -273,11 +272,14 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
 
 def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a projection in GGUF's order: it puts rows that rotate together side by side,
-    transformers half a head apart."""
-    row_pairs = values.shape[0] // heads // 2
-    half_heads = values.reshape(heads, 2, row_pairs, *values.shape[1:])
-    return np.ascontiguousarray(half_heads.swapaxes(1, 2).reshape(values.shape))
+    """The rows of a projection in GGUF's order instead of transformers'.
+
+    The two rows that rotary positions turn together stand half a head apart in transformers, and
+    side by side in GGUF.
+    """
+    pairs_per_head = values.shape[0] // heads // 2
+    by_half = values.reshape(heads, 2, pairs_per_head, *values.shape[1:])
+    return np.ascontiguousarray(by_half.swapaxes(1, 2).reshape(values.shape))
 
 
 def add_value(writer: GGUFWriter, key: str, value: object) -> None:

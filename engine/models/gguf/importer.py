@@ -247,7 +247,8 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
     """The size of an attention head: that of its keys, or `usual` if the file has none.
 
-    `kind` is the architecture. Raises NotImportable if values or rotary positions have another.
+    `kind` is the architecture. Raises NotImportable if the values of a head, or its rotary
+    positions, have another size.
     """
     head_dim = values.number(f"{kind}.attention.key_length", usual)
     for key in ("attention.value_length", "rope.dimension_count"):
