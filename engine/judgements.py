@@ -277,8 +277,8 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
 
 
 def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a run on reference answers leaves out rows without one; None if it does
-    not."""
+    """The weakness that rows without a reference answer are left out; None if there are no such
+    rows, or if the run does not train on reference answers."""
     count = statistics["without_answer"]
     if not count or not isinstance(settings, RowSettings):
         return None

@@ -32,7 +32,7 @@ class ImpatientProtocol(H11Protocol):
         """Called by uvicorn when a client has connected. The connection counts as idle and its
         client as unknown; the headers of its first request must arrive in time."""
         super().connection_made(transport)
-        self._idle_connections(known=False)[self] = None
+        self._idle_connections(known=False)[self] = None  # a dict serves as an ordered set
         self._close_oldest_idle_at_limit()
         self._start_header_timer()
 
@@ -57,7 +57,8 @@ class ImpatientProtocol(H11Protocol):
         next request has already arrived or the connection is closing."""
         cycle_before = self.cycle
         super().on_response_complete()  # gives a request that has already arrived a new cycle
-        # Last in the dict: it is now the one that has been idle for the shortest time.
+        # A dict serves as an ordered set. Put in last, this is the connection idle for the shortest
+        # time.
         if self.cycle is cycle_before and not self.transport.is_closing():
             self._idle_connections(known=bool(self.scope.get(KNOWN)))[self] = None
 

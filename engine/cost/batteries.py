@@ -62,7 +62,8 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
 
 
 def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions in English, in tokens of one model; one question stands for all.
+    """The battery of questions in English, with its lengths in tokens of one model; one question
+    stands for all.
 
     A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
     """

@@ -38,8 +38,8 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps, where rollouts are sampled including their sampling and
-    scoring."""
+    """The work of all optimizer steps; in GRPO and distillation also that of sampling and scoring
+    the rollouts, which are estimated at `level` ("low", "likely" or "high")."""
     if isinstance(plan.settings, GRPOSettings):
         step = _grpo_step_work(plan, plan.settings, level)
     elif isinstance(plan.settings, DistillSettings):

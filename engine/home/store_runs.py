@@ -319,8 +319,8 @@ class RunTable(Connection):
         )
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
-        """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in
-        it."""
+        """The next free id of a run called `name`, such as "sums-grpo-4" for "sums-grpo", and the
+        number in it."""
         cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
         number = (cursor.fetchone()[0] or 0) + 1
         # A submit that died half way has left a folder without a row. It is not used again.

@@ -92,6 +92,7 @@ def parse(text: str) -> DatasetRef | None:
     """The dataset that `text` names: `ORG/NAME`, `ORG/NAME:SUBSET`, either also behind
     `hf://datasets/`. None if it cannot name one."""
     repo, _, subset = text.removeprefix(_URL).partition(":")
+    # An id that ends like a data file, such as data/train.jsonl, is taken as a path.
     is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
     return DatasetRef(repo, subset) if is_id else None
 
@@ -213,7 +214,8 @@ def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> Fetched
 
 
 def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
-    """Raise UserError DISK_FULL if the disk has no room for so many bytes."""
+    """Raise UserError DISK_FULL if the disk of `folder` has no room for `needed_bytes` bytes, the
+    data of `repo`."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise UserError(

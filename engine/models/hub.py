@@ -261,8 +261,8 @@ def _fetch_small(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch an adapter into `folder`, its weights at once, because they are small beside a
-    model's."""
+    """Fetch an adapter into `folder`: its config, and also its weights, because they are small
+    beside those of a model."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():
@@ -287,8 +287,8 @@ def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
 
 
 def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
-    """Fetch config, tokenizer and chat template of a model into `folder`, as far as they are not
-    there. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
+    """Fetch config, tokenizer and chat template of a model into `folder`, except those that are
+    there already. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))

@@ -155,8 +155,8 @@ def call_from_json(value: object) -> FoundCall:
 
 
 def arguments_from(value: object, name: str) -> JsonObject:
-    """The arguments of the tool `name` from what stands for them in a call: an object, the JSON
-    text of one, or None or blank text for no arguments. Raises Malformed."""
+    """The arguments of a call of the tool `name`. `value` is what the call gives for them: an
+    object, the JSON text of one, or None or blank text for no arguments. Raises Malformed."""
     if isinstance(value, str):
         if not value.strip():
             return {}
