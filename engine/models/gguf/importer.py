@@ -121,7 +121,7 @@ def _open(file: Path) -> "GGUFReader":
         reader = GGUFReader(file)
     except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
         raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
-    if reader.byte_order == "S":
+    if reader.byte_order == "S":  # swapped
         raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
     return reader
 
