@@ -458,8 +458,8 @@ class DryRun:
     def _start_probe(
         self, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
     ) -> str:
-        """Submit the probe; returns the id of its run. It takes settings of GRPO, and SFT has only
-        a few of these."""
+        """Submit the probe; returns the id of its run. A probe takes the settings of GRPO, so for
+        other algorithms it gets only those that they share with GRPO."""
         settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
         request = ProbeRequest(record.env_id, self.model, samples, settings)
         return lifecycle.submit_probe(self.home, request, cap_function)["run_id"]

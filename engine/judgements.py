@@ -231,8 +231,11 @@ class _Weakness:
 
 
 def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> list[_Weakness]:
-    """What is weak about training rows that can be used. The arguments are those of `judge_data`,
-    here and in the functions that are called."""
+    """What is weak about training rows that can be used.
+
+    `statistics` count the training rows under these settings, `rows` are facts of all rows of the
+    environment; so also in the functions that are called.
+    """
     weaknesses = (
         _dropped_rows(statistics),
         _rows_without_reasoning(rows),
@@ -275,8 +278,8 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
 
 
 def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a run on reference answers leaves out rows without one; None if it does
-    not."""
+    """The weakness that rows without a reference answer are left out; None if there are no such
+    rows, or if the run does not train on reference answers."""
     count = statistics["without_answer"]
     if not count or not isinstance(settings, RowSettings):
         return None

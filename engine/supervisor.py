@@ -272,7 +272,7 @@ def _limits(watch: Watch) -> list[_Limit]:
 
 
 def _limit_of_run(row: RunRow) -> _Limit | None:
-    """When the GPU-hours that the run may take are spent; None where it has no such cap."""
+    """The limit at which the GPU-hours that the run may take are spent; None if it has no cap."""
     if row.max_gpu_hours <= 0:
         return None
     # The cap counts from the last resume on; what was spent before does not count.
@@ -282,8 +282,8 @@ def _limit_of_run(row: RunRow) -> _Limit | None:
 
 
 def _limit_of_home(watch: Watch) -> _Limit | None:
-    """When the GPU-hours that all runs of the home may take are spent; None where the home has no
-    such limit."""
+    """The limit at which the GPU-hours that all runs of the home together may take are spent; None
+    if the home has no such limit."""
     total = watch.run.home.user_config().max_gpu_hours_total
     if total is None:
         return None
@@ -292,8 +292,8 @@ def _limit_of_home(watch: Watch) -> _Limit | None:
 
 
 def _limit_without_answers(watch: Watch) -> _Limit | None:
-    """When the run will have gone on for too long without writing an answer; None where it has no
-    such limit."""
+    """The limit at which the run has gone on for too long without writing an answer; None if it has
+    no such limit."""
     wall_s = watch.wall_limit_s
     if not wall_s:
         return None

@@ -131,7 +131,8 @@ class Appender:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path` for appending; it is created where it is missing."""
+        """Open the file at `path` for appending, or create it. An incomplete line at its end, whose
+        writer was killed, is cut off."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)

@@ -35,8 +35,8 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 
 
 def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
-    """The battery of the user's environment "keep", if that scores answers; else none. Raises
-    UserError if there is no environment of a name that begins so."""
+    """The battery (a set of tasks) of the user's environment "keep"; [] if that does not score
+    answers. Raises UserError if no environment has a name that begins with "keep"."""
     record = registry.find_env(home, flops.KEEP)
     # The look-up also completes prefixes, so this may be another environment.
     if record.name != flops.KEEP or not record.scored:
@@ -63,7 +63,8 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
 
 
 def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions in English, in tokens of one model; one question stands for all.
+    """The battery of questions in English, with its lengths in tokens of one model; one question
+    stands for all.
 
     A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
     """

@@ -214,7 +214,7 @@ class SamplingPlan:
         if self.seen.answer_length_share is not None:
             # It is measured per episode, in multiples of max_tokens.
             return self.seen.answer_length_share * self.limits.max_tokens / turns
-        return 1.5 * reference_tokens
+        return 1.5 * reference_tokens  # a guess, where nothing was measured
 
     def _reference_turn_tokens(self) -> float:
         """Mean tokens of a turn of the reference answers; without these half of max_tokens."""

@@ -95,7 +95,8 @@ def hours_by_level(
 
 
 def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, float]:
-    """The hours by level from a 90 % prediction interval around the `likely` hours."""
+    """The hours by level ("low", "likely", "high"): the `likely` hours times the middle and ends
+    of a 90 % prediction interval; `log_ratios` are log(actual / corrected time) of past runs."""
     log_middle, half_width = _prediction_interval(log_ratios)
     return {
         "low": likely * math.exp(log_middle - half_width),

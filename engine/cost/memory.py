@@ -161,7 +161,7 @@ def _sampled_completions(plan: Plan) -> int:
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
         completions = max((battery.tasks for battery in plan.batteries), default=0)
-    if isinstance(plan.settings, RolloutSettings):  # it samples rollouts too
+    if isinstance(plan.settings, RolloutSettings):  # each step samples completions to train on
         completions = max(completions, plan.rows)
     return completions
 

@@ -156,6 +156,8 @@ def _teacher_work(
         supervised: tokens of a typical sequence that carry loss.
         rows: number of sequences.
     """
+    # Two for each parameter, and four for each earlier token, which are half of the length on
+    # average.
     operations_per_token = 2 * teacher.linear_params + 2 * teacher.attention_width * length
     output_layer = 2 * teacher.head_params * supervised * rows
     return Work(train_operations=tokens * operations_per_token + output_layer)
@@ -190,6 +192,7 @@ def _heldout_loss_work(plan: Plan, rows: float) -> Work:
     """The work of reading `rows` held-out answers to compute their loss."""
     row = plan.trained_row()
     layers = forward_operations(plan, rows, row.total)
+    # Two operations per parameter, for each token of an answer.
     output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
     return Work(train_operations=layers + output_layer)
 

@@ -154,7 +154,7 @@ def _cpu_speed(cores: int) -> Speed:
 
 
 def _gpu_speed(name: str, precision: str) -> Speed:
-    """The speed of a GPU of that name, by the rates in `_GPUS`, of which a run reaches a part."""
+    """The usual speed of a GPU of that name: a run reaches a part of the rates in `_GPUS`."""
     peak_flops_per_s, moved_bytes_per_s = _gpu_rates(name)
     if precision == "float32":  # about eight times slower than bf16
         peak_flops_per_s /= 8

@@ -321,8 +321,8 @@ def _was_emptied(home: Home) -> bool:
 
 
 def _prepare(home: Home, db: sqlite3.Connection) -> None:
-    """Bring the schema of the database up to date. Nothing but its version is read where it is up
-    to date already. A new database is also filled from the folders of the home.
+    """Bring the schema of the database up to date, if it is not yet. A new database is also filled
+    from the folders of the home.
 
     Raises UserError HOME_UNUSABLE when a newer Honesmith wrote the database.
     """
@@ -413,7 +413,7 @@ def reports_unwritable_disk(
         try:
             return function(home, *args, **kwargs)
         except OSError as error:
-            if error.errno not in _NO_WRITING:
+            if error.errno not in _NO_WRITING:  # not about a full or read-only disk
                 raise
             raise _disk_error(home, error) from error
 

@@ -320,8 +320,8 @@ class RunTable(Connection):
         )
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
-        """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in
-        it."""
+        """The next free id of a run called `name`, such as "sums-grpo-4" for "sums-grpo", and the
+        number in it."""
         cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
         number = (cursor.fetchone()[0] or 0) + 1
         # A submit that died half way has left a folder without a row. It is not used again.
@@ -374,7 +374,8 @@ class RunTable(Connection):
         return self._run(run_id)
 
     def _remember_request(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
-        """Store which run a request led to. Nothing is stored for a request_id of ""."""
+        """Store which run a request led to, and a hash of its arguments (`body`), by which the same
+        request is known again. Nothing is stored for a request_id of ""."""
         if request_id:
             self._db.execute(
                 "INSERT INTO requests (request_id, body_hash, run_id, at) VALUES (?, ?, ?, ?)",

@@ -216,7 +216,8 @@ def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> Fetched
 
 
 def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
-    """Raise UserError DISK_FULL if the disk has no room for so many bytes."""
+    """Raise UserError DISK_FULL if the disk of `folder` has no room for `needed_bytes` bytes, the
+    data of `repo`."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise UserError(

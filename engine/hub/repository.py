@@ -102,8 +102,8 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
 
 
 def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
-    """The files of a repository by their names, with "" for a checksum that the hub does not name:
-    it knows those of large files only."""
+    """The files of a repository by their names. The checksum of a small file is "", because the hub
+    names those of large files only."""
     files = {}
     for file in answer.siblings:
         sha256 = file.lfs.sha256 if file.lfs is not None else None

@@ -257,7 +257,7 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     with tempfile.TemporaryDirectory() as empty_folder:
         pipe = _pipe_to_pip(home, venv, requirements, Path(empty_folder))
         try:
-            # The process carries out the whole order before it greets.
+            # The process greets only after pip has finished.
             isolation, _ = pipe.greet(seconds=BUILD_S)
         finally:
             pipe.close()  # ends every process of the sandbox, so nobody changes the folder now

@@ -108,7 +108,7 @@ def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) 
     """Create a virtual environment in `folder` with the packages and this installation of
     honesmith; returns its interpreter. Raises UserError NO_TORCH."""
     uv = shutil.which("uv")
-    venv.create(folder, with_pip=uv is None, symlinks=True)
+    venv.create(folder, with_pip=uv is None, symlinks=True)  # uv installs without pip
     python = venvs.python_of(folder)
     _install(python, packages, uv, device, run, say)
     _make_honesmith_importable(python)

@@ -484,7 +484,8 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
 
 
 def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """By the id of each training run: (run id, state, attempt, when it ended)."""
+    """The marks of each training run, by its id: (run id, state, attempt, when it ended). {} if
+    there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:

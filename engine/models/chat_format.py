@@ -90,7 +90,9 @@ class TokenizedChat:
         return list(self.shape.turns)
 
     def mask(self, loss_on: str = "assistant") -> list[int]:
-        """One number per token: 1 if it carries loss, else 0; `loss_on` as in `RowShape`."""
+        """One number per token: 1 if it carries loss, else 0. Loss is on all assistant turns
+        (`loss_on`="assistant"), on the "last" one of the conversation, or on "all"
+        tokens that the row before does not have."""
         mask = [0] * len(self.ids)
         for start, end in self.shape.trained(loss_on):
             mask[start:end] = [1] * (end - start)
@@ -358,8 +360,8 @@ class ChatFormat:
         return prompt, self._up_to_end(turn, history, message, tools)
 
     def _thought(self, prompt: str, thought: str) -> str:
-        """A thought as the model writes it after `prompt`, with what opens it, unless the prompt
-        has that, and what closes it; "" where there is none and none was opened."""
+        """A thought as the model writes it after `prompt`: between its tags, without the opening
+        one if the prompt ends with that. "" for no thought, unless the prompt has opened one."""
         is_open = opens_thought(prompt, self.template)
         if not thought and not is_open:
             return ""
@@ -470,9 +472,9 @@ def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) ->
 
 
 def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
-    """An assistant's message that calls the same tools, with `mark` as the only argument of each.
+    """An assistant's message that makes these calls with `mark` as the only argument of each.
 
-    Without calls, `mark` is its content.
+    Without calls, `mark` is the content of the message.
     """
     if not calls:
         return {"role": "assistant", "content": mark}
@@ -515,7 +517,8 @@ def _after(mark: str, text: str) -> str:
 
 
 def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
-    """The message with its reasoning in one field, or without it."""
+    """The message with its reasoning in the field `reasoning_content` alone; without its reasoning
+    if that is to be dropped."""
     if message["role"] != "assistant":
         return message
     message = template_messages.split_reasoning(message)
@@ -525,7 +528,8 @@ def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
 def _variables(
     messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], prompt: bool
 ) -> dict[str, object]:
-    """The variables of a template that hold the conversation."""
+    """The variables of a template that hold the conversation; `prompt`: whether the template is to
+    open an assistant's turn at the end, so that the model goes on with an answer."""
     return {
         "messages": list(messages),
         "tools": list(tools) or None,  # templates test for None

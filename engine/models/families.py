@@ -271,9 +271,10 @@ def _projections(
 
 
 def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight of a layer belongs to experts: by its name, or as one tensor of three
-    dimensions that holds the matrices of all of them (the kernel of a convolution has three too,
-    but is 1 wide in one of the first two, or is named conv1d)."""
+    """Whether a weight of a layer belongs to experts: its name says so, or it is a tensor of three
+    dimensions that holds the matrices of all experts."""
+    # The kernel of a convolution has three dimensions too, but one of the first two is 1, or it is
+    # named conv1d.
     is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
     return bool(_EXPERTS.search(path)) or (is_fused and not path.endswith("conv1d.weight"))
 
@@ -306,8 +307,8 @@ def active_width(lookup: Lookup) -> int:
 
 
 def head_width(lookup: Lookup) -> int:
-    """Numbers of a key or value of one head; 0 where the configuration does not say it. In latent
-    attention (DeepSeek), whose keys and values differ in size, it is the mean of both."""
+    """The length of a key or value vector of one head; 0 where the configuration does not say it.
+    In latent attention (DeepSeek) keys and values differ in length; then it is their mean."""
     latent_width = _first(lookup, ("kv_lora_rank",))
     value_width = _first(lookup, ("v_head_dim",))
     if latent_width and value_width:

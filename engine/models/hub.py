@@ -178,14 +178,15 @@ def _download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> None:
-    """Download one weight file into `folder`; `report` is called with the bytes that are there.
+    """Download one weight file into `folder`; `report` is called with the number of its bytes that
+    have arrived so far.
 
     Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
     """
     fault = download(client, url, folder / file.name, file, report)
     if fault:
         raise model_files.unsupported(fault, "Start the run again.")
-    # The header is in the file itself now.
+    # Its header was fetched before, into a file of its own, which is not needed any more.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
@@ -260,8 +261,8 @@ def _fetch_small(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch an adapter into `folder`, its weights at once, because they are small beside a
-    model's."""
+    """Fetch an adapter into `folder`: its config, and also its weights, because they are small
+    beside those of a model."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():
@@ -286,8 +287,8 @@ def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
 
 
 def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
-    """Fetch config, tokenizer and chat template of a model into `folder`, as far as they are not
-    there. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
+    """Fetch config, tokenizer and chat template of a model into `folder`, except those that are
+    there already. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))

@@ -371,7 +371,8 @@ def _model_lock(home: Home, name: str) -> Iterator[None]:
 
 
 def _reply(name: str, folder: Path, what_happened: str) -> Reply:
-    """The reply of `add`: a model that is there now. `what_happened` is a sentence, or ""."""
+    """The reply of `add`, with facts of the model `name`, which is in `folder` now. `what_happened`
+    is a further sentence for the summary, or ""."""
     origin = model_origin.read(folder)
     facts = model_files.read_facts(folder)
     return {

@@ -100,7 +100,7 @@ class ModelFacts:
     def linear_params(self) -> int:
         """Parameters of the layers' matrices that every token runs through: of experts, only the
         share that one token chooses."""
-        if self.inside is not None:
+        if self.inside is not None:  # counted from the shapes of the stored weights
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
@@ -539,7 +539,7 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the queries of the last layer: its name and its number of heads."""
+    """The weight that makes the last layer's queries: its name and the number of heads in it."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads

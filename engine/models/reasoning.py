@@ -94,6 +94,8 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
     """
 
     def take_off(text: str) -> tuple[str | None, str]:
+        """(the thought before the first closing tag, the text after it); (None, text) without such
+        a tag."""
         for tags in all_tags:
             thought, closing, rest = text.partition(tags.closing)
             if closing:

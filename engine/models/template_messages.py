@@ -251,8 +251,9 @@ def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
     arguments = _arguments(function)
     if can.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    changed = {**function, "arguments": arguments}
-    return {**call, "function": changed} if "function" in call else changed
+    new_function = {**function, "arguments": arguments}
+    # A call holds its function under that key, or is the function itself.
+    return {**call, "function": new_function} if "function" in call else new_function
 
 
 def _arguments(function: ChatMessage) -> object:

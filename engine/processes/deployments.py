@@ -95,7 +95,7 @@ def check_quota(home: Home, asker: Asker) -> None:
 
     The caller must hold the lock for starting deployments, so that none starts meanwhile.
     """
-    if not asker.max_living:
+    if not asker.max_living:  # 0: no limit
         return
     rows_of_asker = [
         row

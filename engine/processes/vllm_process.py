@@ -357,6 +357,7 @@ def _start_server(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the server in a process group of its own; it dies with this process. Raises OSError."""
     return subprocess.Popen(
         list(argv),
+        # PYTHONPATH was set for this process only (`_with_our_path`).
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         stdin=subprocess.DEVNULL,
         process_group=0,

@@ -185,8 +185,8 @@ class _LastToken:
 
 
 def _next_line(response: http.client.HTTPResponse) -> str | None:
-    """The next line of a stream of events, "" for one that ends an event; None at the end of the
-    stream. Raises TimeoutError if none comes."""
+    """The next line of a stream of events, "" for one that ends an event. None at the end of the
+    stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no line comes."""
     data = response.readline()
     line = data.decode("utf-8", "replace").rstrip("\r\n")
     return None if not data or line == _DATA + _END else line

@@ -332,8 +332,8 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 
 
 def _is_finished(home: Home, merge: _Merge) -> bool:
-    """Whether the worker has written its folder, which it does as a whole: it holds the GGUF file,
-    or a complete model."""
+    """Whether the folder that the worker writes is there and complete: with the GGUF file if that
+    was asked for, else with a model that can be used."""
     if not merge.aside.is_dir():
         return False
     if merge.gguf_name:

@@ -144,8 +144,8 @@ def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
 
 
 def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
-    """Raises ValueError where, without a system message, the chat template writes the turns in
-    another way."""
+    """Raises ValueError unless `turns` also tell how the chat template writes a conversation of two
+    questions without a system message."""
     first_turn = [turns.before_user, _FIRST, turns.before_answer, _ANSWER, turns.answer_end]
     second_turn = [turns.before_user, _SECOND, turns.before_last_answer]
     expected = turns.no_system + "".join([*first_turn, *second_turn])

@@ -444,7 +444,7 @@ def _right_margin(curve: Curve) -> float:
     if end is None:
         return _LEAST_RIGHT
     _, end_value = end
-    label_length = len(axis_text(end_value, curve.is_share)) + 1  # and the dot
+    label_length = len(axis_text(end_value, curve.is_share)) + 1  # the dot at the end
     # The label is bold, so its characters are wider.
     return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
 

@@ -327,10 +327,10 @@ def _find_row(home: Home, run_id: str) -> RunRow | None:
 
 
 def _held_out_results(run: RunDir) -> list[HeldOutResult]:
-    """The result of each evaluation on the half of the tasks that chooses a checkpoint.
+    """The result of each evaluation, on the half of the held-out tasks that chooses a checkpoint.
 
-    All tasks count where there are no halves. Success has Wilson's interval over the tasks; other
-    measures have no interval. Evaluations in which nothing was scored are left out.
+    All tasks count where they are not split into halves. Success has Wilson's interval over the
+    tasks; other measures have no interval. Evaluations in which nothing was scored are left out.
     """
     results = []
     for step in run.eval_steps():

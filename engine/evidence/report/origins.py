@@ -181,7 +181,8 @@ def _contamination_text(overlap: Contamination) -> str:
 
 
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
-    """The table of what was trained on, with how many held-out tasks each kind of match is of."""
+    """The table of what was trained on: for each source of training rows, with how many held-out
+    tasks it has a match, by the kind of match."""
     matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
     heads = ("trained on", "by", "rows", "tasks held out", *matches)  # by: which run
     styles = ("name", "", "num rest", "num", "num", "num", "num")

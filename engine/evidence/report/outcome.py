@@ -213,7 +213,7 @@ def _hint_notes(dossier: Dossier) -> list[Note]:
 
 
 def _expectation_notes(dossier: Dossier) -> list[Note]:
-    """Which verdict was expected beforehand, and whether it came; [] where none was."""
+    """Which verdict was expected beforehand, and whether it came; [] if none was."""
     training = dossier.verdict.training
     if training is None or not training.expected:
         return []
@@ -391,6 +391,7 @@ def _answer_blocks(
     are those of the models before and after."""
     answer_blocks: list[Block] = []
     for index, example in enumerate(examples):
+        # Markdown is limited in length, so it shows only the first examples.
         shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
         answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
     return answer_blocks

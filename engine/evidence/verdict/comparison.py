@@ -154,7 +154,8 @@ def _outcomes(
 ) -> list[PairedVerdict]:
     """The verdict on two evaluations for each value that a failed scoring can be counted as.
 
-    Left out first, then 0, if any failed. `margin` is as in `paired_verdict`.
+    First the verdict with failed scorings left out; if any failed, also the one that counts them
+    as 0, except for a loss. `margin` is as in `paired_verdict`.
     """
     return [
         paired_verdict(

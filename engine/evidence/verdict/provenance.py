@@ -102,7 +102,7 @@ class Verification:
             "intact": self.intact,
             "head": self.head,
             "links": [link.to_json() for link in self.links],
-            "ancestors": [other.to_json() for other in self.ancestors],
+            "ancestors": [ancestor.to_json() for ancestor in self.ancestors],
             "summary": self.summary,
         }
 
@@ -149,7 +149,8 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
-    """The fault that the database holds a verdict which the evaluations do not support; else []."""
+    """One fault if the database holds another verdict than the run's evaluations support; else
+    []."""
     verdict = run_verdict(run).word
     if row.kind != "train" or row.state != "done" or verdict == row.verdict:
         return []

@@ -300,6 +300,7 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
 
     `forgotten` are sentences on skills that were lost; they stand between the others.
     """
+    # The answers before training are those of step 0; `sides.step` is None if there are no later.
     return [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
@@ -323,7 +324,7 @@ def _compare_sides(sides: Sides) -> Comparison:
 
 def _reason_for_missing_rows(sides: Sides) -> str:
     """Why a side has no rows, so that no verdict is possible; "" where both have some."""
-    if not sides.before and sides.taught:
+    if not sides.before and sides.taught:  # all tasks were left out
         return "every reported held-out task stands in the training rows"
     if not sides.before:
         return "there is no evaluation before training (step 0)"
@@ -410,7 +411,8 @@ def _verdict_on_levels(
     reason: str,
     warnings: list[str],
 ) -> Verdict:
-    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`."""
+    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`;
+    `levels` are the results of its models, each by itself."""
     return Verdict(
         comparison=without_evidence(measure, reason),
         summary=_level_sentence(levels, measure),

@@ -200,8 +200,8 @@ def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: s
 
 
 def _written_turns(chat: ChatFormat) -> list[str]:
-    """How the template writes a turn with `_CALL`: with the arguments as an object and as JSON
-    text, as far as it takes them."""
+    """How the template writes a turn with `_CALL`, once with its arguments as an object and once as
+    JSON text. A form that the template refuses is left out."""
     argument_forms = (_CALL.arguments, json.dumps(_CALL.arguments))
     turns = [_written_turn(chat, {"name": _CALL.name, "arguments": a}) for a in argument_forms]
     return [turn for turn in turns if turn is not None]

@@ -41,7 +41,8 @@ def mistral(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
+    """The calls of a reply, each in the form
+    `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
     fence of JSON (V3, R1), or `name<｜tool▁sep｜>{...}` (V3.1), then `<｜tool▁call▁end｜>`."""
     parsed = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
     if not parsed.calls and not parsed.faults:

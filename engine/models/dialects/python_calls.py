@@ -107,7 +107,7 @@ def _closing_quote(text: str, at: int, quote: str) -> int | None:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """What an escape stands for; one that nobody knows stays as it is."""
+    """The character that a matched escape stands for; an unknown escape stays as it is."""
     code = match.group(1)
     if len(code) > 1:  # u or x, then hex digits
         return chr(int(code[1:], 16))

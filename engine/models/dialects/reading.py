@@ -107,8 +107,8 @@ def _end_of_fault(text: str, at: int, closing: str) -> int:
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `at`, after any white space. Raises
-    Malformed."""
+    """The position after `mark`, which must stand at `at`, with or without white space before it.
+    Raises Malformed if it does not."""
     at = skip_space(text, at)
     if not text.startswith(mark, at):
         raise Malformed(f"{mark} should follow, not {shown(text[at:])}")
@@ -155,8 +155,8 @@ def call_from_json(value: object) -> FoundCall:
 
 
 def arguments_from(value: object, name: str) -> JsonObject:
-    """The arguments of the tool `name` from what stands for them in a call: an object, the JSON
-    text of one, or None or blank text for no arguments. Raises Malformed."""
+    """The arguments of a call of the tool `name`. `value` is what the call gives for them: an
+    object, the JSON text of one, or None or blank text for no arguments. Raises Malformed."""
     if isinstance(value, str):
         if not value.strip():
             return {}

@@ -30,7 +30,8 @@ _GLM_ARGUMENT = re.compile(
 
 
 def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> Found:
-    """`<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
+    """The calls of a reply, each in the form
+    `<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
 
     def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
         call, at = tagged_call(text, at, _QWEN_NAME, _QWEN_ARGUMENT, tools)
@@ -40,7 +41,8 @@ def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def glm(text: str, tools: Sequence[ToolSchema]) -> Found:
-    """`<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
+    """The calls of a reply, each in the form
+    `<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
 
     def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
         call, at = tagged_call(text, at, _GLM_NAME, _GLM_ARGUMENT, tools)

@@ -237,8 +237,8 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
-    block_numbers, _bytes = gguf.GGML_QUANT_SIZES[wanted]
-    return GGMLQuantizationType.F16 if shape[-1] % block_numbers else wanted
+    numbers_per_block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    return GGMLQuantizationType.F16 if shape[-1] % numbers_per_block else wanted
 
 
 def _describe_tensor(
@@ -274,11 +274,14 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
 
 def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a projection in GGUF's order: it puts rows that rotate together side by side,
-    transformers half a head apart."""
-    row_pairs = values.shape[0] // heads // 2
-    half_heads = values.reshape(heads, 2, row_pairs, *values.shape[1:])
-    return np.ascontiguousarray(half_heads.swapaxes(1, 2).reshape(values.shape))
+    """The rows of a projection in GGUF's order instead of transformers'.
+
+    The two rows that rotary positions turn together stand half a head apart in transformers, and
+    side by side in GGUF.
+    """
+    pairs_per_head = values.shape[0] // heads // 2
+    by_half = values.reshape(heads, 2, pairs_per_head, *values.shape[1:])
+    return np.ascontiguousarray(by_half.swapaxes(1, 2).reshape(values.shape))
 
 
 def add_value(writer: GGUFWriter, key: str, value: object) -> None:

@@ -120,7 +120,7 @@ def _open(file: Path) -> "GGUFReader":
         reader = GGUFReader(file)
     except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
         raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
-    if reader.byte_order == "S":
+    if reader.byte_order == "S":  # swapped
         raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
     return reader
 
@@ -246,7 +246,8 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
     """The size of an attention head: that of its keys, or `usual` if the file has none.
 
-    `kind` is the architecture. Raises NotImportable if values or rotary positions have another.
+    `kind` is the architecture. Raises NotImportable if the values of a head, or its rotary
+    positions, have another size.
     """
     head_dim = values.number(f"{kind}.attention.key_length", default=usual)
     for key in ("attention.value_length", "rope.dimension_count"):

@@ -188,8 +188,9 @@ def _rule(state: JsonObject) -> str:
 
 
 def _comparable(rule: object) -> object:
-    """A copy of a rule, or of a part of it, without what does not change the ids of tokens, and
-    with the default that some files leave out."""
+    """A copy of a tokenizer's rule, or of a part of it, that can be compared with others: without
+    "trim_offsets", which does not change the ids of tokens, and with "use_regex", which some files
+    leave out because true is its default."""
     if isinstance(rule, list):
         return [_comparable(part) for part in rule]
     if isinstance(rule, dict):

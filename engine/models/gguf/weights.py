@@ -262,8 +262,11 @@ def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
-    """Undo llama.cpp's order of rows: it puts the rows that rotate together next to each other,
-    transformers half a head apart."""
-    row_pairs = array.shape[0] // heads // 2
-    by_pair = array.reshape(heads, row_pairs, 2, *array.shape[1:])
+    """The rows of a projection in transformers' order instead of llama.cpp's.
+
+    The two rows that rotary positions turn together stand side by side in llama.cpp, and half a
+    head apart in transformers.
+    """
+    pairs_per_head = array.shape[0] // heads // 2
+    by_pair = array.reshape(heads, pairs_per_head, 2, *array.shape[1:])
     return by_pair.swapaxes(1, 2).reshape(array.shape)
