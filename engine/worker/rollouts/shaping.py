@@ -50,7 +50,7 @@ def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2
-        if len(decode(ids[:middle])) >= character:
+        if len(decode(ids[:middle])) >= characters:
             upper_bound = middle
         else:
             lower_bound = middle + 1
