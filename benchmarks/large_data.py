@@ -5,8 +5,8 @@
 Writes a JSONL file of about 490 bytes a row into FOLDER, with a fault of each kind planted at a
 known line: `data inspect` and `env push` must name every planted line. Then the faults are mended,
 the folder is pushed, and rows of it are read at random places. Prints seconds and peak memory of
-each command, the processes below it included. Exits 1 where a line is not named or the memory is above
-500 MB.
+each command, the processes below it included. Exits 1 where a line is not named or the memory is
+above 500 MB.
 """
 
 import argparse
