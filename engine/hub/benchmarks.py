@@ -21,6 +21,7 @@ from engine.hub.data import Dataset, DatasetRef
 PREFIX = "benchmark:"
 _ENVIRONMENTS = Path(envs.__file__).parent / "benchmarks"
 _FILE = "environment.py"
+_SHOWN_CHARS = 60  # of a name that is unknown
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | 
     benchmark = _known_benchmark(name)
     splits = tuple(split for split in (benchmark.train, benchmark.heldout) if split)
     fetched = data.fetch(home, DatasetRef(benchmark.repo, benchmark.subset, splits), deadline)
+    _check_splits(benchmark, splits, fetched)
     folder = _environment_folder(home, name, benchmark, fetched)
     return Dataset(folder, fetched.origin, name)
 
@@ -112,15 +114,31 @@ def _known_benchmark(name: str) -> Benchmark:
     """The benchmark of that name. Raises UserError BAD_ARGUMENT, which lists all of them."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    close_names = difflib.get_close_matches(name, BENCHMARKS, n=1)
+    shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
+    close_names = difflib.get_close_matches(shown.lower(), BENCHMARKS, n=1)
     suggestion = f"; did you mean {PREFIX}{close_names[0]}?" if close_names else ""
     raise UserError(
         "BAD_ARGUMENT",
-        f"there is no benchmark {name!r}{suggestion}",
+        f"there is no benchmark {shown!r}{suggestion}",
         hint=f"There are {', '.join(sorted(BENCHMARKS))}. Any other dataset of the hub can be "
         "pushed by its id.",
         field="path",
     )
+
+
+def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Dataset) -> None:
+    """Raise UserError DATASET_INVALID if a side of the benchmark has no file: training rows would
+    stand for the missing held-out ones, or none at all."""
+    sides = {_side(benchmark, file) for file in fetched.folder.iterdir()}
+    missing = [name for name in splits if _side_of_split(benchmark, name) not in sides]
+    if missing:
+        raise UserError(
+            "DATASET_INVALID",
+            f"{benchmark.dataset} has no file of the split {missing[0]!r} in {fetched.folder}",
+            hint=f"If files were deleted there, delete {fetched.folder.parent} too and push again; "
+            "else the dataset has changed: push it by its id.",
+            field="path",
+        )
 
 
 def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
@@ -135,17 +153,19 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
     source_hash = hashlib.sha256(source.read_bytes()).hexdigest()
     folder_name = f"{fetched.origin.commit[:12]}-{source_hash[:12]}"
     folder = home.cache / "benchmarks" / name / folder_name
+    files = {_file_name(benchmark, file): file for file in sorted(fetched.folder.iterdir())}
     if folder.is_dir():
-        return folder
+        if (folder / _FILE).is_file() and all((folder / "datasets" / n).is_file() for n in files):
+            return folder
+        shutil.rmtree(folder)  # files were deleted from it
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Made aside and renamed, so that a push that is stopped leaves no half folder.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         new_folder = Path(scratch) / "environment"
         (new_folder / "datasets").mkdir(parents=True)
         shutil.copyfile(source, new_folder / _FILE)
-        for file in sorted(fetched.folder.iterdir()):
-            # A hard link: the data stay on the disk once.
-            os.link(file, new_folder / "datasets" / _file_name(benchmark, file))
+        for file_name, file in files.items():
+            _link_or_copy(file, new_folder / "datasets" / file_name)
         if not folder.is_dir():  # another push may have made it meanwhile
             new_folder.rename(folder)
     return folder
@@ -154,6 +174,23 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
 def _file_name(benchmark: Benchmark, file: Path) -> str:
     """The file's name with our name of its split, such as "test-00001.parquet" for
     "validation-00001.parquet": everything that is not trained on is held out."""
-    split, number = file.stem.rsplit("-", maxsplit=1)
-    our_split = "train" if split == benchmark.train else "test"
-    return f"{our_split}-{number}{file.suffix}"
+    number = file.stem.rpartition("-")[2]
+    return f"{_side(benchmark, file)}-{number}{file.suffix}"
+
+
+def _side(benchmark: Benchmark, file: Path) -> str:
+    """ "train" or "test", by the split in the name of a fetched file."""
+    return _side_of_split(benchmark, file.stem.rpartition("-")[0])
+
+
+def _side_of_split(benchmark: Benchmark, split: str) -> str:
+    """ "train" for the split that is trained on, "test" for every other one."""
+    return "train" if split == benchmark.train else "test"
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    """A hard link, so that the data are on the disk once; a copy where there are no such links."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)

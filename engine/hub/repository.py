@@ -181,7 +181,7 @@ def download(
                 raise
     fault = _download_fault(part, file)
     if fault:
-        part.unlink()
+        part.unlink(missing_ok=True)  # another process may have fetched it too
         return f"{file.name}: {fault}"
     os.replace(part, target)
     return ""

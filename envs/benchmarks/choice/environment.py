@@ -13,8 +13,9 @@ import hashlib
 from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, read_rows, split_of
+from envs.dataset import data_files, split_of
 from envs.rewards import choice
+from envs.strict_rows import good_rows
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -27,7 +28,7 @@ class MultipleChoice(SingleTurnEnv):
         return [
             task_of(row, f"{path.stem}-{line}", split_of(path))
             for path in data_files(Path(__file__).parent)
-            for line, row in read_rows(path).rows
+            for line, row in good_rows(path)
         ]
 
     def score(self, task: Task, completion: str) -> Score:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
 from envs.code_tests import code
-from envs.dataset import data_files, read_rows, split_of
+from envs.dataset import data_files, split_of
+from envs.strict_rows import good_rows
 
 SECONDS = 5.0  # for all tests of one answer
 
@@ -23,7 +24,7 @@ class Programs(SingleTurnEnv):
         """Every problem with the first of its tests, which names the function to write."""
         tasks = []
         for path in data_files(Path(__file__).parent):
-            for line, row in read_rows(path).rows:
+            for line, row in good_rows(path):
                 tests = [test for text in row["test_list"] if (test := call_and_value(text))]
                 if tests:
                     tasks.append(task_of(row, tests, f"{path.stem}-{line}", split_of(path)))

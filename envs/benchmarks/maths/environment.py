@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, read_rows, split_of
+from envs.dataset import data_files, split_of
 from envs.rewards import final_answer, parse_number
+from envs.strict_rows import good_rows
 
 ASKED_FORM = "Put the final answer in \\boxed{}."
 # Commands that change how a formula looks and not what it says.
@@ -28,7 +29,7 @@ class Mathematics(SingleTurnEnv):
         return [
             task_of(row, f"{path.stem}-{line}", split_of(path))
             for path in data_files(Path(__file__).parent)
-            for line, row in read_rows(path).rows
+            for line, row in good_rows(path)
         ]
 
     def score(self, task: Task, completion: str) -> Score:

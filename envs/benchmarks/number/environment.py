@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, read_rows, split_of
+from envs.dataset import data_files, split_of
 from envs.rewards import final_answer, number, parse_number
+from envs.strict_rows import good_rows
 
 # GSM8K notes sums in its solutions, as in "48/2 = <<48/2=24>>24".
 CALCULATOR_NOTE = re.compile(r"<<[^>]*>>")
@@ -23,7 +24,7 @@ class NumberProblems(SingleTurnEnv):
         return [
             task_of(row, f"{path.stem}-{line}", split_of(path))
             for path in data_files(Path(__file__).parent)
-            for line, row in read_rows(path).rows
+            for line, row in good_rows(path)
         ]
 
     def score(self, task: Task, completion: str) -> Score:

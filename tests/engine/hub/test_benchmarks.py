@@ -1,5 +1,6 @@
 """Known benchmarks: their columns as tasks, scored; pushed from a hub on the loopback."""
 
+import errno
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from engine.core.errors import UserError
 from engine.environments import push, registry
 from engine.hub import benchmarks
 from engine.hub.benchmarks import BENCHMARKS
+from envs.config.problem import EnvProblem
 from tests import hub_server
 from tests.hub_server import Hub
 
@@ -223,3 +225,49 @@ def test_an_unknown_benchmark_is_refused_with_those_that_there_are(home):
         push.push_env(home, "benchmark:gsm9k")
     assert "did you mean benchmark:gsm8k?" in caught.value.message
     assert "math-500" in str(caught.value.hint)
+
+
+def test_a_name_in_capitals_is_suggested_and_a_long_one_cut(home):
+    with pytest.raises(UserError, match="did you mean benchmark:gsm8k"):
+        push.push_env(home, "benchmark:GSM8K")
+    with pytest.raises(UserError) as caught:
+        push.push_env(home, "benchmark:" + "g" * 100_000)
+    assert len(caught.value.message) < 200
+
+
+def fetched_gsm8k(home) -> Path:
+    fetched = benchmarks.named_benchmark(home, "benchmark:gsm8k", deadline=float("inf"))
+    assert fetched is not None
+    return fetched.folder
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_benchmark_without_one_of_its_splits_is_refused(home, server: Hub, split: str):
+    del server.files[f"main/{split}.jsonl"]
+    with pytest.raises(UserError, match=f"no file of the split '{split}'"):
+        fetched_gsm8k(home)
+
+
+def test_a_folder_in_the_cache_that_lost_a_file_is_made_again(home, server: Hub):
+    lost = fetched_gsm8k(home) / "datasets" / "test-00001.jsonl"
+    lost.unlink()
+    fetched_gsm8k(home)
+    assert lost.is_file()
+
+
+def test_data_are_copied_where_there_are_no_hard_links(
+    home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(benchmarks.os, "link", refuse)
+    assert (fetched_gsm8k(home) / "datasets" / "test-00001.jsonl").read_bytes() == sums("test", 50)
+
+
+def test_a_bad_line_of_a_benchmark_is_named_and_not_left_out(tmp_path: Path):
+    env = environment("gsm8k", tmp_path, [ROWS["gsm8k"]])
+    with open(tmp_path / "gsm8k" / "datasets" / "test-00000.jsonl", "a") as file:
+        file.write("{broken\n")
+    with pytest.raises(EnvProblem, match="2"):
+        env.tasks()
