@@ -8,7 +8,7 @@ json_types.py   JSON objects that pass between processes, by name
 judge.py        rubrics; a model as judge behind hard checks
 rewards.py      scorers to combine
 row_shapes.py   the shapes of a data row, each as a task
-strict_rows.py  rows of a data file, none lost unseen
+strict_rows.py  rows of data files as tasks, none lost unseen
 """
 
 from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task, ToolCall

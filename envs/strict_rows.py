@@ -1,9 +1,11 @@
-"""The rows of a data file for environments that may not lose one unseen."""
+"""The rows of data files for environments that may not lose one unseen."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+from envs.base import Task
 from envs.config.problem import EnvProblem
-from envs.dataset import read_rows
+from envs.dataset import data_files, read_rows, split_of
 from envs.json_types import JsonObject
 
 
@@ -22,3 +24,21 @@ def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
             line=first.line,
         )
     return data.rows
+
+
+def tasks_beside(
+    source: str, task_of: Callable[[JsonObject, str, str | None], Task | None]
+) -> list[Task]:
+    """The tasks that `task_of` makes of the rows of the data files beside an environment's source.
+
+    Args:
+        source: path of the environment's own file (`__file__`).
+        task_of: makes the task of (row, id, split), such as (row, "test-00000-3", "heldout"); None
+            leaves the row out. The split is that of the file's name, None where it says none.
+    """
+    made = (
+        task_of(row, f"{path.stem}-{line}", split_of(path))
+        for path in data_files(Path(source).parent)
+        for line, row in good_rows(path)
+    )
+    return [task for task in made if task is not None]

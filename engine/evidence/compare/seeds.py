@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
 from engine.evidence.stats.distributions import t_cdf, t_quantile
-from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict, Word
+from engine.evidence.stats.inference import (
+    ALPHA,
+    POWER,
+    DifferenceTest,
+    Interval,
+    PairedVerdict,
+    Word,
+)
 from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, side, with_one_id_per_prompt
 from engine.evidence.verdict.comparison import (
     Comparison,
@@ -214,33 +221,12 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
     return test.with_statistics(levels.with_means(verdict, task_count=len(tasks)))
 
 
-@dataclass(frozen=True)
-class _TTest:
-    """A t test of a difference; `detectable` is the smallest difference that it would show."""
-
-    diff: float
-    interval: Interval
-    p: float
-    detectable: float
-
-    def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
-        """The verdict with the numbers of this test in place of its own."""
-        return replace(
-            verdict,
-            diff=self.diff,
-            low=self.interval.low,
-            high=self.interval.high,
-            p=self.p,
-            detectable=self.detectable,
-        )
-
-
-def _t_test(diff: float, variance: float, df: float) -> _TTest:
+def _t_test(diff: float, variance: float, df: float) -> DifferenceTest:
     """The test of whether `diff` is 0; its variance is above 0, with `df` degrees of freedom."""
     standard_error = math.sqrt(variance)
     t_alpha, t_power = t_quantile(1.0 - ALPHA / 2.0, df), t_quantile(POWER, df)
     half_width = t_alpha * standard_error
-    return _TTest(
+    return DifferenceTest(
         diff=diff,
         interval=Interval(diff - half_width, diff + half_width),
         p=min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df)),
@@ -248,7 +234,7 @@ def _t_test(diff: float, variance: float, df: float) -> _TTest:
     )
 
 
-def _word_of_test(test: _TTest, measure: Measure | None, margin: float) -> Word:
+def _word_of_test(test: DifferenceTest, measure: Measure | None, margin: float) -> Word:
     """The verdict that a test supports; differences within `margin` count as none."""
     if test.p < ALPHA and test.interval.excludes_zero:
         higher_is_better = HIGHER_IS_BETTER[measure] if measure else True

@@ -410,19 +410,16 @@ class _Counts:
 
 
 @dataclass(frozen=True)
-class _Test:
+class DifferenceTest:
     """The result of one statistical test of the difference after - before.
 
-    `detectable` is the smallest difference it would show; `span` is how far apart the lowest and
-    the highest value are.
+    `detectable` is the smallest difference it would show.
     """
 
     diff: float
     interval: Interval
     p: float
     detectable: float
-    method: str
-    span: float
 
     def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
         """The verdict with the numbers of this test in place of its own."""
@@ -433,8 +430,19 @@ class _Test:
             high=self.interval.high,
             p=self.p,
             detectable=self.detectable,
-            method=self.method,
         )
+
+
+@dataclass(frozen=True)
+class _Test(DifferenceTest):
+    """A test of paired values; `span` is how far apart the lowest and the highest value are."""
+
+    method: str
+    span: float
+
+    def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
+        """The verdict with the numbers and the name of this test in place of its own."""
+        return replace(super().with_statistics(verdict), method=self.method)
 
 
 def _shared_tasks(before: Side, after: Side) -> list[str]:

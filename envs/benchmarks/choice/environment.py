@@ -10,12 +10,10 @@ What a row may hold beside its question (`question`, `question_stem` or `ctx`):
 """
 
 import hashlib
-from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, split_of
 from envs.rewards import choice
-from envs.strict_rows import good_rows
+from envs.strict_rows import tasks_beside
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -25,11 +23,7 @@ class MultipleChoice(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Every question with its options by letter; the reference answer is "Answer: B"."""
-        return [
-            task_of(row, f"{path.stem}-{line}", split_of(path))
-            for path in data_files(Path(__file__).parent)
-            for line, row in good_rows(path)
-        ]
+        return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
         """1 for the right letter or its text, else 0; `readable`: a letter or text of an option."""

@@ -7,12 +7,10 @@ in a process of its own and never sees what is expected.
 
 import ast
 import json
-from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
 from envs.code_tests import code
-from envs.dataset import data_files, split_of
-from envs.strict_rows import good_rows
+from envs.strict_rows import tasks_beside
 
 SECONDS = 5.0  # for all tests of one answer
 
@@ -22,13 +20,7 @@ class Programs(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Every problem with the first of its tests, which names the function to write."""
-        tasks = []
-        for path in data_files(Path(__file__).parent):
-            for line, row in good_rows(path):
-                tests = [test for text in row["test_list"] if (test := call_and_value(text))]
-                if tests:
-                    tasks.append(task_of(row, tests, f"{path.stem}-{line}", split_of(path)))
-        return tasks
+        return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
         """The share of passed tests is the reward; success is that all of them passed."""
@@ -36,8 +28,11 @@ class Programs(SingleTurnEnv):
         return Score(share, success=share == 1.0)
 
 
-def task_of(row: dict, tests: list[dict], task_id: str, split: str | None) -> Task:
-    """The task of a row, with the tests that are used."""
+def task_of(row: dict, task_id: str, split: str | None) -> Task | None:
+    """The task of a row, with the tests that are used; None if there are none."""
+    tests = [test for text in row["test_list"] if (test := call_and_value(text))]
+    if not tests:
+        return None
     problem = str(row.get("prompt") or row["text"]).strip()
     example = f"{tests[0]['call']} == {tests[0]['expect']!r}"
     source = str(row["code"]).replace("\r\n", "\n").strip()

@@ -6,12 +6,10 @@ an answer in another correct form, such as x+1 for 1+x, counts as wrong.
 """
 
 import re
-from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, split_of
 from envs.rewards import final_answer, parse_number
-from envs.strict_rows import good_rows
+from envs.strict_rows import tasks_beside
 
 ASKED_FORM = "Put the final answer in \\boxed{}."
 # Commands that change how a formula looks and not what it says.
@@ -26,11 +24,7 @@ class Mathematics(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Every problem, with its solution as the reference answer."""
-        return [
-            task_of(row, f"{path.stem}-{line}", split_of(path))
-            for path in data_files(Path(__file__).parent)
-            for line, row in good_rows(path)
-        ]
+        return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
         """1 for the right expression, else 0; `boxed` is whether the answer has a box."""

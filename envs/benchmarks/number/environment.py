@@ -4,12 +4,10 @@ Reads `question` or `problem`, and `answer`: a number, or a solution that ends w
 """
 
 import re
-from pathlib import Path
 
 from envs import Score, SingleTurnEnv, Task
-from envs.dataset import data_files, split_of
 from envs.rewards import final_answer, number, parse_number
-from envs.strict_rows import good_rows
+from envs.strict_rows import tasks_beside
 
 # GSM8K notes sums in its solutions, as in "48/2 = <<48/2=24>>24".
 CALCULATOR_NOTE = re.compile(r"<<[^>]*>>")
@@ -21,11 +19,7 @@ class NumberProblems(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Every problem, with its solution as the reference answer."""
-        return [
-            task_of(row, f"{path.stem}-{line}", split_of(path))
-            for path in data_files(Path(__file__).parent)
-            for line, row in good_rows(path)
-        ]
+        return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
         """1 for the right number, else 0; `readable` is whether the answer was a number at all."""
