@@ -15,6 +15,7 @@ from pathlib import Path
 import envs
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from engine.home.sanitize import one_line
 from engine.hub import data
 from engine.hub.data import Dataset, DatasetRef
 
@@ -114,7 +115,7 @@ def _known_benchmark(name: str) -> Benchmark:
     """The benchmark of that name. Raises UserError BAD_ARGUMENT, which lists all of them."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
+    shown = one_line(name, _SHOWN_CHARS)
     close_names = difflib.get_close_matches(shown.lower(), BENCHMARKS, n=1)
     suggestion = f"; did you mean {PREFIX}{close_names[0]}?" if close_names else ""
     raise UserError(
