@@ -10,6 +10,9 @@ LOCK := requirements.lock
 
 # libgomp's default spinning makes torch several times slower as soon as cores are shared.
 export GOMP_SPINCOUNT ?= 10000
+# Containers often forbid Python to keep what it compiles; every process of the tests would then
+# compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families mutants scale evidence
