@@ -1,6 +1,7 @@
 """Numbers without a judgement: intervals, tests, power, rows as sides, shared rows. The ground of
 the other folders of the evidence; start with `inference.py` and `results.py`.
 
+    any_of_k.py       pass@k of one model, and its paired change
     bootstrap.py      a mean over tasks, with interval and p by resampling
     distributions.py  normal, binomial, on the standard library
     inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict

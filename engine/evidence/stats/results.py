@@ -14,6 +14,7 @@ from typing import Any, Literal
 from engine.core.files import read_lines
 from engine.core.format import counted
 from engine.core.split import prompt_key
+from engine.evidence.stats.any_of_k import any_of_each_k
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, wilson
 from engine.home.run_dir import RunDir
@@ -174,6 +175,7 @@ class Level:
         attempts: how many attempts there were; the scoring of `errors` of them failed.
         value_with_errors: the mean over attempts with failed scorings counted as not solved; None
             for a loss and where there is no value.
+        successes: the success of each attempt, for pass@k; None for a reward or a loss.
     """
 
     measure: Measure
@@ -184,6 +186,7 @@ class Level:
     attempts: int
     errors: int
     value_with_errors: float | None
+    successes: Side | None = None
 
     @property
     def rounded_value(self) -> float | None:
@@ -197,7 +200,7 @@ class Level:
 
     def to_json(self) -> dict[str, object]:
         """The numbers as results hold them; the measure stands beside them there."""
-        return {
+        body: dict[str, object] = {
             "value": self.rounded_value,
             "interval": self.interval,
             "tasks": self.tasks,
@@ -205,6 +208,11 @@ class Level:
             "errors": self.errors,
             "value_with_errors": rounded(self.value_with_errors),
         }
+        # Only here, as each k takes a bootstrap.
+        any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
+        if any_of_k:  # empty where tasks were asked once
+            body["pass_at_k"] = [each.to_json() for each in any_of_k]
+        return body
 
 
 def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
@@ -235,6 +243,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         low=interval.low,
         high=interval.high,
         value_with_errors=None if measure == "loss" else _value_with_errors(results),
+        successes=results if measure == "success" else None,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.hints import Call
+from engine.evidence.stats.any_of_k import AnyOfK, change_of_any_of_k
 from engine.evidence.stats.inference import ALPHA, MARGIN, PairedVerdict, holm, paired_verdict
 from engine.evidence.stats.results import (
     HIGHER_IS_BETTER,
@@ -92,7 +93,7 @@ class Comparison:
     def to_json(self) -> dict[str, object]:
         """The comparison as a JSON object, under the key names that stored results use."""
         outcome = self.outcome
-        return {
+        body: dict[str, object] = {
             "verdict": outcome.verdict,
             "metric": self.measure,
             "difference": self.difference,
@@ -107,6 +108,19 @@ class Comparison:
             "errors": list(outcome.errors),
             "reason": self.reason,
         }
+        change = self._change_of_any_of_k()
+        if change is not None:
+            body["pass_at_k_change"] = change.to_json()
+        return body
+
+    def _change_of_any_of_k(self) -> AnyOfK | None:
+        """What pass@k of the second side is above that of the first; None where tasks were asked
+        once, and for a reward or a loss."""
+        if self.before is None or self.before.successes is None:
+            return None
+        if self.after is None or self.after.successes is None:
+            return None
+        return change_of_any_of_k(self.before.successes, self.after.successes)
 
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:

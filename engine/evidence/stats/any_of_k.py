@@ -1,0 +1,86 @@
+"""pass@k: how often at least one of k sampled answers to a task is right, for one model and paired.
+
+The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks; the intervals are
+bootstraps over tasks, as attempts at one task are no new tasks.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.evidence.stats.bootstrap import paired_bootstrap
+from engine.evidence.stats.distributions import pass_at_k
+from engine.evidence.stats.inference import Side
+
+
+@dataclass(frozen=True)
+class AnyOfK:
+    """The chance that one of `k` attempts is right, or the change of it, with its 95 % interval."""
+
+    k: int
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, object]:
+        """The numbers with four digits, as results hold them."""
+        return {
+            "k": self.k,
+            "value": round(self.value, 4),
+            "interval": [round(self.low, 4), round(self.high, 4)],
+        }
+
+
+def any_of_each_k(results: Side) -> list[AnyOfK]:
+    """pass@k of one model for k = 2, 4, 8, ... and the number of attempts itself.
+
+    Every value of `results` is a success, 0 or 1. No k is above the smallest number of scored
+    attempts that a task has, so that each k speaks of the same tasks. [] with single attempts.
+    """
+    return [
+        _mean_over_tasks(k, {task: _chance(values, k) for task, values in results.values.items()})
+        for k in _ks(_fewest_attempts(results))
+    ]
+
+
+def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
+    """What pass@k of `after` is above that of `before`, on the tasks that both have.
+
+    `k` is the smallest number of scored attempts that one of those tasks has on either side. None
+    where that is below 2, or no task is on both sides.
+    """
+    shared_tasks = before.values.keys() & after.values.keys()
+    counts = [len(side.values[task]) for side in (before, after) for task in shared_tasks]
+    k = min(counts, default=0)
+    if k < 2:
+        return None
+    changes = {
+        task: _chance(after.values[task], k) - _chance(before.values[task], k)
+        for task in shared_tasks
+    }
+    return _mean_over_tasks(k, changes)
+
+
+def _fewest_attempts(results: Side) -> int:
+    """The smallest number of scored attempts that a task has; 0 without tasks."""
+    return min((len(values) for values in results.values.values()), default=0)
+
+
+def _ks(attempts: int) -> list[int]:
+    """2, 4, 8, ... up to `attempts`, and `attempts` itself; [] below 2."""
+    if attempts < 2:
+        return []
+    powers_of_two = {2**i for i in range(1, attempts.bit_length()) if 2**i <= attempts}
+    return sorted(powers_of_two | {attempts})
+
+
+def _chance(successes: Sequence[float], k: int) -> float:
+    """pass@k of one task, by the successes (0 or 1) of its attempts."""
+    return pass_at_k(len(successes), round(math.fsum(successes)), k)
+
+
+def _mean_over_tasks(k: int, value_of_task: Mapping[str, float]) -> AnyOfK:
+    """The mean over tasks of pass@k, or of its change, with its interval."""
+    mean = paired_bootstrap({task: [value] for task, value in value_of_task.items()})
+    value = math.fsum(value_of_task.values()) / len(value_of_task)
+    return AnyOfK(k, value, mean.low, mean.high)
