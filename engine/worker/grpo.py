@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from engine.records.run_config import GRPOConfig
+from engine.records.run_config import DistillConfig, GRPOConfig
 from engine.records.settings import GRPOSettings
 from engine.worker.components import (
     Components,
@@ -74,7 +74,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        tasks = training_tasks(components, context, settings)
+        tasks = training_tasks(job, components, context)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,
@@ -104,13 +104,19 @@ def train(job: Job[GRPOConfig]) -> Result:
 
 
 def training_tasks(
-    components: Components, context: RolloutContext, settings: GRPOSettings
+    job: Job[GRPOConfig] | Job[DistillConfig], components: Components, context: RolloutContext
 ) -> Sequence[TaskRow]:
     """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
-    an answer. Raises WorkerFailure (kind data) if there are none."""
+    an answer. How many leave none is the event `tasks_left_out`. Raises WorkerFailure (kind data)
+    if none are trained on."""
+    settings = job.config.settings
     params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
-    tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
+    every_task = tasks_of(components, "train")
+    tasks = [t for t in every_task if fits(t, context, params)]
     require(tasks, "training tasks that fit into max_length", "Raise max_length.")
+    if left_out := len(every_task) - len(tasks):
+        text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"
+        job.event("tasks_left_out", text, left_out=left_out, tasks=len(every_task))
     return sample_rows(tasks, settings.max_examples, settings.seed)
 
 

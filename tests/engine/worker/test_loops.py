@@ -290,6 +290,19 @@ def test_tasks_that_do_not_fit_are_left_out(home: Home, env_id: str) -> None:
     assert caught.value.kind == "data" and "max_length" in str(caught.value.advice)
 
 
+def test_a_run_says_how_many_tasks_it_leaves_out(home: Home, tmp_path: Path) -> None:
+    prompt = 'f"What is {a} + {b}?"'
+    uneven = ENVIRONMENT.replace(prompt, prompt + ' + " please" * (40 if a > 6 else 0)')
+    assert uneven != ENVIRONMENT
+    env = push(home, tmp_path / "uneven", uneven, "uneven")
+    run = make_run(home, env, "grpo", GRPO | {"steps": 1, "max_length": 128})
+    go(run)
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    (event,) = [each for each in events if each["event"] == "tasks_left_out"]
+    assert 0 < event["left_out"] < event["tasks"]
+    assert str(event["left_out"]) in event["message"] and "max_length" in event["message"]
+
+
 RAISING = """
 from envs import Score, SingleTurnEnv, Task
 
