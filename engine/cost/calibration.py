@@ -197,18 +197,25 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
     """
     try:
         config = run.read_config()
-        measured = RunResult.read(run.result).measured
+        result = RunResult.read(run.result)
     except FileNotFoundError:
         return None
+    measured = result.measured
     if not isinstance(config, TrainConfig) or measured is None:
         return None
     predicted_work = config.estimate.uncalibrated
     if isinstance(predicted_work, EarlierWorkload):
         return None
+    planned_steps = config.settings.steps
     return FinishedRun(
         algorithm=algorithm,
         seconds=_seconds_by_phase(measured.seconds, total),
-        predicted=_predicted_seconds(predicted_work, speed),
+        predicted=_predicted_of_done_steps(
+            _predicted_seconds(predicted_work, speed),
+            # Older files do not hold how many steps were done.
+            done=planned_steps if result.steps is None else result.steps,
+            planned=planned_steps,
+        ),
         total=total,
         base=config.base.path,
         answer_length_share=measured.said_share,
@@ -217,6 +224,18 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
         memory=measured.peak_memory,
         predicted_memory=predicted_work.memory,
     )
+
+
+def _predicted_of_done_steps(
+    predicted: Mapping[str, float], done: int, planned: int
+) -> dict[str, float]:
+    """The predicted seconds of each phase of a run that ended after `done` of its `planned` steps,
+    as one that stops early does. Only the start takes the same time."""
+    share = min(1.0, done / planned)
+    return {
+        phase: seconds if phase == "startup" else seconds * share
+        for phase, seconds in predicted.items()
+    }
 
 
 def _predicted_seconds(work: Workload, speed: Speed) -> dict[str, float]:

@@ -30,6 +30,8 @@ class RunResult(Record):
     """What every reader of a result needs.
 
     Attributes:
+        steps: of a training run alone: the optimizer steps it did; fewer than planned where it
+            stopped early.
         best_step, best_score: the checkpoint that the selecting half of the held-out tasks
             prefers; of a training run alone, the score where one was played.
         measured: of a training run alone, and not in files of versions up to 0.1.0.
@@ -38,6 +40,7 @@ class RunResult(Record):
 
     verdict: str = "unknown"
     summary: str = ""
+    steps: int | None = None
     best_step: int | None = None
     best_score: float | None = None
     measured: Measured | None = None

@@ -225,21 +225,29 @@ class CommonSettings(Settings):
         "none",
     )
     stop_early: Literal["none", "heldout", "alert"] = _setting(
-        "heldout: end the run once three evaluations in a row brought no new best; alert: end it, "
-        "with a checkpoint and its verdict, at the first alert.",
-        "none",
+        "heldout: end the run once three evaluations in a row brought neither a better score nor, "
+        "unless every task is solved, a clearly smaller loss; alert: end it, with a checkpoint and "
+        "its verdict, at the first alert.",
+        "none; sft with held-out tasks heldout",
     )
 
 
 class RowSettings(CommonSettings):
     """Settings of training on rows that exist: SFT, DPO."""
 
-    epochs: int | None = _setting("Passes over the train rows.", "3; dpo 1", ge=1, le=1000)
+    epochs: int | None = _setting(
+        "Passes over the train rows.",
+        "3 to 20, for 300 updates of a small model, 60 of a large one; dpo 1",
+        ge=1,
+        le=1000,
+    )
     steps: int = _setting(
         "Optimizer steps; instead of epochs.", "epochs x rows / batch_size", ge=1, le=1_000_000
     )
     batch_size: int = _setting(
-        "Rows per optimizer step (DPO: pairs).", "32, at most an eighth of the rows", ge=1
+        "Rows per optimizer step (DPO: pairs).",
+        "8 to 32 by the rows, at most an eighth of them; dpo 32",
+        ge=1,
     )
 
 

@@ -25,6 +25,11 @@ _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
 _LARGE_BATCH = 64  # rows from which on a warning is given
+# SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
+# three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
+_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # of a model of _SMALL_MODEL parameters; at least
+_SMALL_MODEL = 2_000_000
+_SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 _MIN_ANSWER_TOKENS = 16  # with less room for an answer, the longest prompts are given up
 
 
@@ -198,28 +203,56 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("max_examples", rows)
     filled.default("seed", 0)
     filled.default("accept_reward_risk", False)
-    filled.default("stop_early", "none")
+    # Without held-out tasks there is nothing to stop by.
+    has_heldout = facts.env is not None and facts.env.measured_rows(by_pairs=False) > 0
+    filled.default("stop_early", "heldout" if algorithm == "sft" and has_heldout else "none")
 
 
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set batch size, epochs and steps, and the longest row of SFT or DPO.
-
-    The batch is an eighth of the rows, from 1 to 32.
-    """
+    """Set batch size, epochs and steps, and the longest row of SFT or DPO."""
     env = facts.env
     rows = _trained_rows(filled, algorithm, env)
-    batch_size = 32 if rows is None else min(32, max(1, rows // 8))
-    filled.default("batch_size", batch_size)
     if algorithm == "sft":
+        updates = _sft_updates(facts.model.params)
+        filled.default("batch_size", _sft_batch_size(rows, updates))
         _sft_defaults(filled, env)
+        epochs = _sft_epochs(rows, updates, filled["batch_size"])
     else:
+        # An eighth of the pairs, from 1 to 32.
+        filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
         filled.default("beta", 0.1)
         filled.default("sft_weight", 0.0)
-    _step_defaults(filled, algorithm, rows)
+        epochs = 1  # DPO overfits sooner
+    _step_defaults(filled, epochs, rows)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+
+
+def _sft_updates(params: int) -> int:
+    """How many optimizer steps SFT wants for a model of so many parameters.
+
+    The larger a model, the fewer updates teach it a new form of answer: 300 at 2 million
+    parameters, falling with their fourth root (105 at 135 million), never below 60.
+    """
+    wanted = _SFT_UPDATES * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25
+    return max(_SFT_UPDATES_OF_LARGE, round(wanted))
+
+
+def _sft_batch_size(rows: int | None, updates: int) -> int:
+    """The batch size with which three passes over the rows make that many updates: within 8 and 32,
+    but no more than an eighth of the rows. `rows` None means they are not known."""
+    if rows is None:
+        return 32
+    wanted = round(_SFT_EPOCHS * rows / updates)
+    return max(1, min(32, max(8, wanted), rows // 8))
+
+
+def _sft_epochs(rows: int | None, updates: int, batch_size: int) -> int:
+    """How many passes over the rows make that many updates: from 3 to 20."""
+    steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / batch_size)
+    return min(_MOST_SFT_EPOCHS, max(_SFT_EPOCHS, math.ceil(updates / steps_per_epoch)))
 
 
 def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
@@ -231,11 +264,11 @@ def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int |
     return rows
 
 
-def _step_defaults(filled: Filled, algorithm: str, rows: int | None) -> None:
-    """Set epochs and steps. If the user gave no `steps`, they follow from `epochs`: by default 3,
-    for DPO, which overfits sooner, 1."""
+def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
+    """Set epochs and steps. If the user gave no `steps`, they follow from the user's epochs, else
+    from `epochs`."""
     if filled.values.get("steps") is None:
-        filled.default("epochs", 3 if algorithm == "sft" else 1)
+        filled.default("epochs", epochs)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
@@ -440,14 +473,14 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, and how often the run evaluates and saves.
 
-    By default an SFT or DPO run evaluates five times, a GRPO or distillation run three times, and
-    each saves whenever it evaluates.
+    By default an SFT run evaluates eight times (it may stop early by them), a DPO run five times, a
+    GRPO or distillation run three times, and each saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)
-    evaluations = 5 if algorithm in ROW_ALGORITHMS else 3
+    evaluations = {"sft": 8, "dpo": 5}.get(algorithm, 3)
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)

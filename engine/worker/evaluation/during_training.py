@@ -24,20 +24,24 @@ from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext
 from envs.json_types import TaskRow
 
+_CLEARLY_LESS = 0.01  # share of the smallest loss so far by which a new one must be below it
 
-@dataclass
+
+@dataclass(frozen=True)
 class Best:
     """The best step so far on the validation half; of equal scores the one with the smaller loss.
 
     Attributes:
         step: -1 before any.
-        since: evaluations since the score last improved; a smaller loss alone does not count.
+        since: evaluations since the policy last made progress, see `best_after`.
+        least_loss: the smallest held-out loss of any step.
     """
 
     step: int = -1
     score: float = -math.inf
     loss: float = math.inf
     since: int = 0
+    least_loss: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,28 @@ class HalfResult:
     score: float | None = None
     loss: float | None = None
     rows: Sequence[EvaluationRow] = ()
+
+
+def best_after(best: Best, step: int, result: HalfResult) -> Best:
+    """The best step after the evaluation of `step`, with `best` the one before it.
+
+    A higher score is better, of equal scores the smaller loss; without scores only the loss counts.
+    `since` counts evaluations without progress. Progress is a higher score; and, as long as some
+    task is not solved, a loss clearly below every earlier one, as a success of 0 can hide for long
+    that the answers come nearer.
+    """
+    loss = math.inf if result.loss is None else result.loss  # not measured: never wins
+    score = -loss if result.score is None else result.score
+    is_solved = result.curves.get("heldout_success") == 1.0
+    is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)
+    is_better = (score, -loss) > (best.score, -best.loss)
+    return Best(
+        step=step if is_better else best.step,
+        score=score if is_better else best.score,
+        loss=loss if is_better else best.loss,
+        since=0 if score > best.score or is_clearly_less else best.since + 1,
+        least_loss=min(loss, best.least_loss),
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +155,7 @@ class HeldoutEvaluation:
         if validation.curves:
             self._report_result(step, validation)
             if step > 0:  # the start cannot be the best
-                self._update_best(step, validation)
+                self.best = best_after(self.best, step, validation)
         if step == 0:
             # The sampler may not have the adapter yet: only playing tasks loads it.
             self.sampler.load(self.policy.adapter)
@@ -210,17 +236,6 @@ class HeldoutEvaluation:
         numbers = ", ".join(f"{name} {value:.3f}" for name, value in curves.items())
         tasks = f"the {self.choosing_count} held-out tasks that choose the checkpoint"
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
-
-    def _update_best(self, step: int, result: HalfResult) -> None:
-        """Make `step` the best step if its result is better. Of equal scores the smaller loss wins;
-        without scores, only the loss counts. `best.since` counts evaluations since the score last
-        rose: a smaller loss at the same score does not reset it."""
-        loss = math.inf if result.loss is None else result.loss  # not measured: never wins
-        score = -loss if result.score is None else result.score
-        since = 0 if score > self.best.score else self.best.since + 1
-        if (score, -loss) > (self.best.score, -self.best.loss):
-            self.best = Best(step, score, loss)
-        self.best.since = since
 
     def habits(self) -> dict[str, float]:
         """How long the answers in all evaluations of the run were; {} if no task was played.

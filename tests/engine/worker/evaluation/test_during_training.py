@@ -1,4 +1,4 @@
-"""The last exam of a run: some of its answers are scored again by a fresh env process."""
+"""The best step, and the last exam of a run, some of whose answers a fresh env process scores."""
 
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.known_settings import KnownSettings
+from engine.worker.evaluation.during_training import Best, HalfResult, best_after
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -120,3 +121,33 @@ def test_copies_of_a_question_stand_in_one_half_and_count_once(home: Home, tmp_p
     assert result["evidence"]["n"] == len(asked["report"])
     exam = choosing(run)
     assert (exam.tasks, exam.of) == (len(halves["select"]), len(rows))
+
+
+def evaluations(*results: tuple[float, float]) -> Best:
+    """The best step after evaluations with these successes and losses."""
+    best = Best()
+    for step, (success, loss) in enumerate(results, 1):
+        curves = {"heldout_success": success}
+        best = best_after(best, step, HalfResult(curves, score=success, loss=loss))
+    return best
+
+
+def test_a_falling_loss_is_progress_while_no_task_is_solved_yet() -> None:
+    best = evaluations((0.0, 3.0), (0.0, 2.0), (0.0, 1.5), (0.0, 1.2))
+    assert (best.step, best.since) == (4, 0)
+    assert evaluations((0.0, 3.0), (0.0, 2.99), (0.0, 2.98), (0.0, 2.97)).since == 3
+
+
+def test_a_rising_loss_without_a_better_score_is_no_progress() -> None:
+    best = evaluations((0.5, 1.0), (0.5, 1.2), (0.4, 1.4), (0.5, 1.6))
+    assert (best.step, best.since) == (1, 3)
+
+
+def test_where_every_task_is_solved_a_smaller_loss_is_no_progress() -> None:
+    best = evaluations((0.9, 1.0), (1.0, 0.5), (1.0, 0.3), (1.0, 0.2), (1.0, 0.1))
+    assert (best.step, best.since) == (5, 3)
+
+
+def test_a_better_score_at_a_larger_loss_is_progress_and_the_least_loss_is_kept() -> None:
+    best = evaluations((0.1, 0.5), (0.2, 0.9), (0.2, 0.8))
+    assert (best.step, best.loss, best.least_loss, best.since) == (3, 0.8, 0.5, 1)
