@@ -277,8 +277,9 @@ def _limit_of_run(row: RunRow) -> _Limit | None:
         return None
     # The cap counts from the last resume on; what was spent before does not count.
     spent_hours = row.spent_hours - row.spent_before
+    hours_left = row.max_gpu_hours - spent_hours
     reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-    return _Limit((row.max_gpu_hours - spent_hours) * 3600, "budget", reason)
+    return _Limit(hours_left * 3600, kind="budget", reason=reason)
 
 
 def _limit_of_home(watch: Watch) -> _Limit | None:
@@ -288,7 +289,8 @@ def _limit_of_home(watch: Watch) -> _Limit | None:
     if total is None:
         return None
     left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
-    return _Limit(left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent")
+    reason = f"max_gpu_hours_total={total:g} of this home is spent"
+    return _Limit(left_s, kind="budget", reason=reason)
 
 
 def _limit_without_answers(watch: Watch) -> _Limit | None:
@@ -299,7 +301,7 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
         return None
     _note_answers(watch)
     reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
-    return _Limit(watch.answered_s + wall_s, "timeout", reason)
+    return _Limit(watch.answered_s + wall_s, kind="timeout", reason=reason)
 
 
 def _note_answers(watch: Watch) -> None:

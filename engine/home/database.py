@@ -421,9 +421,9 @@ def reports_unwritable_disk(
 
 
 def _disk_error(home: Home, error: OSError) -> UserError:
-    """The UserError for a disk that cannot be written: DISK_FULL where it is full, else
-    HOME_UNUSABLE. The message names the file that `error` is about, if that lies outside the home;
-    else it is about the database."""
+    """The UserError for a file that cannot be written: DISK_FULL where its disk is full, else
+    HOME_UNUSABLE. The latter names the file that `error` names, if that lies outside the home;
+    otherwise it speaks of the home's database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):

@@ -137,7 +137,8 @@ def start_queued(home: Home) -> list[str]:
 
         devices = hardware.devices()
         while True:
-            locks: dict[str, int] = {}  # filled by `_claim`, which the lease calls
+            # Filled by `_claim`, which the lease calls. The lambda holds the dict of this round.
+            locks: dict[str, int] = {}
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:

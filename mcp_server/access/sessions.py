@@ -31,7 +31,7 @@ class Sessions:
         max_sessions: int = SESSIONS_PER_KEY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without sessions; the arguments are those of the class."""
+        """Start without sessions; the docstring of the class explains the arguments."""
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock = clock

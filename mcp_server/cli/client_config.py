@@ -228,14 +228,16 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         text: its present text; "" for a new file.
         key: name of the table of servers in the file; the entry becomes [key.NAME].
         entry: the entry.
-        force: refuse with an error, instead of None, if another entry is there.
+        force: the caller wants an entry with other values replaced. TOML is not rewritten, so
+            that is refused with an error.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if another entry is
-        there and `force` is off.
+        The new text, or `text` itself if the same entry is there already. None if an entry with
+        other values is there and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is not TOML, or an entry would have to be replaced.
+        UserError: BAD_ARGUMENT, `text` is not TOML, or `force` is on and an entry with other values
+            is there.
     """
     try:
         existing_entry = tomllib.loads(text).get(key, {}).get(NAME)

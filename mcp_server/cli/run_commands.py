@@ -215,9 +215,9 @@ def logs(
     located_home = home_of(home)
     if options.follow:
         _follow_logs(located_home, run_id, options, as_json)
-    else:
-        reply = _log_page(located_home, run_id, options, options.cursor)
-        show(reply, as_json, paint=_painter_of(options))
+        return
+    page = _log_page(located_home, run_id, options, cursor=options.cursor)
+    show(page, as_json, paint=_painter_of(options))
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:

@@ -72,7 +72,7 @@ class GuardedServer(MCPServer[Any]):
         hidden: frozenset[str],
         **options: Any,
     ) -> None:
-        """Build the server; the arguments are those of the class."""
+        """Build the server; the docstring of the class explains the arguments."""
         super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
@@ -148,7 +148,8 @@ class GuardedServer(MCPServer[Any]):
     ) -> Mapping[str, float]:
         """The argument `max_gpu_hours` to add to a call that does not name it; {} to add nothing.
 
-        `cap` is the cap that follows from the caller's quota, None if the quota sets none.
+        `cap` is the cap that follows from the caller's quota: None if the quota sets none, and for
+        a call that names its own.
         """
         if cap is not None:
             return {"max_gpu_hours": cap.hours}

@@ -56,7 +56,8 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass messages on until the reader ends; a line that is no message is an exception."""
+        """Pass the messages of `reader` on to `send` until the reader ends. For a line that is not
+        a message, the reader gives an exception."""
         async with send, reader:
             async for item in reader:
                 if isinstance(item, Exception):

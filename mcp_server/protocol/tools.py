@@ -432,7 +432,7 @@ def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
         _make_tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
         _make_tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
         _make_tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
-        _make_tool(tools.read_playbook, "Playbook", LOOK, output=None),
+        _make_tool(tools.read_playbook, "Playbook", LOOK, output=None),  # it returns a text
     ]
 
 

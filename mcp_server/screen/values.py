@@ -51,7 +51,8 @@ def field(name: str, value: Any) -> RenderableType:
     line = _one_line(name, value)
     if line is not None and len(line) <= LONG_LINE:
         return label + line
-    return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
+    indented = Padding(block(value), (0, 0, 0, 2), expand=False)  # top, right, bottom, left
+    return Group(label, indented)
 
 
 def _one_line(name: str, value: Any) -> Text | None:
@@ -79,7 +80,8 @@ def block(value: Any) -> RenderableType:
 
 
 def _object_block(value: Mapping[str, Any]) -> RenderableType:
-    """An object as a table, or as its filled fields one below the other; see `block`."""
+    """An object as a table, if it has `columns` and `rows`; otherwise as its filled fields, one
+    below the other, in which a suggested call is the shell command to type."""
     if is_table(value):
         return grid(value["columns"], value["rows"])
     items = with_typed_hint(value).items()
