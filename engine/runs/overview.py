@@ -122,8 +122,8 @@ def _add_runs(
 
 
 def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, limit: int) -> None:
-    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on; where it
-    is the scope itself, also the cursor if more follow."""
+    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on. If more
+    follow and this list alone was asked for (`scope` is its name), also add the cursor to them."""
     items = _LISTS[name](home)
     page.totals[name] = len(items)
     end = start + limit

@@ -148,7 +148,7 @@ class _FreshProcess:
         self.record = record
         self.abandoned = False
         self._process: EnvProcess | None = None
-        self._handed_out = False
+        self._has_process_in_use = False
 
     def warm_up(self) -> None:
         """Start the process before it is needed. Errors are ignored here: `__call__` tries again
@@ -159,9 +159,9 @@ class _FreshProcess:
     def __call__(self) -> EnvProcess:
         """Return a started process that has scored nothing; the one that was returned before is
         ended. Raises UserError, EnvProblem or OSError."""
-        if self._handed_out:
+        if self._has_process_in_use:
             self.close()
-        self._handed_out = True
+        self._has_process_in_use = True
         return self._start()
 
     def abandon(self) -> None:
@@ -183,7 +183,7 @@ class _FreshProcess:
         if self.abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
         self._process = self._process or open_process(self.record)
-        self._process.describe()
+        self._process.describe()  # starts it, also anew after `close`
         return self._process
 
 
@@ -198,8 +198,13 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    `fresh` gives the env process; if it is abandoned meanwhile, nothing is written. The other
-    arguments are those of `rescoring` and of the function `begin` that it yields.
+    Args:
+        record: the environment version that scores.
+        fresh: gives the env process; if it is abandoned meanwhile, nothing is written.
+        file: the stored answers.
+        half: the half of the held-out tasks whose answers count, "select" or "report"; "" for both.
+        tasks: the tasks by id; answers at other tasks do not count.
+        on_skip: called with the reason where the answers could not be scored.
     """
     started_at = time.monotonic()
 

@@ -76,8 +76,8 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
 def of_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
-    """What `of_models` finds for an evaluation at the tasks of `split`; None for training tasks,
-    where nothing is compared."""
+    """Which of an evaluation's held-out tasks its models were trained on; None for a `split` of
+    training tasks, where nothing is compared."""
     return of_models(home, record, models) if split == "heldout" else None
 
 

@@ -58,7 +58,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile.
     """
     if files.needs:
-        check_not_deleted(run.home.run(files.needs), "regrade")
+        check_not_deleted(run.home.run(files.needs), field="regrade")
     run.create()
     config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
     if files.contamination is not None:
@@ -109,7 +109,7 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     if source.is_relative_to(home.runs):
         _link_files(source, target)
-    else:  # a copy, because the owner of the source may change it
+    else:  # copies of the adapter's files, because the owner of the source may change them
         for name in ADAPTER_FILES:
             shutil.copyfile(source / name, target / name)
     sync_folder(target)
