@@ -248,7 +248,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
     run = home.run(row.run_id)
     if missing_secrets(run):  # it waits for a process that has them
         return False
-    run.create()
+    run.create()  # the lock needs the run's folder, which may have been deleted by hand
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
     if lock is None:  # an earlier attempt is still ending
         return False

@@ -81,8 +81,8 @@ def list_runs(
     """The runs of this home, newest first."""
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
-    # An option between `runs` and the subcommand would be ignored silently. The source of a given
-    # option reads ParameterSource.COMMANDLINE.
+    # An option between `runs` and the subcommand would be ignored silently. Of an option that was
+    # given, the source is ParameterSource.COMMANDLINE.
     elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
         ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
 

@@ -139,7 +139,7 @@ def _expected(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         type_words = "one of " + ", ".join(map(str, schema["enum"]))
     else:
-        json_type = schema.get("type", "value")
+        json_type = schema.get("type", "value")  # "a value" where the schema names no type
         type_words = _EXPECTED_WORDS.get(json_type, f"a {json_type}")
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:

@@ -90,7 +90,8 @@ def _object_block(value: Mapping[str, Any]) -> RenderableType:
 
 
 def _list_block(items: Sequence[Any]) -> RenderableType:
-    """A list as a table of objects, as one line, or as its items below each other; see `block`."""
+    """A list of objects as a table; a list of plain values on one line, if it fits; any other list
+    as its items, one below the other."""
     if items and all(isinstance(item, Mapping) for item in items):
         return object_table(items)
     if all(is_scalar(item) for item in items):
@@ -122,7 +123,8 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
         return checks(items)
     cells = [value for item in items for value in item.values()]
     if any(len(scalar(name="", value=value)) > LONG_CELL for value in cells):
-        return Group(*(Group(block(item), Text("")) for item in items))
+        empty_line = Text("")
+        return Group(*(Group(block(item), empty_line) for item in items))
     columns = _filled_names(items)
     return grid(columns, [[item.get(name) for name in columns] for item in items])
 

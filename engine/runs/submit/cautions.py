@@ -52,11 +52,12 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """A sentence about an earlier run of nearly the same settings that failed or was not better, or
-    of exactly the same settings, seed included; "" for any other.
+    """A sentence about an earlier run that the new one repeats: where that run failed or was not
+    better, or where it is done and had exactly the same settings, seed included; "" otherwise.
 
     Args:
-        row, making: the earlier run and how it was made.
+        new: how the new run is made.
+        row, making: the earlier run, of nearly the same settings, and how it was made.
     """
     failure = _failure_in_words(row)
     differences = _difference_in_words(new, making)
