@@ -104,7 +104,7 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Requests and answers are token ids.
+    # Lets requests and answers be token ids.
     argv += ["--enable-scale-out"]
     # Log-probabilities are those of the distribution that was sampled from, temperature included.
     argv += ["--logprobs-mode", "processed_logprobs"]

@@ -194,7 +194,8 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
-    """`runs`, the entries of these runs; `tree`, the same as lines of text; `best` of the home."""
+    """`runs`, the entries of these runs; `tree`, the same as lines of text; and `best`, for each
+    environment version the best of the newest training runs of the home."""
     return {
         "runs": [_run_entry(home, row) for row in rows],
         "tree": ledger.tree(home, rows),

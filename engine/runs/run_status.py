@@ -203,12 +203,12 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status
-    following = status.get("next", [])
+    next_calls = status.get("next", [])
     if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
-        following = [call for call in following if call["tool"] != "curate"]
+        next_calls = [call for call in next_calls if call["tool"] != "curate"]
     return status | {
         "warnings": [_failed_scores_warning(failed), *status["warnings"]],
-        "next": [*_calls_showing_failures(row), *following],
+        "next": [*_calls_showing_failures(row), *next_calls],
     }
 
 

@@ -519,7 +519,7 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 def delete_run(home: Home, run_id: str) -> Reply:
     """Delete a run's large files. Raises UserError RUN_STATE if the run has not ended.
 
-    `deletable_runs` checks before whether something else needs the run.
+    Call `deletable_runs` first: it checks whether something else needs the run.
     """
     from engine.runs import deletion
 

@@ -420,7 +420,7 @@ def _wait_until(
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # no event between two waits is missed
-        # Whether the end was reached is asked of the state instead.
+        # For "end" the state below tells whether it was reached.
         is_reached = until != "end" and bool(reply.get("reached"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:

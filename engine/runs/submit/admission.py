@@ -234,7 +234,7 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
         hint=Hint(
             "Mend the reward and push again, or set accept_reward_risk = true to train on it "
             "knowingly. A dry run shows the audit:",
-            # Accepting the risk is a decision, so it is no call to make without reading this.
+            # Not a call that accepts the risk: nobody should make that without a decision.
             Call("dry_run", {"env_id": record.env_id}),
         ),
         field="settings.accept_reward_risk",

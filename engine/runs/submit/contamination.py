@@ -126,8 +126,8 @@ def _compare_all(
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
-    """Verdict and headline of the worst overlap; of no overlap, as of models that were not trained
-    in this home."""
+    """Verdict and headline of the worst overlap. Without any overlap the verdict is "clean", and
+    the headline says that none of the models was trained in this home."""
     if not overlaps:
         return "clean", "none of these models was trained in this home"
     worst = max(overlaps, key=_severity)
