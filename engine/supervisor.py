@@ -217,7 +217,7 @@ def _spawn_trainer(watch: Watch, command: list[str], lifeline: int) -> int:
 
 
 def _write_started_record(watch: Watch) -> None:
-    """Write started.json, by which the trainer's process is found again."""
+    """Write started.json, which names the processes of this attempt and when it began."""
     write_json(
         watch.run.started_record,
         {

@@ -113,7 +113,8 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
 def write_entries(
     project: Path, clients: Iterable[str], launch: Launch, force: bool
 ) -> dict[str, str]:
-    """Add or update our entry for each of `clients`; returns file -> what `write_entry` returns."""
+    """Add or update our entry in the file of each of `clients`. Returns for each file "written",
+    "unchanged" or "kept" (it has another entry, and `force` is off)."""
     return {CLIENTS[client].file: write_entry(project, client, launch, force) for client in clients}
 
 

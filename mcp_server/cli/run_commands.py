@@ -457,5 +457,5 @@ class _ProgressLine:
     def close(self) -> None:
         """Remove the line, if one was shown."""
         if self._shown_text:
-            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.write("\r\x1b[2K")  # to the start of the line, and erase it
             sys.stderr.flush()

@@ -232,7 +232,7 @@ class GuardedServer(MCPServer[Any]):
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
         """The limit of GPU-hours for a call that resumes a run and names none: that of the run."""
-        from mcp_server.access import quotas  # noqa: PLC0415  late, as above
+        from mcp_server.access import quotas  # noqa: PLC0415  late: it loads the database
 
         return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
 

@@ -117,7 +117,7 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
     If an object holds a long text, the objects are shown one below the other instead. Objects with
-    `name` and `status` are checks, and shown as such (see `checks`).
+    `name` and `status` are checks: of each a mark, the name and the detail are shown.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
