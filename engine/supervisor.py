@@ -52,7 +52,7 @@ class Watch:
     status: int | None = None  # exit status of the trainer, or minus its signal
     sigterm_sent_at: float | None = None  # to the trainer
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
-    leaving: bool = False  # this process was told to end: the run is to be continued later
+    was_told_to_end: bool = False  # this process, by SIGTERM: the run is to be continued later
 
     @property
     def elapsed(self) -> float:
@@ -120,7 +120,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         return _not_supervised(watch, error)
     _end_descendants(watch)
     has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
-    if watch.leaving and not has_result:
+    if watch.was_told_to_end and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
         return None
     return _outcome_of_trainer(watch, kills_before)
@@ -248,7 +248,7 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
             _stop_at_limit(watch)
-        if watch.row.state == "stopping" or watch.leaving:
+        if watch.row.state == "stopping" or watch.was_told_to_end:
             _stop_trainer(watch)
         if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
@@ -460,11 +460,11 @@ def _wake_on_signals(watch: Watch) -> int:
     """Install the signal handlers of this process. Returns the read end of a pipe that becomes
     readable when a child has ended or a signal has come.
 
-    SIGTERM also sets `watch.leaving`. SIGINT and SIGHUP have no other effect.
+    SIGTERM also sets `watch.was_told_to_end`. SIGINT and SIGHUP have no other effect.
     """
 
     def leave(*_: object) -> None:
-        watch.leaving = True
+        watch.was_told_to_end = True
 
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)

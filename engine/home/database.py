@@ -159,12 +159,12 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
-        if not (_comes_from_sqlite(error) and _is_readable_alone(home)):
-            if lock >= 0:
-                os.close(lock)
-            raise
-        # SQLite cannot write here; but no log is left, so that all can be read.
-        return _open_read_only(home), lock
+        if _comes_from_sqlite(error) and _is_readable_alone(home):
+            # SQLite cannot write here; but no log is left, so that all can be read.
+            return _open_read_only(home), lock
+        if lock >= 0:
+            os.close(lock)
+        raise
 
 
 def _shared_lock(home: Home) -> int:

@@ -84,7 +84,8 @@ class WaitTasks(Extension):
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._cancelled: dict[str, None] = {}  # in the order they were cancelled
+        # Ids of cancelled tasks: a set that keeps the order in which they were cancelled.
+        self._cancelled_ids: dict[str, None] = {}
         self._server: GuardedServer | None = None
 
     def set_server(self, server: GuardedServer) -> None:
@@ -173,7 +174,7 @@ class WaitTasks(Extension):
             MCPError: the task id is malformed.
         """
         wait = _parse_wait(params)
-        if wait.task_id in self._cancelled:
+        if wait.task_id in self._cancelled_ids:
             return _task_fields(wait, "cancelled", status={})
         status: Reply = {}  # stays empty if the run cannot be read
         try:
@@ -203,10 +204,10 @@ class WaitTasks(Extension):
         except UserError:
             raise _unknown_task(params) from None
         # Removed and added again, so that the oldest cancellation stands first.
-        self._cancelled.pop(wait.task_id, None)
-        self._cancelled[wait.task_id] = None
-        if len(self._cancelled) > MAX_CANCELLED:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled_ids.pop(wait.task_id, None)
+        self._cancelled_ids[wait.task_id] = None
+        if len(self._cancelled_ids) > MAX_CANCELLED:
+            del self._cancelled_ids[next(iter(self._cancelled_ids))]
         return {}
 
     async def _update(
