@@ -128,10 +128,10 @@ def spawn_detached(
 
 def start_queued(home: Home) -> list[str]:
     """Start queued runs while devices are free; returns the ids of the runs it started."""
-    started: list[str] = []
+    started_ids: list[str] = []
     with Store(home) as store:
         if not store.queue():
-            return started
+            return started_ids
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
@@ -142,9 +142,9 @@ def start_queued(home: Home) -> list[str]:
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
-                    return started
+                    return started_ids
                 if _start(home, store, row, locks[row.run_id]):
-                    started.append(row.run_id)
+                    started_ids.append(row.run_id)
             finally:
                 for lock in locks.values():
                     os.close(lock)

@@ -76,9 +76,9 @@ class GuardedServer(MCPServer[Any]):
         super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
-        self._needs = needs
-        self._offered = {tool.name: tool for tool in tools}
-        self._hidden = hidden
+        self._scope_of_tool = needs
+        self._offered_tools = {tool.name: tool for tool in tools}
+        self._hidden_names = hidden
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
@@ -179,10 +179,10 @@ class GuardedServer(MCPServer[Any]):
             UserError: READ_ONLY or BAD_ARGUMENT, there is no such tool here. FORBIDDEN, the key of
                 `caller` lacks the scope. UNKNOWN_ARGUMENT or BAD_ARGUMENT, an argument is wrong.
         """
-        tool = self._offered.get(name)
+        tool = self._offered_tools.get(name)
         if tool is None:
             raise self._no_such_tool(name)
-        caller.require(self._needs[name], name)
+        caller.require(self._scope_of_tool[name], name)
         check_arguments(tool, arguments)
         return tool
 
@@ -258,20 +258,21 @@ class GuardedServer(MCPServer[Any]):
 
     def _changes_something(self, name: str) -> bool:
         """Whether the tool of that name changes something; False for an unknown name."""
-        if name in self._hidden:  # a read-only server hides exactly the tools that change something
+        # A read-only server hides exactly the tools that change something.
+        if name in self._hidden_names:
             return True
-        tool = self._offered.get(name)
+        tool = self._offered_tools.get(name)
         if tool is None:
             return False
         return tool.annotations is None or not tool.annotations.read_only_hint
 
     def _may_call(self, caller: Key, tool: Any) -> bool:
         """Whether `caller` may call the tool of that name; False if it is not offered or None."""
-        return tool in self._offered and self._needs[tool] in caller.scopes
+        return tool in self._offered_tools and self._scope_of_tool[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
         """Make the error for a tool that is not offered: READ_ONLY if hidden, else BAD_ARGUMENT."""
-        if name in self._hidden:
+        if name in self._hidden_names:
             return UserError(
                 "READ_ONLY",
                 f"{name} changes something and this server was started with --read-only",
@@ -280,7 +281,7 @@ class GuardedServer(MCPServer[Any]):
         return UserError(
             "BAD_ARGUMENT",
             f"there is no tool named {name!r}",
-            hint=did_you_mean(name, list(self._offered)),
+            hint=did_you_mean(name, list(self._offered_tools)),
             field="name",
         )
 

@@ -71,16 +71,17 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
     """Put links to the files of all adapters, or copies of them, into the run's folder. Returns the
     keys of config.json that name adapters, with their new paths."""
     home = run.home
-    changed: dict[str, object] = {}
+    new_values: dict[str, object] = {}
     if files.start_adapter is not None:
-        changed["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
+        adapter = _link_folder(home, files.start_adapter, run.start_adapter)
+        new_values["start_adapter"] = str(adapter)
     if files.teacher_adapter is not None:
         adapter = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
-        changed["teacher"] = {**files.config["teacher"], "adapter": str(adapter)}
+        new_values["teacher"] = {**files.config["teacher"], "adapter": str(adapter)}
     if files.model_adapters:
         models = files.config["models"]
-        changed["models"] = _with_own_adapters(run, models, files.model_adapters)
-    return changed
+        new_values["models"] = _with_own_adapters(run, models, files.model_adapters)
+    return new_values
 
 
 def _with_own_adapters(
