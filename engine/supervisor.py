@@ -52,7 +52,7 @@ class Watch:
     status: int | None = None  # exit status of the trainer, or minus its signal
     sigterm_sent_at: float | None = None  # to the trainer
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
-    leaving: bool = False  # this process was told to end: the run is to be continued later
+    was_told_to_end: bool = False  # this process, by SIGTERM: the run is to be continued later
 
     @property
     def elapsed(self) -> float:
@@ -120,7 +120,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         return _not_supervised(watch, error)
     _end_descendants(watch)
     has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
-    if watch.leaving and not has_result:
+    if watch.was_told_to_end and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
         return None
     return _outcome_of_trainer(watch, kills_before)
@@ -217,7 +217,7 @@ def _spawn_trainer(watch: Watch, command: list[str], lifeline: int) -> int:
 
 
 def _write_started_record(watch: Watch) -> None:
-    """Write started.json, by which the trainer's process is found again."""
+    """Write started.json, which names the processes of this attempt and when it began."""
     write_json(
         watch.run.started_record,
         {
@@ -248,7 +248,7 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
             _stop_at_limit(watch)
-        if watch.row.state == "stopping" or watch.leaving:
+        if watch.row.state == "stopping" or watch.was_told_to_end:
             _stop_trainer(watch)
         if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
@@ -277,8 +277,9 @@ def _limit_of_run(row: RunRow) -> _Limit | None:
         return None
     # The cap counts from the last resume on; what was spent before does not count.
     spent_hours = row.spent_hours - row.spent_before
+    hours_left = row.max_gpu_hours - spent_hours
     reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-    return _Limit((row.max_gpu_hours - spent_hours) * 3600, "budget", reason)
+    return _Limit(hours_left * 3600, kind="budget", reason=reason)
 
 
 def _limit_of_home(watch: Watch) -> _Limit | None:
@@ -288,7 +289,8 @@ def _limit_of_home(watch: Watch) -> _Limit | None:
     if total is None:
         return None
     left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
-    return _Limit(left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent")
+    reason = f"max_gpu_hours_total={total:g} of this home is spent"
+    return _Limit(left_s, kind="budget", reason=reason)
 
 
 def _limit_without_answers(watch: Watch) -> _Limit | None:
@@ -299,7 +301,7 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
         return None
     _note_answers(watch)
     reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
-    return _Limit(watch.answered_s + wall_s, "timeout", reason)
+    return _Limit(watch.answered_s + wall_s, kind="timeout", reason=reason)
 
 
 def _note_answers(watch: Watch) -> None:
@@ -458,11 +460,11 @@ def _wake_on_signals(watch: Watch) -> int:
     """Install the signal handlers of this process. Returns the read end of a pipe that becomes
     readable when a child has ended or a signal has come.
 
-    SIGTERM also sets `watch.leaving`. SIGINT and SIGHUP have no other effect.
+    SIGTERM also sets `watch.was_told_to_end`. SIGINT and SIGHUP have no other effect.
     """
 
     def leave(*_: object) -> None:
-        watch.leaving = True
+        watch.was_told_to_end = True
 
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)

@@ -159,12 +159,12 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
-        if not (_comes_from_sqlite(error) and _is_readable_alone(home)):
-            if lock >= 0:
-                os.close(lock)
-            raise
-        # SQLite cannot write here; but no log is left, so that all can be read.
-        return _open_read_only(home), lock
+        if _comes_from_sqlite(error) and _is_readable_alone(home):
+            # SQLite cannot write here; but no log is left, so that all can be read.
+            return _open_read_only(home), lock
+        if lock >= 0:
+            os.close(lock)
+        raise
 
 
 def _shared_lock(home: Home) -> int:
@@ -421,9 +421,9 @@ def reports_unwritable_disk(
 
 
 def _disk_error(home: Home, error: OSError) -> UserError:
-    """The UserError for a disk that cannot be written: DISK_FULL where it is full, else
-    HOME_UNUSABLE. The message names the file that `error` is about, if that lies outside the home;
-    else it is about the database."""
+    """The UserError for a file that cannot be written: DISK_FULL where its disk is full, else
+    HOME_UNUSABLE. The latter names the file that `error` names, if that lies outside the home;
+    otherwise it speaks of the home's database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):

@@ -67,7 +67,11 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         "that choose the checkpoint"
     )
     return ChoosingHalf(
-        half="select", tasks=choosing_count, of=heldout_total, about=f"{about}; {rest}"
+        # "select" is its name in the files of answers, "report" that of the other half.
+        half="select",
+        tasks=choosing_count,
+        of=heldout_total,
+        about=f"{about}; {rest}",
     )
 
 

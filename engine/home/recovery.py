@@ -127,8 +127,8 @@ def env_row(folder: Path) -> Columns | None:
 
 
 def deployment_rows(home: Home) -> list[Columns]:
-    """Build the database row of every deployment that was ever started from its folder, the oldest
-    first."""
+    """Build the database row of every deployment, also of one that has ended, from its folder; the
+    oldest first. A folder whose config.json names no base model is left out."""
     rows = []
     for path in home.deployments.glob("*/config.json"):
         row = _deployment_row(home.deployment(path.parent.name))

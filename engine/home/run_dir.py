@@ -413,7 +413,8 @@ class RunDir:
 
         For callers that must go on without it, such as a list of runs or a verdict.
         """
-        from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
+        # Imported late: it loads pydantic, which a supervisor starts without.
+        from engine.records.run_config import find_run_config  # noqa: PLC0415
 
         return find_run_config(self.config)
 

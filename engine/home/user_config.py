@@ -73,9 +73,9 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    numbers = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}
+    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}
     # The first wrong value is reported; a wrong number before any other.
-    ordered_names = [*numbers, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
+    ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
     checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
     return UserConfig(**checked)
 
@@ -92,7 +92,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         )
     if name in _CHOICES or name in _BOOLEANS:
         return value
-    return tuple(value) if name in _NAME_LISTS else float(value)
+    return tuple(value) if name in _NAME_LISTS else float(value)  # every other key is a number
 
 
 def _is_allowed(name: str, value: Any) -> bool:

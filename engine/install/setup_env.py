@@ -118,10 +118,11 @@ def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) 
 def _prove(python: Path, proof: str) -> None:
     """Raise UserError NO_TORCH if the new environment's `python` cannot run the code `proof`."""
     if not works(python, proof):
+        first_statement = proof.split(";")[0]  # the imports
         raise UserError(
             "NO_TORCH",
             "the new environment cannot import torch, transformers, peft and gguf",
-            hint=f"Try: {python} -c {proof.split(';')[0]!r}",
+            hint=f"Try: {python} -c {first_statement!r}",
         )
 
 

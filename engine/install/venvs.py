@@ -34,7 +34,7 @@ def ignore_line(line: str) -> None:
 
 
 def build_folder(folder: Path) -> Path:
-    """The folder beside `folder` in which an environment is built before it is moved there."""
+    """The folder beside `folder` in which an environment is built, to be moved to `folder`."""
     return folder.with_name(folder.name + ".building")
 
 

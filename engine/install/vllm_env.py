@@ -98,7 +98,8 @@ def setup_vllm(
 def _build(build_folder: Path, device: str, run: Run, say: Say, proof: str) -> None:
     """Build the environment for `device` in `build_folder`, or go on with a half-built one there.
 
-    The marker is written last: it says that the environment is complete.
+    `proof` is code that the new environment must be able to run. The marker is written last: it
+    says that the environment is complete.
     """
     python = venvs.python_of(build_folder)
     if not python.is_file():

@@ -128,22 +128,23 @@ def spawn_detached(
 
 def start_queued(home: Home) -> list[str]:
     """Start queued runs while devices are free; returns the ids of the runs it started."""
-    started: list[str] = []
+    started_ids: list[str] = []
     with Store(home) as store:
         if not store.queue():
-            return started
+            return started_ids
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
         devices = hardware.devices()
         while True:
-            locks: dict[str, int] = {}  # filled by `_claim`, which the lease calls
+            # Filled by `_claim`, which the lease calls. The lambda holds the dict of this round.
+            locks: dict[str, int] = {}
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
-                    return started
+                    return started_ids
                 if _start(home, store, row, locks[row.run_id]):
-                    started.append(row.run_id)
+                    started_ids.append(row.run_id)
             finally:
                 for lock in locks.values():
                     os.close(lock)
@@ -247,7 +248,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
     run = home.run(row.run_id)
     if missing_secrets(run):  # it waits for a process that has them
         return False
-    run.create()
+    run.create()  # the lock needs the run's folder, which may have been deleted by hand
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
     if lock is None:  # an earlier attempt is still ending
         return False

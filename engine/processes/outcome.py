@@ -178,7 +178,8 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
     """
     try:
         stored = read_json(run.exit_record)
-        outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})
+        values = stored | {"hint": Hint.from_json(stored["hint"])}
+        outcome = Outcome(**values)
     except (OSError, ValueError, TypeError, KeyError):  # missing, damaged or incomplete
         return None
     return outcome if outcome.attempt == attempt else None

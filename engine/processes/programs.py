@@ -31,7 +31,7 @@ def command(kind: Kind) -> list[str]:
 
     For example ["-m", "engine.supervisor"]. The program's own arguments come after them.
     """
-    script = _stand_ins().get(kind)
+    script = _stand_ins().get(kind)  # of a test that puts it in the place of the program
     return [script] if script else ["-m", PROGRAMS[kind]]
 
 

@@ -104,7 +104,7 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Requests and answers are token ids.
+    # Lets requests and answers be token ids.
     argv += ["--enable-scale-out"]
     # Log-probabilities are those of the distribution that was sampled from, temperature included.
     argv += ["--logprobs-mode", "processed_logprobs"]
@@ -189,7 +189,10 @@ class VllmProcess:
     """
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
-        """Start the keeper, which starts the server; does not wait for either."""
+        """Start the keeper, a process that starts and ends the server; does not wait for either.
+
+        `argv` is the command of a program in the server's place, for tests; () starts vLLM.
+        """
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
@@ -220,6 +223,7 @@ class VllmProcess:
             return subprocess.Popen(
                 [*KEEPER, str(lifeline), str(self.folder), *server_command],
                 cwd=self.folder,
+                # `_with_our_path` lets the keeper import this package; the server does without.
                 env=_with_our_path(variables(self.plan, self.key, os.environ)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -277,6 +281,8 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
+            # Time for the keeper's three waits of up to STOP_S: after SIGTERM, after SIGKILL, and
+            # for processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
         except subprocess.TimeoutExpired:  # the keeper hangs; its server dies with it
             self._keeper.kill()
@@ -347,7 +353,8 @@ def _open_child_signal() -> int:
     wait for it."""
     child_signal, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
-    # The end of a child is a signal, and each signal that has a handler writes to `wakeup`.
+    # The end of a child is a signal. Each signal that has a handler, even one that does nothing,
+    # writes a byte to `wakeup`.
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return child_signal
@@ -361,7 +368,7 @@ def _start_server(argv: Sequence[str]) -> subprocess.Popen[bytes]:
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         stdin=subprocess.DEVNULL,
         process_group=0,
-        # The kernel binds it to the thread that forks; the keeper has only one.
+        # The kernel ends the child with the thread that forked it; the keeper has only one.
         preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
     )
 

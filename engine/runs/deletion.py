@@ -250,18 +250,20 @@ def _answer_files(run: RunDir) -> list[Path]:
 
 
 def _removable_paths(run: RunDir) -> list[Path]:
-    """The files and folders of a run that go as a whole when it is deleted."""
+    """The files and folders of a run that are removed whole when it is deleted: weights, answers,
+    logs and curves."""
     folder_of_model_adapters = run.model_adapter(0).parent
     return [
         run.checkpoints,
         run.rollouts_dir,
         run.logs,
-        run.start_adapter,
+        run.start_adapter,  # the run's own copy of the adapter it continues from
         folder_of_model_adapters,
         run.sampled_adapters,
         run.metrics,
         run.events,
         run.rescored,
+        # Answers to tasks of earlier skills, before and after the training.
         run.kept("before"),
         run.kept("after"),
     ]

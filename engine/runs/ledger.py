@@ -159,14 +159,14 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
     """The best finished training run of each environment version that has one:
     env_id -> {"run_id", "score", "verdict", "step"}.
 
-    The score is that on the held-out tasks by which a run chooses its best checkpoint. Runs that
-    made no better model than the one they started from do not count.
+    The score is that on the held-out tasks by which a run chooses its best checkpoint. Runs whose
+    verdict is "worse", and runs in which no checkpoint beat the start model, do not count.
     """
     best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
-        result = _best_of_run(home, row)
+        result = _best_of_run(home, row)  # None too where no checkpoint beat the start model
         if result is None:
             continue
         score = round(result.score, 4)

@@ -89,7 +89,7 @@ def wait(
         run = home.run(row.run_id)
         goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # A caller without a cursor has seen no alert of the run yet: None shows the latest of all.
+        # None shows the latest alerts of the whole run: a caller without a cursor has seen none.
         new_alerts = alerts_in(look.events) if cursor else None
         return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
 
@@ -201,6 +201,9 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
 
     Args:
         reason: why, for the record; "" records "cancelled on request".
+
+    Returns the run's state, its last checkpoint, and how to go on. If `run_id` was only the
+    beginning of an id, a warning names the whole id.
 
     Raises UserError RUN_NOT_FOUND, or BAD_ARGUMENT where `reason` is too long.
     """

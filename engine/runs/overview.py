@@ -122,8 +122,8 @@ def _add_runs(
 
 
 def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, limit: int) -> None:
-    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on; where it
-    is the scope itself, also the cursor if more follow."""
+    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on. If more
+    follow and this list alone was asked for (`scope` is its name), also add the cursor to them."""
     items = _LISTS[name](home)
     page.totals[name] = len(items)
     end = start + limit
@@ -194,7 +194,8 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
-    """`runs`, the entries of these runs; `tree`, the same as lines of text; `best` of the home."""
+    """`runs`, the entries of these runs; `tree`, the same as lines of text; and `best`, for each
+    environment version the best of the newest training runs of the home."""
     return {
         "runs": [_run_entry(home, row) for row in rows],
         "tree": ledger.tree(home, rows),

@@ -97,7 +97,7 @@ class Regrade:
         self.record = find_env(self.run.home, self.config.env_id)
         self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
-        self.skipped: dict[str, int] = {}  # key of SKIPPED -> how many answers were not scored
+        self.skip_counts: dict[str, int] = {}  # key of SKIPPED -> how many answers were not scored
         self._events = Appender(self.run.events)
         self._metrics = Appender(self.run.metrics)
         self._was_told_to_stop = False
@@ -140,7 +140,9 @@ class Regrade:
 
     def _nothing_scored_error(self) -> UserError:
         """The error for a regrade that could not score a single answer, with the reasons."""
-        reasons = ", ".join(f"{count} {SKIPPED[reason]}" for reason, count in self.skipped.items())
+        reasons = ", ".join(
+            f"{count} {SKIPPED[reason]}" for reason, count in self.skip_counts.items()
+        )
         return UserError(
             "NOT_COMPARABLE",
             f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
@@ -155,7 +157,7 @@ class Regrade:
         source_files = [model.rows for model in self.config.models]
         return {
             "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
-            "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
+            "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skip_counts},
             "source_files": {name: _digest(self.source.path / name) for name in source_files},
             "verdict": evidence["verdict"],
             "evidence": evidence,
@@ -187,7 +189,7 @@ class Regrade:
         rows to the model's file in this run, and return them.
 
         `index` is the model's place in the config's `models`, by which its file is named. Rows that
-        cannot be scored are counted by reason in `self.skipped`. Raises Stopped.
+        cannot be scored are counted by reason in `self.skip_counts`. Raises Stopped.
         """
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)  # an earlier attempt of this run may have left it
@@ -200,7 +202,7 @@ class Regrade:
                     continue
                 score = self._new_score(process, row)
                 if isinstance(score, str):  # a key of SKIPPED
-                    self.skipped[score] = self.skipped.get(score, 0) + 1
+                    self.skip_counts[score] = self.skip_counts.get(score, 0) + 1
                     continue
                 new_row = _new_row_of(row, score, ref, position)
                 file.append(new_row)
@@ -340,7 +342,7 @@ def _exit_with_parent(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(descriptor, 1):  # nothing is ever written: it returns b"" at the end
             pass
-    os._exit(9)
+    os._exit(9)  # at once, without cleaning up; nobody is left who reads the status
 
 
 def _failure_record(error: Exception) -> Failure:

@@ -203,12 +203,12 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status
-    following = status.get("next", [])
+    next_calls = status.get("next", [])
     if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
-        following = [call for call in following if call["tool"] != "curate"]
+        next_calls = [call for call in next_calls if call["tool"] != "curate"]
     return status | {
         "warnings": [_failed_scores_warning(failed), *status["warnings"]],
-        "next": [*_calls_showing_failures(row), *following],
+        "next": [*_calls_showing_failures(row), *next_calls],
     }
 
 
@@ -250,7 +250,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
     - of one model: read its answers;
     - of several models: compare them, and read the answers that differ;
-    - first of all, where training tasks were tried several times each: curate a dataset.
+    - before these, where training tasks were tried several times each: curate a dataset.
     """
     config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
@@ -260,6 +260,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
             Call("compare_runs", {"ids": models, "env_id": row.env_id}),
             Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
         ]
+    # Of all kinds of runs only these two have a split.
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         calls = [_call_to_curate(row), *calls]

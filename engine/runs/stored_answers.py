@@ -120,21 +120,21 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         on_skip: called with the reason where answers could not be scored; that is no error.
     """
     fresh = _FreshProcess(record)
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
         """Queue the rescoring of a sample of the answers in `file`."""
-        futures.append(thread.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
+        futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
 
     try:
-        thread.submit(fresh.warm_up)
+        executor.submit(fresh.warm_up)
         yield begin
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
         fresh.abandon()  # a rescoring that still runs ends at once, without writing its result
-        thread.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
         fresh.close()
 
 
@@ -146,9 +146,9 @@ class _FreshProcess:
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record
-        self.abandoned = False
+        self.is_abandoned = False
         self._process: EnvProcess | None = None
-        self._handed_out = False
+        self._has_process_in_use = False
 
     def warm_up(self) -> None:
         """Start the process before it is needed. Errors are ignored here: `__call__` tries again
@@ -159,14 +159,14 @@ class _FreshProcess:
     def __call__(self) -> EnvProcess:
         """Return a started process that has scored nothing; the one that was returned before is
         ended. Raises UserError, EnvProblem or OSError."""
-        if self._handed_out:
+        if self._has_process_in_use:
             self.close()
-        self._handed_out = True
+        self._has_process_in_use = True
         return self._start()
 
     def abandon(self) -> None:
         """End the process, even while another thread uses it, and let no other be started."""
-        self.abandoned = True
+        self.is_abandoned = True
         if self._process is not None:
             self._process.abandon()
 
@@ -180,10 +180,10 @@ class _FreshProcess:
 
         Raises UserError or OSError; EnvProblem where it does not start or was abandoned.
         """
-        if self.abandoned:
+        if self.is_abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
         self._process = self._process or open_process(self.record)
-        self._process.describe()
+        self._process.describe()  # starts it, also anew after `close`
         return self._process
 
 
@@ -198,19 +198,24 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    `fresh` gives the env process; if it is abandoned meanwhile, nothing is written. The other
-    arguments are those of `rescoring` and of the function `begin` that it yields.
+    Args:
+        record: the environment version that scores.
+        fresh: gives the env process; if it is abandoned meanwhile, nothing is written.
+        file: the stored answers.
+        half: the half of the held-out tasks whose answers count, "select" or "report"; "" for both.
+        tasks: the tasks by id; answers at other tasks do not count.
+        on_skip: called with the reason where the answers could not be scored.
     """
     started_at = time.monotonic()
 
     def is_over() -> bool:
         """Whether no further answer is to be scored; asked before each of them."""
-        return fresh.abandoned or time.monotonic() - started_at > SECONDS
+        return fresh.is_abandoned or time.monotonic() - started_at > SECONDS
 
     try:
         answers = _sampled_answers(file, half, tasks, is_multi_turn=record.kind == "multi")
         result = score_again(answers, fresh, is_over)
-        if fresh.abandoned:
+        if fresh.is_abandoned:
             return
         seconds = round(time.monotonic() - started_at, 3)
         write_json(run.rescored, _identity(record, file, half) | result | {"seconds": seconds})

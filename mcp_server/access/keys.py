@@ -295,6 +295,7 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     refusals = [f"the secret {name}" for name in refused_secrets]
     config_lines = []  # that would allow what is refused
     if refused_secrets:
+        # The line takes the place of the present one, so it repeats what is allowed already.
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
     if settings.limits.network and not config.key_network:

@@ -163,7 +163,7 @@ def _check_open_runs(home: Home, store: Store, key: Key) -> None:
 def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
     """The limits of `key` and how much of each is used, as `get_status` shows them.
 
-    Keys of the result:
+    `clock` returns the present time in unix seconds. Keys of the result:
     - `name` of the key, and the ids of its `open_runs`.
     - `max_runs`, if they are limited.
     - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
@@ -269,7 +269,7 @@ def _cap_of_estimate(
 def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
     """Sum the hours of the runs that `key` started or resumed in the last 24 hours.
 
-    An open run counts with its cap.
+    An open run counts with its cap. `clock` returns the present time in unix seconds.
     """
     since = clock() - DAY_S
     counted_hours = []

@@ -14,12 +14,12 @@ class _Bucket:
     """How many calls one key may make at once.
 
     Attributes:
-        level: the number of calls, with a fraction, as it was at `updated`.
-        updated: when `level` was computed, in seconds of the clock.
+        level: the number of calls, with a fraction, as it was at `updated_at`.
+        updated_at: when `level` was computed, in seconds of the clock.
     """
 
     level: float
-    updated: float
+    updated_at: float
 
 
 class Rates:
@@ -46,8 +46,8 @@ class Rates:
         now = self._clock()
         bucket = self._buckets.setdefault(key.name, _Bucket(capacity, now))
         # Refilled for the time that has passed since it was computed last.
-        bucket.level = min(capacity, bucket.level + (now - bucket.updated) * calls_per_s)
-        bucket.updated = now
+        bucket.level = min(capacity, bucket.level + (now - bucket.updated_at) * calls_per_s)
+        bucket.updated_at = now
         if bucket.level < 1:
             return (1 - bucket.level) / calls_per_s
         bucket.level -= 1

@@ -31,13 +31,13 @@ class Sessions:
         max_sessions: int = SESSIONS_PER_KEY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without sessions; the arguments are those of the class."""
+        """Start without sessions; the docstring of the class explains the arguments."""
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock = clock
         self._last_used: dict[str, dict[bytes, float]] = {}  # by key, then by session id
         # For each key, the requests in progress that may open a session.
-        self._opening: Counter[str] = Counter()
+        self._opening_requests: Counter[str] = Counter()
 
     def may_open(self, scope: Scope, key: Key) -> bool:
         """Whether a request by `key`, given by its ASGI `scope`, may pass.
@@ -49,7 +49,7 @@ class Sessions:
             return True
         last_used = self._last_used.get(key.name, {})  # session id -> time
         # Sessions that requests of this moment may open count as open already.
-        allowed_count = self._max_sessions - self._opening.get(key.name, 0)
+        allowed_count = self._max_sessions - self._opening_requests.get(key.name, 0)
         if len(last_used) < allowed_count:
             return True
         now = self._clock()
@@ -66,14 +66,14 @@ class Sessions:
         ends. Until the answer begins, a request that may open a session counts as an open session,
         so that requests which arrive at the same time cannot exceed the limit together.
         """
-        is_counted = _opens_session(scope)  # whether this request counts in `_opening`
+        is_counted = _opens_session(scope)  # whether this request counts in `_opening_requests`
         if is_counted:
-            self._opening[key.name] += 1
+            self._opening_requests[key.name] += 1
 
         def stop_counting() -> None:
             nonlocal is_counted
             if is_counted:
-                self._opening[key.name] -= 1
+                self._opening_requests[key.name] -= 1
             is_counted = False
 
         counting_send = self.counting_send(scope, key, send)

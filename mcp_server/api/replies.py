@@ -180,7 +180,7 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
     for holder, key in parts:
         value = holder[key]
         size = _size_if_cuttable(value)
-        # Rather a text than a list of the same size.
+        # Of a list and a text of the same size, the text is cut.
         is_largest = size >= largest_size if isinstance(value, str) else size > largest_size
         if size > 0 and is_largest:
             largest_size = size

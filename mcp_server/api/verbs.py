@@ -460,9 +460,9 @@ def inspect_data(
     """
     from engine.environments import data_inspection
 
-    report = data_inspection.inspect(
-        home, path if roots is None else paths.from_roots(path, roots), model, roots, wait_s
-    )
+    # An agent may name the file relative to one of `roots`.
+    file = path if roots is None else paths.from_roots(path, roots)
+    report = data_inspection.inspect(home, file, model, roots, wait_s)
     return with_head(report.to_json(), f"Looked into {path}.")
 
 
@@ -519,7 +519,7 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 def delete_run(home: Home, run_id: str) -> Reply:
     """Delete a run's large files. Raises UserError RUN_STATE if the run has not ended.
 
-    `deletable_runs` checks before whether something else needs the run.
+    Call `deletable_runs` first: it checks whether something else needs the run.
     """
     from engine.runs import deletion
 
@@ -558,7 +558,7 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
 
     - done: read the rollouts; if a model was trained, deploy it.
     - failed: read the error, and diagnose. cancelled: resume.
-    - still open: wait on; before that, look at the first step or diagnose an alert, if reached.
+    - still open: wait on; before that, look at the first step or the alert that was reached.
     """
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)

@@ -113,7 +113,8 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
 def write_entries(
     project: Path, clients: Iterable[str], launch: Launch, force: bool
 ) -> dict[str, str]:
-    """Add or update our entry for each of `clients`; returns file -> what `write_entry` returns."""
+    """Add or update our entry in the file of each of `clients`. Returns for each file "written",
+    "unchanged" or "kept" (it has another entry, and `force` is off)."""
     return {CLIENTS[client].file: write_entry(project, client, launch, force) for client in clients}
 
 
@@ -228,14 +229,16 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         text: its present text; "" for a new file.
         key: name of the table of servers in the file; the entry becomes [key.NAME].
         entry: the entry.
-        force: refuse with an error, instead of None, if another entry is there.
+        force: the caller wants an entry with other values replaced. TOML is not rewritten, so
+            that is refused with an error.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if another entry is
-        there and `force` is off.
+        The new text, or `text` itself if the same entry is there already. None if an entry with
+        other values is there and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is not TOML, or an entry would have to be replaced.
+        UserError: BAD_ARGUMENT, `text` is not TOML, or `force` is on and an entry with other values
+            is there.
     """
     try:
         existing_entry = tomllib.loads(text).get(key, {}).get(NAME)

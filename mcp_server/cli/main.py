@@ -193,7 +193,7 @@ def init(
 
     folder = folder.resolve()
     agents = client_config.parse_agents(agent or [])
-    launch = _launch(folder, port if http else None, home)
+    launch = _launch(folder, port=port if http else None, home=home)
     if show_only:
         # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)

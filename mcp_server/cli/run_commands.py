@@ -81,8 +81,8 @@ def list_runs(
     """The runs of this home, newest first."""
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
-    # An option between `runs` and the subcommand would be ignored silently. The source of a given
-    # option reads ParameterSource.COMMANDLINE.
+    # An option between `runs` and the subcommand would be ignored silently. Of an option that was
+    # given, the source is ParameterSource.COMMANDLINE.
     elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
         ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
 
@@ -215,9 +215,9 @@ def logs(
     located_home = home_of(home)
     if options.follow:
         _follow_logs(located_home, run_id, options, as_json)
-    else:
-        reply = _log_page(located_home, run_id, options, options.cursor)
-        show(reply, as_json, paint=_painter_of(options))
+        return
+    page = _log_page(located_home, run_id, options, cursor=options.cursor)
+    show(page, as_json, paint=_painter_of(options))
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
@@ -420,7 +420,7 @@ def _wait_until(
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # no event between two waits is missed
-        # Whether the end was reached is asked of the state instead.
+        # For "end" the state below tells whether it was reached.
         is_reached = until != "end" and bool(reply.get("reached"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
@@ -457,5 +457,5 @@ class _ProgressLine:
     def close(self) -> None:
         """Remove the line, if one was shown."""
         if self._shown_text:
-            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.write("\r\x1b[2K")  # to the start of the line, and erase it
             sys.stderr.flush()

@@ -48,8 +48,8 @@ def push_suggestion(folder: Path, template: str = "") -> Reply:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
-    Raises UserError as `_check_folder` does, and with the code of the template's EnvProblem if the
-    template is unknown or the folder is not empty.
+    Raises UserError BAD_ARGUMENT if no environment may be made in the folder. If the template is
+    unknown or the folder is not empty, the error has the code of the EnvProblem that says so.
     """
     _check_folder(folder)
     try:

@@ -85,9 +85,10 @@ def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _has_json_type(json_type: str, value: Any) -> bool:
-    """Whether `value` is a boolean (for the type "boolean") or a number (for any other type).
+    """Whether `value` is a boolean, for the type "boolean"; a number, for "integer" and "number".
 
-    Pydantic alone would take true for 1 and "5" for 5.
+    These three types are checked here because pydantic alone would take true for 1 and "5" for 5.
+    That an integer is whole is left to pydantic.
     """
     if isinstance(value, bool):  # tested first, because in Python a boolean is also an int
         return json_type == "boolean"
@@ -138,7 +139,7 @@ def _expected(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         type_words = "one of " + ", ".join(map(str, schema["enum"]))
     else:
-        json_type = schema.get("type", "value")
+        json_type = schema.get("type", "value")  # "a value" where the schema names no type
         type_words = _EXPECTED_WORDS.get(json_type, f"a {json_type}")
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:

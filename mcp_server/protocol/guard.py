@@ -72,13 +72,13 @@ class GuardedServer(MCPServer[Any]):
         hidden: frozenset[str],
         **options: Any,
     ) -> None:
-        """Build the server; the arguments are those of the class."""
+        """Build the server; the docstring of the class explains the arguments."""
         super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
-        self._needs = needs
-        self._offered = {tool.name: tool for tool in tools}
-        self._hidden = hidden
+        self._scope_of_tool = needs
+        self._offered_tools = {tool.name: tool for tool in tools}
+        self._hidden_names = hidden
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
@@ -148,7 +148,8 @@ class GuardedServer(MCPServer[Any]):
     ) -> Mapping[str, float]:
         """The argument `max_gpu_hours` to add to a call that does not name it; {} to add nothing.
 
-        `cap` is the cap that follows from the caller's quota, None if the quota sets none.
+        `cap` is the cap that follows from the caller's quota: None if the quota sets none, and for
+        a call that names its own.
         """
         if cap is not None:
             return {"max_gpu_hours": cap.hours}
@@ -178,10 +179,10 @@ class GuardedServer(MCPServer[Any]):
             UserError: READ_ONLY or BAD_ARGUMENT, there is no such tool here. FORBIDDEN, the key of
                 `caller` lacks the scope. UNKNOWN_ARGUMENT or BAD_ARGUMENT, an argument is wrong.
         """
-        tool = self._offered.get(name)
+        tool = self._offered_tools.get(name)
         if tool is None:
             raise self._no_such_tool(name)
-        caller.require(self._needs[name], name)
+        caller.require(self._scope_of_tool[name], name)
         check_arguments(tool, arguments)
         return tool
 
@@ -231,7 +232,7 @@ class GuardedServer(MCPServer[Any]):
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
         """The limit of GPU-hours for a call that resumes a run and names none: that of the run."""
-        from mcp_server.access import quotas  # noqa: PLC0415  late, as above
+        from mcp_server.access import quotas  # noqa: PLC0415  late: it loads the database
 
         return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
 
@@ -257,20 +258,21 @@ class GuardedServer(MCPServer[Any]):
 
     def _changes_something(self, name: str) -> bool:
         """Whether the tool of that name changes something; False for an unknown name."""
-        if name in self._hidden:  # a read-only server hides exactly the tools that change something
+        # A read-only server hides exactly the tools that change something.
+        if name in self._hidden_names:
             return True
-        tool = self._offered.get(name)
+        tool = self._offered_tools.get(name)
         if tool is None:
             return False
         return tool.annotations is None or not tool.annotations.read_only_hint
 
     def _may_call(self, caller: Key, tool: Any) -> bool:
         """Whether `caller` may call the tool of that name; False if it is not offered or None."""
-        return tool in self._offered and self._needs[tool] in caller.scopes
+        return tool in self._offered_tools and self._scope_of_tool[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
         """Make the error for a tool that is not offered: READ_ONLY if hidden, else BAD_ARGUMENT."""
-        if name in self._hidden:
+        if name in self._hidden_names:
             return UserError(
                 "READ_ONLY",
                 f"{name} changes something and this server was started with --read-only",
@@ -279,7 +281,7 @@ class GuardedServer(MCPServer[Any]):
         return UserError(
             "BAD_ARGUMENT",
             f"there is no tool named {name!r}",
-            hint=did_you_mean(name, list(self._offered)),
+            hint=did_you_mean(name, list(self._offered_tools)),
             field="name",
         )
 

@@ -63,7 +63,7 @@ class Gate:
         rates: Rates | None = None,
         sessions: Sessions | None = None,
     ) -> None:
-        """Build the gate; the arguments are those of the class."""
+        """Build the gate; the docstring of the class explains the arguments."""
         self._app = app
         self._keys = keys
         self._hosts = frozenset(host.lower() for host in hosts)

@@ -114,8 +114,6 @@ def _add_runs(add: Add, home: Home) -> None:
 
         return _resource_text(lambda: html_report.report_markdown(home, _full_run_id(home, run_id)))
 
-    # config: every setting of the run, also those that had a default. card: base model, data,
-    # settings and results of the trained model.
     add(
         "run://{run_id}/metrics",
         "Curves of a run",
@@ -123,7 +121,9 @@ def _add_runs(add: Add, home: Home) -> None:
         JSON,
         run_metrics,
     )
+    # Every setting of the run, also those that had a default.
     add("run://{run_id}/config", "Settings of a run", "What submit resolved.", JSON, run_config)
+    # Base model, data, settings and results of the trained model.
     add("run://{run_id}/card", "Model card", "What the model is.", MARKDOWN, run_card)
     add("run://{run_id}/report", "Report", "Verdict and evidence.", MARKDOWN, run_report)
 

@@ -56,7 +56,8 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass messages on until the reader ends; a line that is no message is an exception."""
+        """Pass the messages of `reader` on to `send` until the reader ends. For a line that is not
+        a message, the reader gives an exception."""
         async with send, reader:
             async for item in reader:
                 if isinstance(item, Exception):
@@ -85,7 +86,7 @@ async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
 
 
 def _source_of(error: Exception) -> tuple[str | None, Any]:
-    """Find what the reader could not take, in the error that it gave.
+    """Read from the reader's error which line, or which JSON object, it could not take.
 
     Returns:
         (line, None): the line is not JSON, or JSON that pydantic refuses.
@@ -118,11 +119,11 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, json_object: Any) -> types.JSONRPCError:
-    """Make the error for a line that is no message, from what `_source_of` has found of the line.
+    """Make the error for a line that is no message.
 
-    That is the line itself, or the JSON object that it holds, or neither; what was not found is
-    None. The error repeats the request id, if there is a valid one, because the client waits for
-    that id.
+    Known of the line is its text (`line`), or the JSON object that it holds, or neither; what is
+    not known is None. The error repeats the request id, if there is a valid one, because the client
+    waits for that id.
     """
     value = _json_or_none(line) if json_object is None else json_object
     if value is None and line is not None:

@@ -84,7 +84,8 @@ class WaitTasks(Extension):
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._cancelled: dict[str, None] = {}  # in the order they were cancelled
+        # Ids of cancelled tasks: a set that keeps the order in which they were cancelled.
+        self._cancelled_ids: dict[str, None] = {}
         self._server: GuardedServer | None = None
 
     def set_server(self, server: GuardedServer) -> None:
@@ -117,7 +118,8 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         arguments = params.arguments or {}
         try:
-            # Called for its errors alone; with the nulls, since it refuses unknown names even so.
+            # Called for its errors alone. It gets the arguments with their nulls, because it also
+            # refuses an argument of an unknown name whose value is null.
             self._server.checked_tool("wait_run", arguments, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(
                 partial(self._start_wait, without_nulls(arguments))
@@ -144,15 +146,16 @@ class WaitTasks(Extension):
         status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))
         if _is_over(status, until):
             return None, {}
+        # Without a cursor in the call, events count from this status on.
         since = arguments.get("cursor") or status.get("cursor", "")
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
         """The status of a run now, without waiting. Raises UserError as `wait_run` does.
 
-        `since` is the cursor from which events count.
+        `since` is the cursor from which events count; "" for those from now on.
         """
-        # The reply holds the full run id, and then replaces the one given here.
+        # The full run id, which the status may hold, takes the place of a prefix in `run_id`.
         status = verbs.wait_run(self._home, run_id, until, timeout_s=0, cursor=since)
         return {"run_id": run_id} | status
 
@@ -171,7 +174,7 @@ class WaitTasks(Extension):
             MCPError: the task id is malformed.
         """
         wait = _parse_wait(params)
-        if wait.task_id in self._cancelled:
+        if wait.task_id in self._cancelled_ids:
             return _task_fields(wait, "cancelled", status={})
         status: Reply = {}  # stays empty if the run cannot be read
         try:
@@ -201,10 +204,10 @@ class WaitTasks(Extension):
         except UserError:
             raise _unknown_task(params) from None
         # Removed and added again, so that the oldest cancellation stands first.
-        self._cancelled.pop(wait.task_id, None)
-        self._cancelled[wait.task_id] = None
-        if len(self._cancelled) > MAX_CANCELLED:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled_ids.pop(wait.task_id, None)
+        self._cancelled_ids[wait.task_id] = None
+        if len(self._cancelled_ids) > MAX_CANCELLED:
+            del self._cancelled_ids[next(iter(self._cancelled_ids))]
         return {}
 
     async def _update(

@@ -432,7 +432,7 @@ def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
         _make_tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
         _make_tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
         _make_tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
-        _make_tool(tools.read_playbook, "Playbook", LOOK, output=None),
+        _make_tool(tools.read_playbook, "Playbook", LOOK, output=None),  # it returns a text
     ]
 
 
@@ -550,7 +550,7 @@ class _TokenReport:
 
     def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
         self._ctx = ctx
-        self._cancelled = cancelled
+        self._was_cancelled = cancelled
         self._counts: dict[str, int] = {}  # tokens sampled so far, by model
         model_count = 2 if request.compare_to else 1
         self._max_tokens = request.max_tokens * model_count
@@ -558,7 +558,7 @@ class _TokenReport:
 
     def hear(self, heard: Heard) -> None:
         """Report the tokens sampled so far, or end the chat if the client cancelled the call."""
-        if self._cancelled.is_set():
+        if self._was_cancelled.is_set():
             raise _ClientCancelled  # through the engine, which ends the sampling
         self._counts[heard.model] = heard.tokens
         now = time.monotonic()

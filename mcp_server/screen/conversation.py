@@ -44,7 +44,7 @@ def talk(home: Home, request: ChatRequest) -> None:
     import readline  # noqa: F401, PLC0415  late: it gives `input` its line editing, here alone
 
     _say(f"{request.model}. {_HELP}")
-    beginning = request  # without anything said yet: /reset and /system go back to it
+    beginning = request  # before the first message: /reset and /system go back to it
     can_go_on = False  # whether the last answer was cut, so that an empty line goes on with it
     while True:
         line = _typed_line()
@@ -52,11 +52,13 @@ def talk(home: Home, request: ChatRequest) -> None:
             return
         if line == "/help":
             _say(_HELP)
-        elif line == "/reset" or line.startswith("/system"):
-            if line != "/reset":
-                beginning = replace(beginning, system=line.removeprefix("/system").strip())
+        elif line == "/reset":
             request, can_go_on = beginning, False
-            _say("forgotten" if line == "/reset" else "begun anew")
+            _say("forgotten")
+        elif line.startswith("/system"):
+            beginning = replace(beginning, system=line.removeprefix("/system").strip())
+            request, can_go_on = beginning, False
+            _say("begun anew")
         elif line.startswith("/"):
             _say(f"{line.split()[0]} is no command. {_HELP}")
         elif line or can_go_on:

@@ -149,7 +149,7 @@ class Stage:
         """
         line = Text()
         if not in_panel:
-            mark, style = MARKS.get(step.state, ("·", ""))
+            mark, style = MARKS.get(step.state, ("·", ""))  # the dot: a step that has not ended
             line.append(f"{mark} ", style=style).append(f"{step.name:<14} ")
         if step.seconds >= 1:  # a shorter duration says nothing
             line.append(f"{duration(step.seconds):>5} ", style="dim")

@@ -138,7 +138,8 @@ def logs(data: Any, all_columns: bool = False) -> None:
     """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
 
     The table has the columns that fit the terminal; with `all_columns` the others follow in further
-    tables. A page of followed logs, which has no `summary`, is printed as lines only.
+    tables. On a page of followed logs, which has no `summary`, the metrics are printed one step per
+    line, without a table and without the fields of the page.
     """
     out = console()
     for line in data.get("lines", []):
@@ -146,11 +147,12 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
-    if "summary" not in data:
+    if "summary" not in data:  # a page of followed logs
         _print_steps(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
     if not rows:  # a view that has no table, or no metrics yet
+        # `reply` prints all that is left: the summary, the fields, and the advice at the end.
         reply(_page_fields(page, (*HEAD_FIELDS, *_LOG_FIELDS)))
         return
     _print_summary(out, page)
@@ -441,6 +443,7 @@ def custody(data: Any) -> None:
             status = "warn"
         out.print(_marked(status, f"from {other['run_id']}"))
     out.print()
+    # The summary, the warnings and the calls to make next.
     reply({name: data.get(name, []) for name in HEAD_FIELDS})
 
 

@@ -117,7 +117,8 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
 
 
 def _option_words(name: str, value: object, option: str) -> list[str]:
-    """The words for one argument, whose option is `option`; see `_options`."""
+    """The words for the argument `name`, such as ["--limit", "5"]; `option` is its option, such as
+    "--limit". [] for an argument that is left out of the command."""
     if name == "settings" and isinstance(value, Mapping):
         return _setting_words(value)
     if name == "preview":  # the tool has preview=true by default, the command --save

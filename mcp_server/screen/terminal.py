@@ -248,7 +248,8 @@ def home_of(home: Path | None) -> Home:
     try:
         return Home.locate(home)
     except UserError as error:
-        error.field = "home"  # by this `command` exits as for wrong input
+        # A home that was named is an input: the command then exits with the status for wrong input.
+        error.field = "home"
         raise
 
 

@@ -51,7 +51,8 @@ def field(name: str, value: Any) -> RenderableType:
     line = _one_line(name, value)
     if line is not None and len(line) <= LONG_LINE:
         return label + line
-    return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
+    indented = Padding(block(value), (0, 0, 0, 2), expand=False)  # top, right, bottom, left
+    return Group(label, indented)
 
 
 def _one_line(name: str, value: Any) -> Text | None:
@@ -79,7 +80,8 @@ def block(value: Any) -> RenderableType:
 
 
 def _object_block(value: Mapping[str, Any]) -> RenderableType:
-    """An object as a table, or as its filled fields one below the other; see `block`."""
+    """An object as a table, if it has `columns` and `rows`; otherwise as its filled fields, one
+    below the other, in which a suggested call is the shell command to type."""
     if is_table(value):
         return grid(value["columns"], value["rows"])
     items = with_typed_hint(value).items()
@@ -88,7 +90,8 @@ def _object_block(value: Mapping[str, Any]) -> RenderableType:
 
 
 def _list_block(items: Sequence[Any]) -> RenderableType:
-    """A list as a table of objects, as one line, or as its items below each other; see `block`."""
+    """A list of objects as a table; a list of plain values on one line, if it fits; any other list
+    as its items, one below the other."""
     if items and all(isinstance(item, Mapping) for item in items):
         return object_table(items)
     if all(is_scalar(item) for item in items):
@@ -114,13 +117,14 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
     If an object holds a long text, the objects are shown one below the other instead. Objects with
-    `name` and `status` are checks, and shown as such (see `checks`).
+    `name` and `status` are checks: of each a mark, the name and the detail are shown.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
     cells = [value for item in items for value in item.values()]
     if any(len(scalar(name="", value=value)) > LONG_CELL for value in cells):
-        return Group(*(Group(block(item), Text("")) for item in items))
+        empty_line = Text("")
+        return Group(*(Group(block(item), empty_line) for item in items))
     columns = _filled_names(items)
     return grid(columns, [[item.get(name) for name in columns] for item in items])
 

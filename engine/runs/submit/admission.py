@@ -234,7 +234,7 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
         hint=Hint(
             "Mend the reward and push again, or set accept_reward_risk = true to train on it "
             "knowingly. A dry run shows the audit:",
-            # Accepting the risk is a decision, so it is no call to make without reading this.
+            # Not a call that accepts the risk: nobody should make that without a decision.
             Call("dry_run", {"env_id": record.env_id}),
         ),
         field="settings.accept_reward_risk",
@@ -297,13 +297,13 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
     one step fits. `figures` is the estimate of the run with all its steps."""
     startup_hours = figures.seconds["startup"] / 3600
-    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # it is divided by
+    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # above 0: a divisor
     hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
     share_that_fits = hours_for_steps / hours_of_all_steps
     steps = math.floor(figures.steps * share_that_fits)
     if steps < 1:
         return None
-    # `epochs` cannot be given beside `steps`.
+    # `epochs` cannot be given beside `steps`, so it is taken out of the settings.
     return Change(settings={"steps": steps}, without=("epochs",))
 
 

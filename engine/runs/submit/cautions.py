@@ -52,11 +52,12 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """A sentence about an earlier run of nearly the same settings that failed or was not better, or
-    of exactly the same settings, seed included; "" for any other.
+    """A sentence about an earlier run that the new one repeats: where that run failed or was not
+    better, or where it is done and had exactly the same settings, seed included; "" otherwise.
 
     Args:
-        row, making: the earlier run and how it was made.
+        new: how the new run is made.
+        row, making: the earlier run, of nearly the same settings, and how it was made.
     """
     failure = _failure_in_words(row)
     differences = _difference_in_words(new, making)
@@ -92,8 +93,9 @@ def verdict_in_words(row: RunRow) -> str:
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where the new run changes several choices at once, so that a difference in the
-    result cannot be attributed to one of them. [] where it changes none or one."""
+    """A warning where the new run differs in several choices (its settings, model, environment or
+    algorithm) from the run it is compared with, so that a difference in the result cannot be
+    attributed to one of them. [] where it differs in none or one, or there is no such run."""
     base = _making_to_compare_with(home, new, earlier)
     # Without a config nothing is known of how that run was made.
     if base is None or not base.config:
@@ -113,8 +115,8 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 def _making_to_compare_with(
     home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
 ) -> Making | None:
-    """How the parent of a new run was made; without a parent, how the newest of the earlier runs
-    was; None without either."""
+    """How the run was made with which a new run is compared: its parent, or else the newest of the
+    earlier runs. None where there is neither."""
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)

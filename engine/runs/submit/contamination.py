@@ -76,8 +76,8 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
 def of_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
-    """What `of_models` finds for an evaluation at the tasks of `split`; None for training tasks,
-    where nothing is compared."""
+    """Which of an evaluation's held-out tasks its models were trained on; None for a `split` of
+    training tasks, where nothing is compared."""
     return of_models(home, record, models) if split == "heldout" else None
 
 
@@ -126,8 +126,8 @@ def _compare_all(
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
-    """Verdict and headline of the worst overlap; of no overlap, as of models that were not trained
-    in this home."""
+    """Verdict and headline of the worst overlap. Without any overlap the verdict is "clean", and
+    the headline says that none of the models was trained in this home."""
     if not overlaps:
         return "clean", "none of these models was trained in this home"
     worst = max(overlaps, key=_severity)

@@ -116,7 +116,8 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
 
 
 def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
-    """The most device hours that the probe may take; 0 for no cap.
+    """The most device hours that the probe may take; 0 for no cap. `cap_function` is the quota of
+    the caller's key, None where no quota applies.
 
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
@@ -189,13 +190,17 @@ def _key_of(config: Mapping[str, object]) -> str:
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id for this probe, and the run that was queued under this id before. The run is
-    None, so that a new one must be queued, if there is none or every earlier one failed or was
-    cancelled.
+    """The request id of this probe, and the run that was queued under this id before.
 
-    Each retry gets a request id of its own: `key` (from `_key_of`) and a number. `body` holds the
-    arguments for which the database keeps a request id. Raises UserError RUN_STATE after
-    `_MAX_RUNS` failed runs.
+    Each try of a probe has a request id of its own: `key` and the number of the try. Returned is
+    the first try that did not fail and was not cancelled; if there is none, the id of the next try,
+    and None for its run, which is still to be queued.
+
+    Args:
+        key: the same for the same probe.
+        body: what the database stores as the arguments of the request.
+
+    Raises UserError RUN_STATE after `_MAX_RUNS` tries.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"

@@ -150,6 +150,7 @@ def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
         "algorithm": "regrade",
         "env_id": plan.record.env_id,
         "env_dir": str(plan.record.dir),
+        # Here "rows" is the file with the model's answers, below it is a number of tasks.
         "models": [{"ref": ref, "rows": path} for ref, path in stored.models],
         "split": request.split,
         "rows": request.rows,

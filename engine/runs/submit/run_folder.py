@@ -58,7 +58,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile.
     """
     if files.needs:
-        check_not_deleted(run.home.run(files.needs), "regrade")
+        check_not_deleted(run.home.run(files.needs), field="regrade")
     run.create()
     config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
     if files.contamination is not None:
@@ -71,16 +71,17 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
     """Put links to the files of all adapters, or copies of them, into the run's folder. Returns the
     keys of config.json that name adapters, with their new paths."""
     home = run.home
-    changed: dict[str, object] = {}
+    new_values: dict[str, object] = {}
     if files.start_adapter is not None:
-        changed["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
+        adapter = _link_folder(home, files.start_adapter, run.start_adapter)
+        new_values["start_adapter"] = str(adapter)
     if files.teacher_adapter is not None:
         adapter = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
-        changed["teacher"] = {**files.config["teacher"], "adapter": str(adapter)}
+        new_values["teacher"] = {**files.config["teacher"], "adapter": str(adapter)}
     if files.model_adapters:
         models = files.config["models"]
-        changed["models"] = _with_own_adapters(run, models, files.model_adapters)
-    return changed
+        new_values["models"] = _with_own_adapters(run, models, files.model_adapters)
+    return new_values
 
 
 def _with_own_adapters(
@@ -109,7 +110,7 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     if source.is_relative_to(home.runs):
         _link_files(source, target)
-    else:  # a copy, because the owner of the source may change it
+    else:  # copies of the adapter's files, because the owner of the source may change them
         for name in ADAPTER_FILES:
             shutil.copyfile(source / name, target / name)
     sync_folder(target)

@@ -128,7 +128,8 @@ def _check_request(request: TrainRequest) -> None:
     if request.expect not in _EXPECTED:
         raise bad_argument("expect", request.expect, 'Say "better", "no_difference" or nothing.')
     if request.resume and request.profile:
-        raise bad_argument("profile", True, "A resumed run goes on as it was; leave it out.")
+        hint = "A resumed run goes on as it was; leave it out."
+        raise bad_argument("profile", value=True, hint=hint)
 
 
 def _resolve(home: Home, request: TrainRequest) -> _Plan:
@@ -225,7 +226,8 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "env_dir": str(plan.record.dir),
         "model": plan.model.ref,
         "base": {"ref": plan.model.base_ref, "path": str(plan.model.base_path)},
-        # The path of the run's own copy, if the model has an adapter; set when that is written.
+        # If the model has an adapter, the path of the run's own copy takes the place of None when
+        # the run's folder is written.
         "start_adapter": None,
         "settings": plan.resolved.settings.model_dump(),
         "sources": plan.resolved.sources,

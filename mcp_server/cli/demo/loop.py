@@ -60,7 +60,7 @@ class Scene:
         plan: what it trains.
         seed: seed of training and sampling.
         runs: ids of the runs that the demo has submitted.
-        served: names of the models that the demo has deployed.
+        served_models: names of the models that the demo has deployed.
         facts: what `--json` prints at the end.
     """
 
@@ -68,7 +68,7 @@ class Scene:
     plan: DemoPlan
     seed: int
     runs: list[str] = field(default_factory=list)
-    served: list[str] = field(default_factory=list)
+    served_models: list[str] = field(default_factory=list)
     facts: Reply = field(default_factory=dict)
 
 
@@ -331,8 +331,8 @@ async def _ask(
             continue
         # The chat also deploys the base model, to compare with; all are stopped at the end, the
         # base model last.
-        served_before = [name for name in scene.served if name != base_model]
-        scene.served = [*served_before, training.model, base_model]
+        served_before = [name for name in scene.served_models if name != base_model]
+        scene.served_models = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
         chats[training.plan.algorithm] = await caller.chat(
             {
@@ -550,7 +550,7 @@ def _clean_up(scene: Scene, cancel_reason: str) -> None:
             verbs.cancel_run(scene.home, run_id, cancel_reason)
         except UserError as error:
             sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
-    for model in scene.served:
+    for model in scene.served_models:
         try:
             verbs.deploy(scene.home, model, action="stop")
         except UserError as error:

@@ -138,7 +138,7 @@ async def test_cancelling_what_is_no_task_of_ours_is_refused_and_kept_nowhere(
     for task_id in (Wait("r-9", "end", 1, "").task_id, Wait("r-1", "end", 1, "7" * 300).task_id):
         with pytest.raises(MCPError, match="Unknown task"):
             await tasks._cancel(None, TaskParams(taskId=task_id))
-    assert not tasks._cancelled
+    assert not tasks._cancelled_ids
 
 
 async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
@@ -149,7 +149,7 @@ async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
     tasks = WaitTasks(home)
     for created in (1, 2, 1, 3):
         await tasks._cancel(None, TaskParams(taskId=Wait("r-1", "end", created, "").task_id))
-    assert list(tasks._cancelled) == ["r-1:end:1:", "r-1:end:3:"]
+    assert list(tasks._cancelled_ids) == ["r-1:end:1:", "r-1:end:3:"]
 
 
 async def test_a_run_that_vanished_completes_its_task_with_the_refusal(
