@@ -113,9 +113,10 @@ def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of an object: required properties that are missing, and faults in the others.
+    """The faults of an object: required properties that it lacks, and faults in those that it has.
 
-    A property that the schema does not list must fit `additionalProperties`.
+    A property that the schema does not list must fit `additionalProperties`, which is a schema, or
+    True (anything is allowed) or False (nothing is).
     """
     properties = schema.get("properties", {})
     errors = [

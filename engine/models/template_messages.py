@@ -67,8 +67,8 @@ def abilities(render: Render) -> Abilities:
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # Both are tried, because some templates refuse a call without its result, others the role
-    # `tool`.
+    # With the call's result and without it: some templates refuse a call that has none, others the
+    # role `tool`, which a result has.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )
@@ -107,9 +107,10 @@ class _Trial:
     ) -> bool:
         """Whether the text of a conversation holds `word`; not if the template refuses it."""
         try:
-            return word in self.render(messages, tools, True)
+            text = self.render(messages, tools, True)  # True: the opening of a next turn follows
         except Exception:  # noqa: BLE001  a template is code from a model repository
             return False
+        return word in text
 
 
 def _listed_tool() -> ToolSchema:

@@ -222,7 +222,7 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
 
     `others` are reference answers of other rows.
     """
-    wrong = _wrong_answer(core, others, rng)
+    wrong = _wrong_answer(core, others, rng)  # "" if the answer is prose and there are no others
     probes = {
         "enumerated": _enumerated(core, others, rng),
         "format only": _contentless(core),

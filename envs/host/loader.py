@@ -338,7 +338,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
-    """Whether a function with this signature can be called with so many positional arguments."""
+    """Whether a function with this signature can be called with as many positional arguments as
+    `arguments` names."""
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -418,7 +419,8 @@ def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any
 
 
 def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
-    """The problem ENV_DEPS of an import that found no such package, with its place in `folder`."""
+    """The problem ENV_DEPS for an import of a package that is not installed. It names file and line
+    of the import, if that stands in `folder`, the environment's folder."""
     file, line = where(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(

@@ -139,9 +139,11 @@ class Pipe:
     def _start(
         self, launch: Launch, child_lifeline: int, variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the parent, and close the ends of the pipes that belong to the env process.
+        """Start the parent process, which runs user code in a child of its own, and close the ends
+        of the pipes that it has inherited.
 
-        Raises EnvProblem ENV_IMPORT if the interpreter does not start; all ends are closed then.
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start; our own ends are closed too
+        then.
         """
         try:
             return _start_parent(launch, child_lifeline, variables)
@@ -349,15 +351,16 @@ class Pipe:
             raise Fault(message, timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
-        """The message of the error for a parent process that ended without a last message.
+        """The message of the error for an env process that ended without a last message.
 
-        It gives the last line of the parent's standard error, where a broken interpreter says what
-        is wrong, or the exit status if nothing was printed. For example "the env process was lost
-        during score() (exit status -9)".
+        It gives the last line that `parent`, the process that ran it, wrote to standard error,
+        where a broken interpreter says what is wrong; or the exit status if nothing was written.
+        For example "the env process was lost during score() (exit status -9)".
         """
         output = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.parent.wait(1.0)  # it has closed its end of the pipe, so it is about to exit
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
+            # Seconds; it has closed its end of the pipe, so it is about to exit.
+            self.parent.wait(1.0)
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"

@@ -348,7 +348,7 @@ class Episode:
         """
         with self.process._lock:
             if self._state_is_in_process():
-                with contextlib.suppress(Fault):
+                with contextlib.suppress(Fault):  # it failed, and is ended with its state
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 

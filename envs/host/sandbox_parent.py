@@ -66,7 +66,7 @@ class Log:
     """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
-        self.cap = cap
+        self.cap = cap  # bytes that the file may have
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
         self.tail = b""  # the last output, at most TAIL bytes
@@ -166,7 +166,8 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     output_reader, output_writer = os.pipe()
     status_reader, status_writer = os.pipe()
     pid = _fork_child(launch, box, spaces, output_writer, status_writer)
-    # The child has its own copies. Of these here, the writers would hide the end of its output.
+    # The child has its own copies. A pipe ends only when nobody can write to it any more, so a
+    # writer that stays open here would hide the end of the child's output.
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)

@@ -185,16 +185,20 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
-    """Cover the private folders above `paths` by empty file systems; append each to `covered`.
+    """Mount an empty file system, which every user may enter, over each private folder above
+    `paths`. That hides what the folder holds, `paths` included; the caller mounts these again
+    inside it, where every user can then reach them.
 
-    A private folder inside one that is covered needs no cover of its own. Raises OSError.
+    Private is a folder that other users may not enter. Each covered folder is appended to
+    `covered`. Raises OSError if the kernel refuses a mount.
     """
-    # Others may not enter them.
+    enter_bit = 0o001  # "x" for others, in the mode of a folder
     private_folders = {
-        parent for path in paths for parent in path.parents if not parent.stat().st_mode & 0o001
+        parent for path in paths for parent in path.parents if not parent.stat().st_mode & enter_bit
     }
     for private in sorted(private_folders):  # outer ones first
-        if not any(above in private.parents for above in covered):
+        is_hidden = any(outer in private.parents for outer in covered)  # and so needs no cover
+        if not is_hidden:
             kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
             covered.append(private)
 

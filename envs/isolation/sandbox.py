@@ -290,6 +290,8 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
+    # In namespaces of our own /dev/shm is private. A private /proc, which is mounted after it,
+    # shows that the kernel allowed that mount too.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     with contextlib.suppress(OSError):
