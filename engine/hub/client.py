@@ -75,7 +75,10 @@ def is_offline() -> bool:
 
 
 def refuse_offline(repo: str, kind: RepoKind) -> None:
-    """Raise the kind's error for a repository in no local cache if HF_HUB_OFFLINE is set."""
+    """Raise UserError if HF_HUB_OFFLINE is set; to be called for a repository in no local cache.
+
+    `kind` says whether it is a model or a dataset. The code is its `absent_code`.
+    """
     if is_offline():
         raise kind.absent(
             f"{repo} is in no local cache and HF_HUB_OFFLINE is set",
@@ -142,8 +145,11 @@ def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
 
 
 def _status_error(repo: str, kind: RepoKind, status: int) -> UserError:
-    """The error for an HTTP status that means failure, with what to do about it. Its code is the
-    kind's `absent_code` in any case, which stands for a repository that cannot be had."""
+    """The error for an HTTP status that means failure, with what to do about it.
+
+    Its code is always `absent_code` of `kind` (a model or a dataset), which stands for a repository
+    that cannot be had, for whatever reason.
+    """
     if status in (401, 403):
         return kind.absent(
             f"{repo} does not exist or needs permission (HTTP {status})",

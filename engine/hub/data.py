@@ -165,7 +165,8 @@ def _latest_fetched(root: Path) -> Dataset | None:
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets; write fetched.json beside it."""
+    """Download the files that `ref` names into `folder`/datasets, then write fetched.json into
+    `folder`, which marks it as complete. `deadline` is a value of `time.monotonic()`."""
     chosen = _choose_files(remote, ref)
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)

@@ -155,8 +155,11 @@ def _no_fit(
 
 
 def named_base(folder: Path) -> NamedBase:
-    """What the adapter in `folder` says of its base. Raises UserError MODEL_UNSUPPORTED if its
-    adapter_config.json cannot be read."""
+    """What the adapter in `folder` says of its base model: the names that it has there, and the
+    hashes of its weight files (only in an export of ours, which has the file `ORIGIN`).
+
+    Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
+    """
     origin = read_object(folder / ORIGIN)  # {} where there is none
     peft_config = model_files.load_json(folder / CONFIG)
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))

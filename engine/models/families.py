@@ -42,7 +42,7 @@ REFUSED = {
 # How the class of a causal language model ends, of one that holds other parts beside it, and of
 # the first generation of models.
 _CAUSAL = "ForCausalLM"
-_FIRST = "LMHeadModel"
+_FIRST_GENERATION = "LMHeadModel"
 _COMPOSITE = "ForConditionalGeneration"
 
 # Sizes that config.json may leave out, because they are the defaults of the family's class in
@@ -141,7 +141,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
             return REFUSED[model_type]
     if config.get("is_encoder_decoder"):
         return _IN_ENCODER
-    if architecture.endswith(_FIRST):  # of the first generation of models, such as GPT-2
+    if architecture.endswith(_FIRST_GENERATION):  # such as GPT2LMHeadModel
         return "models of this generation store projections in ways that no adapter here fits"
     if not _has_language_model(config, architecture):
         return "it is no causal language model, nor one that holds such a model (text_config)"

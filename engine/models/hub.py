@@ -81,15 +81,16 @@ class DownloadPlan(Record):
 def cached(home: Home, repo: str) -> Path | None:
     """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred, first in the shared cache, then in the home's. Without
-    one it is the home's snapshot whose weights still have to be downloaded.
+    A snapshot with all weights is preferred, first in the cache that other programs share, then in
+    the home's own. Without one it is the home's snapshot whose weights still have to be downloaded.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
             return folder
     folder = _snapshot(home.cache / "hub", repo)
-    if folder is None or not (folder / _PLAN).is_file():  # without a plan it stays incomplete
+    # Without the plan, which names the files to download, it could not be completed.
+    if folder is None or not (folder / _PLAN).is_file():
         return None
     return folder
 

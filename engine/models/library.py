@@ -324,7 +324,9 @@ def _sha256(path: Path) -> str:
 def _require_room(home: Home, file: Path) -> None:
     """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
     home.models.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(home.models).free, file.stat().st_size * _ROOM
+    free = shutil.disk_usage(home.models).free
+    # Several times the GGUF file, because its weights of few bits each become 16-bit ones.
+    needed = file.stat().st_size * _ROOM
     if free < needed:
         raise UserError(
             "DISK_FULL",

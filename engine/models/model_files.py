@@ -503,9 +503,9 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and at
     least one projection has a name that is known here."""
-    for ends, shape in _expected_shapes(facts).items():
-        _require_weight(tensors, ends, shape)
-    assert facts.inside is not None  # the shapes were read
+    for name_endings, shape in _expected_shapes(facts).items():
+        _require_weight(tensors, name_endings, shape)
+    assert facts.inside is not None  # `facts_from`, the only caller, sets what the layers hold
     if facts.inside.layers != facts.layers:
         raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
     if not facts.targets:
@@ -516,13 +516,13 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 
 
 def _require_weight(
-    tensors: dict[str, Tensor], ends: tuple[str, ...], shape: tuple[int, int]
+    tensors: dict[str, Tensor], name_endings: tuple[str, ...], shape: tuple[int, int]
 ) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these ends has this
-    shape."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these endings has
+    this shape."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(name_endings)}
     if shape not in shapes.values():
-        name = next(iter(shapes), ends[0])
+        name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
         actual = list(shapes[name]) if shapes else "missing"
         raise _disagree(f"{name} should be {list(shape)}, is {actual}")
 
@@ -530,7 +530,7 @@ def _require_weight(
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
     """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
-    if facts.own_forward:
+    if facts.own_forward:  # a family of whose layers the names are known
         name, heads = _last_query_projection(facts)
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
@@ -539,7 +539,7 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the last layer's queries: its name and the number of heads in it."""
+    """The weight that makes the last layer's queries: its name, and how many heads it writes."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads

@@ -99,7 +99,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
             contents.append(part.text)
             continue
         try:
-            # A message to a tool without such a mark is a fault, which reading at 0 raises.
+            # A message to a tool that holds no such mark is a fault: read from 0, it raises it.
             calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))

@@ -113,7 +113,8 @@ def _json_call(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`: a list of objects, or one object."""
+    """The calls at `at`, a list of objects or one object, and the position after them. Raises
+    Malformed, also for an empty list."""
     value, at = json_value(text, at)
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -122,7 +123,8 @@ def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`: a list of objects or one, and the closing mark if it is there."""
+    """The calls at `at`, a list of objects or one object, and the position after them, or after the
+    closing mark if one follows. Raises Malformed."""
     calls, at = _json_list(text, at)
     closing = "<|/tool_call|>"
     next_at = skip_space(text, at)
@@ -149,7 +151,8 @@ def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _mistral_call_id(text: str, at: int) -> tuple[str, int]:
-    """The id of a call, if one stands at `at`, and the position after it; "" if there is none."""
+    """The id of a call that stands at `at`, and the position after it; ("", `at`) if there is none.
+    Raises Malformed for the mark of an id without an id."""
     if not text.startswith("[CALL_ID]", at):
         return "", at
     id_match = _NAME.match(text, at + len("[CALL_ID]"))
