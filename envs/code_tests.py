@@ -174,9 +174,11 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 def _start_runner(
     job_file: Path, input_file: IO[bytes], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the process that carries out a job, in the folder of the job's file."""
+    """Start the process that carries out a job, in the folder of the job's file. Its standard input
+    is `input_file`, its standard output `output`."""
     folder = str(job_file.parent)
     return subprocess.Popen(
+        # -I, -S: neither variables nor packages of the user change what runs. -B: no .pyc files.
         [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job_file)],
         stdin=input_file,
         stdout=output,

@@ -401,7 +401,7 @@ def _read_csv(data: DataFile) -> None:
 
 
 def _add_csv_rows(data: DataFile, text: str) -> None:
-    """Append the rows of `text`, the content of a CSV or TSV file; see `_read_csv`."""
+    """Append the rows of `text`, the content of a CSV or TSV file whose first line is a header."""
     delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
     header: list[str] = []
     for line, cells in _csv_lines(text, delimiter, data):

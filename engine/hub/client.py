@@ -119,7 +119,8 @@ def _certificates() -> "ssl.SSLContext":
 def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
     """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
 
-    Raises UserError with the kind's `absent_code` (HTTP) or DISK_FULL; other errors pass unchanged.
+    Raises UserError with the code DISK_FULL, or for errors of HTTP `absent_code` of `kind` (a model
+    or a dataset); other errors pass unchanged.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 

@@ -66,8 +66,9 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """The model that `ref` names: `pebble`, a model of the home, the path of a folder or of a GGUF
-    file, a hub id, RUN, RUN@best or RUN@stepN.
+    """The model that `ref` names: the built-in `pebble`, a model stored in the home, the path of a
+    folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint), RUN@best or
+    RUN@stepN.
 
     A folder or hub id may hold an adapter in PEFT's format, which names its base model. A name with
     a slash is a path if such a folder exists, else a hub id.
@@ -101,7 +102,8 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder that `ref` names, which is not that of a run.
+    """The folder of the model or adapter that `ref` names, if it names no run. A GGUF file is
+    imported now if it has not been before; a model of the hub is fetched without its weights.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -262,11 +264,12 @@ def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
-    """The base model in the folder `path`. Raises UserError MODEL_UNSUPPORTED."""
+    """The base model in the folder `path`, named `base_ref`; `ref` is the reference that led to it,
+    of the kind `kind`. Raises UserError MODEL_UNSUPPORTED if it cannot be trained here."""
     return ModelRef(
-        ref,
-        kind,
-        base_ref,
+        ref=ref,
+        kind=kind,
+        base_ref=base_ref,
         base_path=path,
         adapter=None,
         adapter_facts=None,
@@ -516,7 +519,13 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
     except UserError:
         return None
     origin = model_origin.read(path) if kind == "home" else None
-    model = UsableModel(ref, kind, facts.params, facts.max_positions, facts.thinking)
+    model = UsableModel(
+        ref,
+        kind,
+        params=facts.params,
+        context=facts.max_positions,
+        thinking=facts.thinking,
+    )
     return replace(model, origin=origin.sentence()) if origin else model
 
 

@@ -146,7 +146,8 @@ def _is_json_container(text: str) -> bool:
 
 
 def _last_line_apart(gold: str) -> Core:
-    """Split a reference answer around its last line, or around the last number in that line.
+    """Split a reference answer into what has to be right and the text before and after it. That is
+    the last number of its last line, or the whole last line.
 
     The number is taken if the line has one and is short: no more than LONG_WORDS words.
     """

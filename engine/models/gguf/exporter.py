@@ -233,7 +233,8 @@ def _gguf_name(name: str) -> str:
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
+    """The type in which a tensor of this shape is stored. It is that of `kind` (one of KINDS), but
+    float32 for a vector, and float16 where a row does not divide into the blocks of that type."""
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]

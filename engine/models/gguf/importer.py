@@ -170,7 +170,7 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text at `key`. Raises NotImportable if it is missing and there is no default."""
+        """The text at `key`, or `default` if there is none; without one raises NotImportable."""
         value = self.get(key)
         if isinstance(value, str):
             return value

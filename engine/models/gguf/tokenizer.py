@@ -39,7 +39,8 @@ _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def _split(pattern: str) -> PreTokenizer:
-    """Words by a regular expression, then bytes as characters."""
+    """The rule that cuts text into words by the regular expression `pattern`, and then writes each
+    byte of a word as one character, as GPT-2 does."""
     return pre.Sequence(
         [
             pre.Split(Regex(pattern), behavior="isolated"),
@@ -49,7 +50,7 @@ def _split(pattern: str) -> PreTokenizer:
 
 
 def _single_digits() -> PreTokenizer:
-    """GPT-2's words, with every digit alone."""
+    """The rule that makes each digit a word, and cuts the rest into words as GPT-2 does."""
     return pre.Sequence(
         [
             pre.Digits(individual_digits=True),
