@@ -142,7 +142,7 @@ def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
         if not data.rows and not data.bad:
             raise _unusable_file(data.path, "the file holds no row")
     except EnvProblem as problem:
-        return DataFile(path, bad=[BadRow(0, problem.message)]), problem
+        return DataFile(path, bad=[BadRow(line=0, message=problem.message)]), problem
     return data, None
 
 

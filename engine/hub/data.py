@@ -265,7 +265,7 @@ def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
 
     Raises UserError DATASET_INVALID if a subset has to be named, or there is none of that name.
     """
-    configs = remote.card.get("configs")
+    configs = remote.card.get("configs")  # the subsets, where the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
         return _declared_files(remote, _choose_subset(remote.repo, configs, subset))
     if subset:

@@ -538,7 +538,7 @@ def _usable_run(run: RunDir) -> UsableModel | None:
         base_ref, path = _base_of(config, run)
     except UserError:
         return None
-    model = _usable_base(run.id, "run", path)
+    model = _usable_base(run.id, kind="run", path=path)
     if model is None:
         return None
     best = run.resolve_checkpoint("best")

@@ -100,7 +100,7 @@ class _Trial:
     def takes_system(self, question: ChatMessage) -> bool:
         """Whether the template writes a message of the system before `question`, without tools."""
         rule: ChatMessage = {"role": "system", "content": _RULE}
-        return self._is_in_text(_RULE, [rule, question], [])
+        return self._is_in_text(_RULE, [rule, question], tools=[])
 
     def _is_in_text(
         self, word: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]

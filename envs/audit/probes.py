@@ -357,6 +357,7 @@ def _with_changed_leaf(value: Any) -> Any:
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str):
+        # With a seed of its own, so that it draws nothing from the random choices of the audit.
         return changed(value, random.Random(0)) if value else "x"
     return 0  # in place of null
 

@@ -78,7 +78,7 @@ def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
 
     Args:
         asked: how many answers were to be scored.
-        progress: what was found.
+        progress: what the scoring has shown.
         why: why not all of them were scored; "" if they were.
     """
     changed = progress.changed

@@ -369,7 +369,11 @@ def task_problem(
 
 
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
-    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong."""
+    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong.
+
+    `needs_answer`: whether the task must have an answer, or a preference (a better and a worse
+    answer), to learn from.
+    """
     answer = task.answer_messages
     if needs_answer and not answer and not task.preference:
         return (

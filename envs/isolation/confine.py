@@ -77,7 +77,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
     if uid is not None:
         # Before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
-        os.setgroups([])
+        os.setgroups([])  # none of root's groups
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         measures += [f"processes {limits.processes}", "own uid"]
@@ -151,6 +151,7 @@ def _expose(folders: set[Path], box: Path) -> bool:
     covered: list[Path] = []
     is_exposed = False
     try:
+        # This mounts nothing: mounts made from here on stay in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _cover_private_parents(unreachable, covered)
         _mount_again(descriptors)

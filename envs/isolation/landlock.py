@@ -69,7 +69,7 @@ def restrict(
         if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
                 _allow_port(ruleset, port)
-        kernel.call(_RESTRICT, ruleset, 0)
+        kernel.call(_RESTRICT, ruleset, 0)  # 0: no flags
     finally:
         os.close(ruleset)
     return version

@@ -161,6 +161,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
+        # This mounts nothing: mounts made from here on stay in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC

@@ -31,13 +31,13 @@ def hermes(text: str, _tools: Sequence[ToolSchema]) -> Found:
 def phi(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`<|tool_call|>` and a call or a list of calls, then `<|/tool_call|>` (Phi-4-mini) or nothing
     (Granite 3)."""
-    return between_marks(text, "<|tool_call|>", "", _json_list_and_mark)
+    return between_marks(text, "<|tool_call|>", closing="", body=_json_list_and_mark)
 
 
 def mistral(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]name[ARGS]{...}` once for
     each call, with `[CALL_ID]id` in between in some versions."""
-    return between_marks(text, "[TOOL_CALLS]", "", _mistral_body)
+    return between_marks(text, "[TOOL_CALLS]", closing="", body=_mistral_body)
 
 
 def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:

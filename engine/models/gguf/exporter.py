@@ -245,7 +245,8 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Add the description of a tensor, whose values are written later."""
+    """Add the description of a tensor, whose values are written later; `storage` is the type that
+    they are stored in."""
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
