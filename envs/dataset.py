@@ -584,7 +584,7 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
 def _count_lines(data: DataFile) -> int:
     """How many lines of a file hold a row or a fault.
 
-    A line may have both (a row that is no task): it is counted once.
+    A line may have both, a row that can be read but is no task: it is counted once.
     """
     return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 

@@ -311,14 +311,10 @@ def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
     card declares none. Only those of one format are taken, because the others may hold the same
     rows."""
     names = _data_files(remote)
-    for suffix in _PREFERRED:
-        of_format = [name for name in names if name.lower().endswith(suffix)]
-        if of_format:
-            break
-    else:  # no file in any of the formats
-        return {}
+    by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
+    of_one_format = next((of_format for of_format in by_format if of_format), [])
     by_split: dict[str, list[str]] = {}
-    for name in of_format:
+    for name in of_one_format:
         by_split.setdefault(split_of(Path(name)) or _split_of_folders(name), []).append(name)
     return by_split
 

@@ -203,7 +203,7 @@ def _read_plan(folder: Path) -> DownloadPlan | None:
 def missing_bytes(folder: Path) -> int:
     """Bytes of weights that still have to be downloaded into `folder`.
 
-    0 for a folder without a download plan, which has all its weights.
+    0 for a folder without a download plan: it has all its weights.
     """
     plan = _read_plan(folder)
     weights = plan.weights if plan is not None else []

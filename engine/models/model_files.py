@@ -448,8 +448,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, and if it is missing and
-    there is no `default` (0).
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if it is missing and
+    `default` is 0, which stands for no default.
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]

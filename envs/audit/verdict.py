@@ -94,7 +94,11 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 
 
 def _stability_risks(findings: Findings) -> list[str]:
-    """The names of the risks of a scorer that gives one answer two rewards; [] for none."""
+    """The names of the risks of a scorer that gives one answer two rewards; [] for none.
+
+    It is no risk if it happens to at most the share UNSTABLE of the answers that were scored again,
+    nor, in a new process, if it happens to one of them.
+    """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
         return ["unstable"]

@@ -56,7 +56,7 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
             DATASET_INVALID: a data file or a row in it cannot be read.
     """
     folder = Path(folder)
-    # With an environment.py, it is for that to read the data files.
+    # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:  # a dataset takes no params
         return _guarded(

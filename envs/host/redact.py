@@ -23,9 +23,7 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """Args:
-        secrets: (name, value) pairs; a name may occur with several values.
-        """
+        """`secrets` are (name, value) pairs; a name may occur with several values."""
         self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
             for encoded in _encodings(value):
