@@ -201,8 +201,8 @@ def typed(text: str, schema: object) -> object:
 
 
 def _types(schema: object) -> set[str]:
-    """The names of the types that a schema allows: those in its `type`, `anyOf` and `oneOf`, or else
-    those of the values in its `enum`. Empty if it has none of these."""
+    """The names of the types that a schema allows: those in its `type`, `anyOf` and `oneOf`, or
+    else those of the values in its `enum`. Empty if it has none of these."""
     if not isinstance(schema, dict):
         return set()
     declared = schema.get("type")
