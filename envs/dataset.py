@@ -231,7 +231,7 @@ def splits_of(files: Sequence[Path]) -> list[str | None]:
     """For each file of a dataset the split that its name says (see `split_of`), or None.
 
     "train" counts only if another file is "heldout": a training file alone is a dataset like any
-    other, of which a push holds some rows out.
+    other, and a push holds some of its rows out.
     """
     splits = [split_of(path) for path in files]
     return splits if "heldout" in splits else [None] * len(splits)
@@ -539,7 +539,7 @@ def _fault_of(error: BaseException) -> str:
 
 
 def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
-    """The error that lists the bad lines of all `files`, at least one of which has one.
+    """The error that lists the bad lines of all `files`; there must be at least one bad line.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
     lists as many as fit into a reply and counts the others; its file and line are the first one's.

@@ -267,7 +267,7 @@ def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def _pair_beside_answer(row: JsonObject) -> JsonObject:
-    """The chosen and the rejected answer of a row that has an answer of its own besides.
+    """The chosen and the rejected answer of a row that also has an answer of its own.
 
     {} if it has none, or if they cannot be read as two answers: they stay plain metadata then.
     """

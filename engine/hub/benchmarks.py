@@ -147,7 +147,7 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
     not there. Its name says the version of the dataset and the content of the environment.
 
     Args:
-        name: of the benchmark.
+        name: the benchmark's name.
         fetched: its dataset in the cache.
     """
     source = _ENVIRONMENTS / benchmark.environment / _FILE

@@ -307,9 +307,11 @@ def _data_files(remote: HubVersion) -> list[str]:
 
 
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
-    """The data files by the split that their path says ("" where it says none), for a dataset whose
-    card declares none. Only those of one format are taken, because the others may hold the same
-    rows."""
+    """The names of the data files by their split, for a dataset whose card declares no files.
+
+    The path of a file says its split; "" stands for files whose path says none. Only files of one
+    format are taken, because those of another may hold the same rows.
+    """
     names = _data_files(remote)
     by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
     of_one_format = next((of_format for of_format in by_format if of_format), [])

@@ -124,8 +124,9 @@ class LayerFacts:
 
 
 def text_part(config: Mapping[str, Any]) -> JsonObject:
-    """The configuration of the model that reads text: `config`, overlaid with its `text_config`
-    where it has several parts, with the family's defaults for what both leave out."""
+    """The configuration of the part of a model that reads text: that of the whole, `config`, with
+    the values of its `text_config` over it if the model has several parts. What both leave out has
+    the family's default."""
     text = config.get("text_config")
     merged = dict(config) | text if isinstance(text, dict) else dict(config)
     return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged

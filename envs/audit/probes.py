@@ -146,10 +146,10 @@ def _is_json_container(text: str) -> bool:
 
 
 def _last_line_apart(gold: str) -> Core:
-    """Split a reference answer into what has to be right and the text before and after it. That is
-    the last number of its last line, or the whole last line.
+    """Split a reference answer into what has to be right and the text before and after that.
 
-    The number is taken if the line has one and is short: no more than LONG_WORDS words.
+    What has to be right is the last line. If that line has a number and is short, no more than
+    LONG_WORDS words, it is only the last number of the line.
     """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line
@@ -283,7 +283,7 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 
 
 def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
-    """The right JSON value in the middle of those of up to MANY `others`.
+    """A list of JSON values: the right one in the middle, around it those of up to MANY `others`.
 
     A scorer that reads only the first or the last one misses it there. `others` are reference
     answers of other rows; those that are not JSON are left out.

@@ -28,7 +28,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
     Args:
         findings: what was measured, on one row at least.
         rows: how many rows the environment has; not all of them need have been scored.
-        seed: of the audit's random choices.
+        seed: the one that the audit made its random choices with.
         seconds: how long the audit took.
     """
     table = _probe_lines(findings)

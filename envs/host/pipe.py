@@ -36,6 +36,7 @@ BOX = "honesmith-env-"  # begins the names of private folders
 STALE_SECONDS = 60.0  # a private folder may stand unlocked for so long
 ERROR_CHARS = 2000  # of an error that the environment reports
 TAIL_CHARS = 300  # of the last output, in the message
+CAUSE_CHARS = 300  # of why the env process was lost, in the message
 PARENT = Path(__file__).resolve().parent / "sandbox_parent.py"
 
 
@@ -364,7 +365,7 @@ class Pipe:
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
-        return f"the env process was lost during {doing} ({cause[:TAIL_CHARS]})"
+        return f"the env process was lost during {doing} ({cause[:CAUSE_CHARS]})"
 
 
 def _start_parent(

@@ -185,7 +185,8 @@ def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) ->
 
 
 def _first_with_mark(source: str) -> Dialect:
-    """The first dialect of which a template has a mark in its source; Hermes if none has."""
+    """The first dialect that has one of its marks in the source of a chat template; Hermes if none
+    has."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
             return dialect
