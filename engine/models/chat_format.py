@@ -224,7 +224,7 @@ class ChatFormat:
 
         `last_id`: the last id of the turn as it was sampled; None if that was an end token.
         """
-        turn_end, rest = self._rest(stand_in, replies, tools)
+        turn_end, rest = self._turn_end_and_rest(stand_in, replies, tools)
         if not turn_end:  # the template writes no end token after this turn
             return self._after_opening(rest, last_id)
         if rest.startswith(turn_end):
@@ -251,7 +251,7 @@ class ChatFormat:
             return self.encode(rest[len(opening) :])
         return self.encode(rest)
 
-    def _rest(
+    def _turn_end_and_rest(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """What the template writes after the words of the model in the turn of `stand_in`.
@@ -436,7 +436,7 @@ class ChatFormat:
         reply = _reply_to(message)  # any message that can come next
         stand_in = next(_stand_ins([*history, message], [reply]))
         try:
-            _, rest = self._rest(stand_in, [reply], tools)
+            _, rest = self._turn_end_and_rest(stand_in, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
         return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")

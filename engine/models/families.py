@@ -289,7 +289,7 @@ def _in_other_part(prefix: str) -> bool:
 def expert_share(lookup: Lookup) -> float:
     """The share of the experts that one token runs through; 1 where the configuration names no
     numbers of experts."""
-    count, per_token = _first(lookup, _EXPERT_COUNT), _first(lookup, _EXPERTS_PER_TOKEN)
+    count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
     return min(1.0, per_token / count) if count and per_token else 1.0
 
 
@@ -297,29 +297,30 @@ def active_width(lookup: Lookup) -> int:
     """The width of the hidden layer of the MLP that one token runs through; 0 where the
     configuration does not name it. With experts it is the width of all experts that a token runs
     through together, or that of the model's layers without experts, if that is larger."""
-    dense = _first(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
-    experts_per_token = _first(lookup, _EXPERTS_PER_TOKEN)
-    if not _first(lookup, _EXPERT_COUNT) or not experts_per_token:
+    dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
+    experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
+    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:
         return dense
-    expert = _first(lookup, _EXPERT_WIDTH) or dense
+    expert = _first_size(lookup, _EXPERT_WIDTH) or dense
     # Shared experts, which every token runs through: their width together, or their number.
-    shared = _first(lookup, _SHARED_WIDTH) or expert * _first(lookup, _SHARED_EXPERTS)
+    shared = _first_size(lookup, _SHARED_WIDTH) or expert * _first_size(lookup, _SHARED_EXPERTS)
     return max(dense, experts_per_token * expert + shared)
 
 
 def head_width(lookup: Lookup) -> int:
     """The length of a key or value vector of one head; 0 where the configuration does not say it.
     In latent attention (DeepSeek) keys and values differ in length; then it is their mean."""
-    latent_width = _first(lookup, ("kv_lora_rank",))
-    value_width = _first(lookup, ("v_head_dim",))
+    latent_width = _first_size(lookup, ("kv_lora_rank",))
+    value_width = _first_size(lookup, ("v_head_dim",))
     if latent_width and value_width:
         # A key has a part without positions and one with rotary positions.
-        key_width = _first(lookup, ("qk_nope_head_dim",)) + _first(lookup, ("qk_rope_head_dim",))
-        return (key_width + value_width) // 2
-    return _first(lookup, ("head_dim",))
+        plain_width = _first_size(lookup, ("qk_nope_head_dim",))
+        rotary_width = _first_size(lookup, ("qk_rope_head_dim",))
+        return (plain_width + rotary_width + value_width) // 2
+    return _first_size(lookup, ("head_dim",))
 
 
-def _first(lookup: Lookup, names: tuple[str, ...]) -> int:
+def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
     """The first positive integer that the configuration has under one of `names`; 0 for none."""
     for name in names:
         number = lookup(name)

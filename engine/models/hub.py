@@ -131,7 +131,7 @@ def look_up(home: Home, repo: str) -> Path:
         return folder
     refuse_offline(repo, MODEL)
     with connect() as client, errors_as_refusals(repo, MODEL):
-        return _fetch_small(home, newest_version(client, MODEL, repo))
+        return _fetch_snapshot(home, newest_version(client, MODEL, repo))
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
@@ -242,7 +242,7 @@ def _snapshot(root: Path, repo: str) -> Path | None:
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
-def _fetch_small(home: Home, remote: HubVersion) -> Path:
+def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
     """Fetch a model without its weights, which `ensure_weights` fetches later, or a whole adapter;
     returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
