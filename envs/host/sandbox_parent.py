@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 
 
-def _register() -> None:
-    """Make the package `envs` importable, and nothing else that lies in the same folder."""
+def _import_envs() -> None:
+    """Import the package `envs` alone: the folder that it lies in does not go onto `sys.path`, so
+    nothing else in that folder can be imported."""
     folder = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -38,7 +39,7 @@ def _register() -> None:
 
 
 if __name__ == "__main__":
-    _register()
+    _import_envs()
 
 from envs.config.problem import EnvProblem  # noqa: E402
 from envs.host import child  # noqa: E402
@@ -130,7 +131,7 @@ def main() -> None:
     # Never closed: the lock says that the folder is in use for as long as this process lives.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
-        _fill(box, launch.source)
+        _fill_box(box, launch.source)
         _report_ending(launch.replies, _run_to_end(launch, box, spaces))
     finally:
         _kill_descendants(group=0)
@@ -145,7 +146,7 @@ def _report_ending(replies: int, ending: dict[str, object]) -> None:
         os.write(replies, b"\n" + json.dumps(message).encode() + b"\n")
 
 
-def _fill(box: Path, source: str) -> None:
+def _fill_box(box: Path, source: str) -> None:
     """Put into the private folder `box` what the child works with: a copy of the environment's
     folder `source`, a folder to write to, and the file that it must not be able to read."""
     # A copy: user code can neither change the stored version nor needs to reach into the home.

@@ -150,10 +150,12 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
-    """The reader of a family that writes its thoughts as messages of their own, which `is_thought`
-    recognises. A thought that was cut short counts as well. No prompt of such a family opens a
-    thought, so `_opened` is ignored."""
+def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
+    """The reader of thoughts for a family that writes them as messages of their own.
+
+    `is_thought` tells such a message from others. A thought that was cut short counts as well. No
+    prompt of such a family opens a thought, so `_opened` (whether the prompt did) is ignored.
+    """
 
     def take_off(text: str) -> tuple[str | None, str]:
         parts = _parts(text)
@@ -169,6 +171,6 @@ def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
 
 
 # The channel `analysis`; where it names a recipient, it is a call.
-HARMONY_THOUGHTS = _thoughts(lambda part: part.channel == "analysis" and not part.recipient)
+HARMONY_THOUGHTS = _thought_reader(lambda part: part.channel == "analysis" and not part.recipient)
 # What the model writes to itself.
-MUSE_THOUGHTS = _thoughts(lambda part: part.recipient == "self")
+MUSE_THOUGHTS = _thought_reader(lambda part: part.recipient == "self")
