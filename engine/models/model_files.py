@@ -507,9 +507,7 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
         _require_weight(tensors, name_endings, shape)
     assert facts.inside is not None  # `facts_from`, the only caller, sets what the layers hold
     if facts.inside.layers != facts.layers:
-        raise _disagreement(
-            f"weights of {facts.layers} layers expected, {facts.inside.layers} there"
-        )
+        raise _mismatch(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
     if not facts.targets:
         raise unsupported(
             f"no projection of its layers has a name that is known here ({facts.architecture})",
@@ -526,7 +524,7 @@ def _require_weight(
     if shape not in shapes.values():
         name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
         actual = list(shapes[name]) if shapes else "missing"
-        raise _disagreement(f"{name} should be {list(shape)}, is {actual}")
+        raise _mismatch(f"{name} should be {list(shape)}, is {actual}")
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
@@ -548,7 +546,7 @@ def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
     return f"{prefix}.q_proj.weight", facts.heads
 
 
-def _disagreement(difference: str) -> UserError:
+def _mismatch(difference: str) -> UserError:
     """The error for a config.json that does not belong to the weights."""
     return unsupported(
         f"config.json and weights disagree: {difference}",
