@@ -184,9 +184,14 @@ def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
 def _download_all(
     remote: HubVersion, files: Mapping[str, RemoteFile], folder: Path, deadline: float
 ) -> None:
-    """Download the files that `folder` lacks; `files` has them by the name that each gets there.
+    """Download those of `files` that `folder` lacks.
 
-    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
+    Args:
+        files: by the name that each gets in `folder`.
+        deadline: a value of `time.monotonic()`.
+
+    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a file of the wrong size
+    or checksum.
     """
     total_bytes = _total_bytes(files)
     bytes_before = 0  # sizes of the files that are complete
@@ -247,7 +252,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     """
     by_split = _files_by_split(remote, ref.subset)
     if ref.splits:
-        # Where only the files' names say a split, validation and test are both "heldout".
+        # A split has the name that the dataset's card declares, such as "validation"; or, taken
+        # from a file's name by `split_of`, "train" or "heldout". Both count.
         wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
         by_split = {split: names for split, names in by_split.items() if split in wanted}
     chosen = _named_by_split(remote, by_split)

@@ -320,9 +320,9 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
     """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
 
-    It may start wherever the kernel confines it. If only the limits on memory, processes and so on
-    hold it (the level LIMITS), it must not if the owner requires more, or if it would run as root
-    and the owner has not allowed that.
+    User code may start wherever the kernel confines it. If only limits on memory, processes and so
+    on hold it (the level LIMITS), it must not start where the owner of the machine requires more,
+    nor as root unless the owner has allowed that.
 
     Args:
         confinement: what confines this process.

@@ -158,12 +158,14 @@ def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
     """
 
     def take_off(text: str) -> tuple[str | None, str]:
+        """Split a reply into (its thoughts, the other messages); (None, the reply) without any."""
         parts = _parts(text)
         thoughts = [part.text.strip() for part in parts if is_thought(part)]
         rest = "".join(part.source for part in parts if not is_thought(part))
         return ("\n".join(thoughts), rest) if thoughts else (None, text)
 
     def spans(text: str, _opened: bool) -> list[Span]:
+        """(start, end) of each thought in a reply, in characters."""
         thoughts = [part for part in _parts(text) if is_thought(part)]
         return [(part.start, part.start + len(part.text)) for part in thoughts]
 

@@ -183,8 +183,9 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 def typed(text: str, schema: object) -> object:
     """The value that a plain text stands for, where a dialect writes texts without quotes.
 
-    The schema of the parameter decides: "75001" is a text or a number. Without a schema, what reads
-    as JSON, or as Python's True, False or None, is that value, and everything else is text.
+    The schema of the parameter decides whether "75001" is a text or a number. Without a schema,
+    text that is valid JSON, or Python's True, False or None, stands for that value, and all other
+    text for itself.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
@@ -195,6 +196,7 @@ def typed(text: str, schema: object) -> object:
     value_types = {_type_of(value)}
     if _is_number(value):  # an integer is a number too
         value_types.add("number")
+    # The schema allows a text, and no value of this type.
     if "string" in allowed_types and not value_types & allowed_types:
         return text
     return value

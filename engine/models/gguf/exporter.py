@@ -145,6 +145,7 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "vocab_size": facts.vocab,
     }
     sizes |= _rope_scaling(rope, facts.max_positions)
+    # Some models name a window in their config.json and do not use it.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
