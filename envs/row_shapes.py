@@ -407,7 +407,7 @@ def _message(item: Any) -> Message:
     A ShareGPT message from `function_call` becomes an assistant message with that call.
     """
     if not isinstance(item, dict):
-        return Message.from_dict(item)
+        return Message.from_dict(item)  # no object: this raises the error
     if "role" not in item and "from" in item:
         if str(item["from"]) == _FUNCTION_CALL:
             return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])

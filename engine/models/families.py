@@ -248,7 +248,7 @@ class _LayerWeight:
 def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
     """The weights of the first `layers` layers of the part that reads text, sorted by name."""
     for name, shape in sorted(shapes.items()):
-        match = _LAYER.match(name)
+        match = _LAYER.match(name)  # `before`: the parts of the name before the layer's number
         if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
         yield _LayerWeight(int(match["number"]), match["path"], shape)
@@ -288,15 +288,18 @@ def _in_other_part(prefix: str) -> bool:
 
 def expert_share(lookup: Lookup) -> float:
     """The share of the experts that one token runs through; 1 where the configuration names no
-    numbers of experts."""
+    numbers of experts. `lookup` gives the value of a name in config.json, None without one."""
     count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
     return min(1.0, per_token / count) if count and per_token else 1.0
 
 
 def active_width(lookup: Lookup) -> int:
-    """The width of the hidden layer of the MLP that one token runs through; 0 where the
-    configuration does not name it. With experts it is the width of all experts that a token runs
-    through together, or that of the model's layers without experts, if that is larger."""
+    """The width of the hidden layer of the MLP that one token runs through; 0 if config.json does
+    not name it. `lookup` gives the value of a name in that file, None without one.
+
+    With experts it is the width of all experts together that a token runs through, or that of the
+    model's layers without experts, if that is larger.
+    """
     dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
     if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:
@@ -308,8 +311,11 @@ def active_width(lookup: Lookup) -> int:
 
 
 def head_width(lookup: Lookup) -> int:
-    """The length of a key or value vector of one head; 0 where the configuration does not say it.
-    In latent attention (DeepSeek) keys and values differ in length; then it is their mean."""
+    """The length of a key or value vector of one head; 0 if config.json does not say it. `lookup`
+    gives the value of a name in that file, None without one.
+
+    In latent attention (DeepSeek) keys and values differ in length; then it is their mean.
+    """
     latent_width = _first_size(lookup, ("kv_lora_rank",))
     value_width = _first_size(lookup, ("v_head_dim",))
     if latent_width and value_width:
@@ -321,7 +327,8 @@ def head_width(lookup: Lookup) -> int:
 
 
 def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
-    """The first positive integer that the configuration has under one of `names`; 0 for none."""
+    """The first positive integer that config.json has under one of `names`; 0 if it has none.
+    `lookup` gives the value of a name in that file, None without one."""
     for name in names:
         number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

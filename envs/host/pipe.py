@@ -441,8 +441,8 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     out of memory".
 
     Args:
-        ending: the parent's last message: `code` (exit status), `signal` (0 if no signal killed the
-            process) and `tail` (its last output).
+        ending: what the process that watched it sent last: `code` (its exit status), `signal` (0 if
+            no signal killed it) and `tail` (its last output).
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()

@@ -138,8 +138,8 @@ def _expose(folders: set[Path], box: Path) -> bool:
     """Make `folders` and `box` reachable for every uid, in a new mount namespace.
 
     Each private folder above them is covered by an empty file system, and only `folders` and `box`
-    are mounted again inside it. Returns False if the kernel does not allow that or it was not
-    enough; the mounts are then as before.
+    are mounted again inside it. Returns False if the kernel does not allow that, or if they cannot
+    be reached all the same; the mounts are then as before.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
