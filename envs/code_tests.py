@@ -73,8 +73,8 @@ def code(
 
     Args:
         completion: an answer; its code is the last fenced block, or all of it where there is none.
-        tests: either {"call": "add(2, 3)", "expect": 5}, a value JSON can hold, or
-            {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
+        tests: each is {"call": "add(2, 3)", "expect": 5}, where `expect` is a value that JSON can
+            hold, or {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
         timeout_s: seconds for all calls together, and for each program that is run.
         memory_mb: address space of the process, in MB.
 

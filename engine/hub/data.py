@@ -117,7 +117,7 @@ def named_dataset(
     except UserError as error:
         if error.code != DATASET.absent_code or text.startswith(_URL):
             raise
-        # The path of a folder that does not exist looks like an id: name both.
+        # ORG/NAME may be meant as the path of a folder, which does not exist: name both.
         raise DATASET.absent(
             f"there is no file or folder {text!r} here; as a dataset: {error.message}",
             str(error.hint),

@@ -94,6 +94,7 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 def _require_plain(config: JsonObject, folder: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the adapter has options that make it compute anything but
     a LoRA scaled by lora_alpha / r. `config` is the content of its adapter_config.json."""
+    # use_rslora: scaled by lora_alpha / sqrt(r).
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")

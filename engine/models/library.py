@@ -192,6 +192,7 @@ def _import(
     stands for the license that the GGUF file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE
     (not finished in time), NO_TORCH or DISK_FULL.
     """
+    # The folder of the import's lock and log.
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path = job / _IMPORT_LOCK
     if not is_locked(lock_path) and not _is_there(folder):

@@ -402,6 +402,7 @@ def message_probes(
     """
     last_text = _text_of_last(gold)
     other_texts = [_text_of_last(other) for other in others if other]
+    # None: without a text at the end of `gold` only the probes that need none are made.
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:

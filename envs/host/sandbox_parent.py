@@ -328,7 +328,7 @@ def _run_child(
         confinement = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
-        if os.getppid() != parent:  # it died before that was set
+        if os.getppid() != parent:  # the parent died before that was set
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)

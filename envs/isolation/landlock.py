@@ -44,7 +44,8 @@ def restrict(
     """Restrict this process and its future children, for good.
 
     They may use only these paths, have TCP only with `network`, and cannot send signals to
-    processes outside. What the ABI of this kernel does not know stays unrestricted.
+    processes outside. What this kernel's version of Landlock (its ABI) does not know stays
+    unrestricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
@@ -57,7 +58,8 @@ def restrict(
     Raises:
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
-    version = kernel.call(_CREATE, 0, 0, _VERSION)  # with this flag it makes no ruleset
+    # With this flag the call makes no ruleset, but returns the version.
+    version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _file_rights(version)
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)

@@ -188,11 +188,11 @@ def _refused_numbers(
     """
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:
-        refused.update(_SIGNALS, ["pidfd_open"])
+        refused.update(_SIGNALS, ["pidfd_open"])  # through a pidfd signals can be sent too
     if not processes:
         refused.update(_PROCESSES)
     if not truncate:
-        refused.update(["truncate", "creat"])
+        refused.update(["truncate", "creat"])  # both truncate the file at a path
     return {numbers[name] for name in refused if name in numbers}
 
 

@@ -144,6 +144,7 @@ def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
     merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
+    # Llama 2 writes a mark for each space (Replace), and one before the text (Prepend).
     step_types = [step.get("type") for step in steps]
     if step_types not in (["Prepend", "Replace"], ["Replace"]):
         raise NotExportable(f"its tokenizer prepares text by {step_types}")
