@@ -541,8 +541,8 @@ def _fault_of(error: BaseException) -> str:
 def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`; there must be at least one bad line.
 
-    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others; its file and line are the first one's.
+    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". As
+    many lines are named as fit into a reply. Its file and line are those of the first bad line.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

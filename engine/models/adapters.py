@@ -172,7 +172,8 @@ def named_base(folder: Path) -> NamedBase:
 
 def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
-    that the adapter was trained on. Nothing is checked where the adapter does not say."""
+    that the adapter in `folder` was trained on. Nothing is checked if the adapter does not give the
+    hashes of those weights."""
     if not base.weights:
         return
     files = [base_path / Path(name).name for name in base.weights]

@@ -109,8 +109,8 @@ def cached_ids(home: Home) -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has config.json and every weight file that it declares, or the two files
-    of an adapter."""
+    """Whether the folder has config.json and all weight files of the model, or the two files of an
+    adapter."""
     if all((folder / name).is_file() for name in ADAPTER_FILES):
         return True
     try:

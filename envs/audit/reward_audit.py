@@ -304,7 +304,7 @@ def _score_in_order(
 def _score_twice(
     session: _Session, row: _ProbedRow, name: str, first: ScoreReply, is_first_of_audit: bool
 ) -> ScoreReply:
-    """Score an answer once more at once, and count in the findings whether both rewards are equal.
+    """Score an answer again at once, and count in the findings whether both rewards are equal.
 
     Args:
         name: the probe whose answer it is.

@@ -113,7 +113,8 @@ def _stability_risks(findings: Findings) -> list[str]:
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
     """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
 
-    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises".
+    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises" (scoring failed
+    on more than the share RAISING of a probe's rows).
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):

@@ -501,7 +501,7 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     for _ in range(max_reads):
         try:
             data = os.read(output, 1 << 16)
-        except BlockingIOError:
+        except BlockingIOError:  # nothing more for now
             return True
         if not data:
             return False

@@ -79,7 +79,7 @@ def restrict(
 
 def _file_rights(version: int) -> int:
     """The rights on files that this version of Landlock knows, as bits."""
-    rights = _FIRST
+    rights = _FIRST  # those of version 1
     if version >= 2:
         rights |= _REFER
     if version >= 3:

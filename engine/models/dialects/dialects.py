@@ -61,7 +61,7 @@ DIALECTS = (
     Dialect("llama", json_calls.llama, ("<|python_tag|>",)),
     Dialect("pythonic", python_calls.pythonic, ("<|python_start|>",)),
 )
-_BEGINS_SOMETHING = re.compile(r"[<\[{]")  # a mark, a list or an object
+_MAY_BEGIN_CALL_OR_THOUGHT = re.compile(r"[<\[{]")  # a mark, a list or an object
 _QUESTION = "What is the weather?"
 _CALL = FoundCall("get_weather", {"city": "Bern", "days": 3})
 _TOOL: ToolSchema = {
@@ -136,7 +136,7 @@ class ReplyReader:
         """
         if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
-        return _BEGINS_SOMETHING.split(text, maxsplit=1)[0] if tools else text
+        return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
         """A call in OpenAI's form; its id is the model's own, or made of `number`, its place among

@@ -45,7 +45,7 @@ def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
     `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
     fence of JSON (V3, R1), or `name<｜tool▁sep｜>{...}` (V3.1), then `<｜tool▁call▁end｜>`."""
     parsed = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
-    if not parsed.calls and not parsed.faults:
+    if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
     content = parsed.content
     for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):

@@ -169,8 +169,8 @@ def arguments_from(value: object, name: str) -> JsonObject:
 
 
 def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object]:
-    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} where
-    `tools` has no such tool or none of its parameters."""
+    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} if there
+    is no such tool in `tools`, or its schema names no parameters."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == name:
