@@ -73,8 +73,8 @@ def code(
 
     Args:
         completion: an answer; its code is the last fenced block, or all of it where there is none.
-        tests: either {"call": "add(2, 3)", "expect": 5}, a value JSON can hold, or
-            {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
+        tests: each is {"call": "add(2, 3)", "expect": 5}, where `expect` is a value that JSON can
+            hold, or {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
         timeout_s: seconds for all calls together, and for each program that is run.
         memory_mb: address space of the process, in MB.
 
@@ -174,9 +174,11 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 def _start_runner(
     job_file: Path, input_file: IO[bytes], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the process that carries out a job, in the folder of the job's file."""
+    """Start the process that carries out a job, in the folder of the job's file. Its standard input
+    is `input_file`, its standard output `output`."""
     folder = str(job_file.parent)
     return subprocess.Popen(
+        # -I, -S: neither variables nor packages of the user change what runs. -B: no .pyc files.
         [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job_file)],
         stdin=input_file,
         stdout=output,

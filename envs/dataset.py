@@ -142,7 +142,7 @@ def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
         if not data.rows and not data.bad:
             raise _unusable_file(data.path, "the file holds no row")
     except EnvProblem as problem:
-        return DataFile(path, bad=[BadRow(0, problem.message)]), problem
+        return DataFile(path, bad=[BadRow(line=0, message=problem.message)]), problem
     return data, None
 
 
@@ -231,7 +231,7 @@ def splits_of(files: Sequence[Path]) -> list[str | None]:
     """For each file of a dataset the split that its name says (see `split_of`), or None.
 
     "train" counts only if another file is "heldout": a training file alone is a dataset like any
-    other, of which a push holds some rows out.
+    other, and a push holds some of its rows out.
     """
     splits = [split_of(path) for path in files]
     return splits if "heldout" in splits else [None] * len(splits)
@@ -401,7 +401,7 @@ def _read_csv(data: DataFile) -> None:
 
 
 def _add_csv_rows(data: DataFile, text: str) -> None:
-    """Append the rows of `text`, the content of a CSV or TSV file; see `_read_csv`."""
+    """Append the rows of `text`, the content of a CSV or TSV file whose first line is a header."""
     delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
     header: list[str] = []
     for line, cells in _csv_lines(text, delimiter, data):
@@ -539,10 +539,10 @@ def _fault_of(error: BaseException) -> str:
 
 
 def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
-    """The error that lists the bad lines of all `files`, at least one of which has one.
+    """The error that lists the bad lines of all `files`; there must be at least one bad line.
 
-    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others; its file and line are the first one's.
+    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". As
+    many lines are named as fit into a reply. Its file and line are those of the first bad line.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
@@ -584,7 +584,7 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
 def _count_lines(data: DataFile) -> int:
     """How many lines of a file hold a row or a fault.
 
-    A line may have both (a row that is no task): it is counted once.
+    A line may have both, a row that can be read but is no task: it is counted once.
     """
     return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 

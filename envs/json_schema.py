@@ -64,7 +64,7 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
         errors += _object_errors(value, schema, place)
     if isinstance(value, list) and "items" in schema:
         errors += _item_errors(value, schema["items"], place)
-    return errors + _joined_errors(value, schema, place)
+    return errors + _combination_errors(value, schema, place)
 
 
 def _check_keywords(schema: Mapping[str, Any]) -> None:
@@ -113,9 +113,10 @@ def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of an object: required properties that are missing, and faults in the others.
+    """The faults of an object: required properties that it lacks, and faults in those that it has.
 
-    A property that the schema does not list must fit `additionalProperties`.
+    A property that the schema does not list must fit `additionalProperties`, which is a schema, or
+    True (anything is allowed) or False (nothing is).
     """
     properties = schema.get("properties", {})
     errors = [
@@ -135,8 +136,8 @@ def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
     return errors
 
 
-def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults against allOf, anyOf, oneOf and not.
+def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """The faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
 
     For allOf these are the faults against each of its schemas; for the others one text each.
     """

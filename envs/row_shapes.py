@@ -111,7 +111,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     Raises ValueError saying what is wrong with the row.
     """
     shape = shape_of(row)
-    _refuse_by_name(row, shape)
+    _refuse_untrainable(row, shape)
     if shape in (PREFERENCE, PREFERENCE_CHATS, PREFERENCE_OPENAI):
         prompt, pair, used_keys = _preference(row, shape)
         answer = None
@@ -121,7 +121,13 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     metadata = _metadata(row)
     unused = _unused_values(row, shape, used_keys)
     task_split = row.get("split") if _has_value(row.get("split")) else split
-    return Task(_task_id(row, default_id), prompt, answer, task_split, unused | metadata | pair)
+    return Task(
+        _task_id(row, default_id),
+        prompt,
+        answer=answer,
+        split=task_split,
+        metadata=unused | metadata | pair,
+    )
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
@@ -167,7 +173,7 @@ def _task_id(row: JsonObject, default_id: str) -> str:
     return str(task_id)
 
 
-def _refuse_by_name(row: JsonObject, shape: str) -> None:
+def _refuse_untrainable(row: JsonObject, shape: str) -> None:
     """Raises ValueError for a row of a kind that is known, but that nothing here can train on.
 
     `shape` names the keys of its prompt and answer, as `shape_of` does, such as
@@ -225,8 +231,8 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
 def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
     """One answer of a preference without the prompt that it may repeat, as plain dicts.
 
-    `key` is the row's field that holds the answer. Raises ValueError, which names it, unless what
-    is left begins and ends with a message of the assistant.
+    `key` is the row's field that holds the answer, to name it in an error. Raises ValueError unless
+    what is left begins and ends with a message of the assistant.
     """
     reply = _without_prompt(answer, prompt)
     if reply[0].role != "assistant" or reply[-1].role != "assistant":
@@ -267,9 +273,9 @@ def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def _pair_beside_answer(row: JsonObject) -> JsonObject:
-    """The chosen and the rejected answer of a row that has an answer of its own besides.
+    """The chosen and the rejected answer of a row that also has an answer of its own.
 
-    {} if it has none, or if they cannot be read as two answers: they stay plain metadata then.
+    {} if it has no such two answers, or if they cannot be read: they stay plain metadata then.
     """
     shape = _preference_shape(row)
     if not shape:
@@ -407,7 +413,7 @@ def _message(item: Any) -> Message:
     A ShareGPT message from `function_call` becomes an assistant message with that call.
     """
     if not isinstance(item, dict):
-        return Message.from_dict(item)
+        return Message.from_dict(item)  # no object: this raises the error
     if "role" not in item and "from" in item:
         if str(item["from"]) == _FUNCTION_CALL:
             return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])

@@ -321,10 +321,12 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 def _count_rows(
     record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool | Reasoning
 ) -> _CachedCounts:
-    """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
+    """Count an environment's rows, and the tokens of its train rows, or of a sample of `SAMPLE` of
+    them if there are more.
 
-    Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
-    the template's message for the first one.
+    `thinking`: True and "require" switch on the think block of prompts; False and "drop" leave the
+    reasoning of answers out. Of the sampled rows that the chat template refuses, no tokens are
+    counted; `refused` is their number, and `refusal` the template's message for the first one.
     """
     train, heldout = _rows_by_split(record)
     sample = _sample(train)

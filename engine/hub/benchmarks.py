@@ -128,8 +128,8 @@ def _known_benchmark(name: str) -> Benchmark:
 
 
 def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Dataset) -> None:
-    """Raise UserError DATASET_INVALID if a side of the benchmark has no file: training rows would
-    stand for the missing held-out ones, or none at all."""
+    """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file, so that the
+    environment would lack its training rows or its held-out ones."""
     sides = {_side(benchmark, file) for file in fetched.folder.iterdir()}
     missing = [name for name in splits if _side_of_split(benchmark, name) not in sides]
     if missing:
@@ -147,7 +147,7 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
     not there. Its name says the version of the dataset and the content of the environment.
 
     Args:
-        name: of the benchmark.
+        name: the benchmark's name.
         fetched: its dataset in the cache.
     """
     source = _ENVIRONMENTS / benchmark.environment / _FILE

@@ -75,7 +75,10 @@ def is_offline() -> bool:
 
 
 def refuse_offline(repo: str, kind: RepoKind) -> None:
-    """Raise the kind's error for a repository in no local cache if HF_HUB_OFFLINE is set."""
+    """Raise UserError if HF_HUB_OFFLINE is set; to be called for a repository in no local cache.
+
+    `kind` says whether it is a model or a dataset. The code is its `absent_code`.
+    """
     if is_offline():
         raise kind.absent(
             f"{repo} is in no local cache and HF_HUB_OFFLINE is set",
@@ -116,7 +119,8 @@ def _certificates() -> "ssl.SSLContext":
 def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
     """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
 
-    Raises UserError with the kind's `absent_code` (HTTP) or DISK_FULL; other errors pass unchanged.
+    Raises UserError with the code DISK_FULL, or for errors of HTTP `absent_code` of `kind` (a model
+    or a dataset); other errors pass unchanged.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 
@@ -142,8 +146,11 @@ def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
 
 
 def _status_error(repo: str, kind: RepoKind, status: int) -> UserError:
-    """The error for an HTTP status that means failure, with what to do about it. Its code is the
-    kind's `absent_code` in any case, which stands for a repository that cannot be had."""
+    """The error for an HTTP status that means failure, with what to do about it.
+
+    Its code is always `absent_code` of `kind` (a model or a dataset), which stands for a repository
+    that cannot be had, for whatever reason.
+    """
     if status in (401, 403):
         return kind.absent(
             f"{repo} does not exist or needs permission (HTTP {status})",

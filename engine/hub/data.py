@@ -117,7 +117,7 @@ def named_dataset(
     except UserError as error:
         if error.code != DATASET.absent_code or text.startswith(_URL):
             raise
-        # The path of a folder that does not exist looks like an id: name both.
+        # ORG/NAME may be meant as the path of a folder, which does not exist: name both.
         raise DATASET.absent(
             f"there is no file or folder {text!r} here; as a dataset: {error.message}",
             str(error.hint),
@@ -165,7 +165,8 @@ def _latest_fetched(root: Path) -> Dataset | None:
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets; write fetched.json beside it."""
+    """Download the files that `ref` names into `folder`/datasets, then write fetched.json into
+    `folder`, which marks it as complete. `deadline` is a value of `time.monotonic()`."""
     chosen = _choose_files(remote, ref)
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -183,9 +184,14 @@ def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
 def _download_all(
     remote: HubVersion, files: Mapping[str, RemoteFile], folder: Path, deadline: float
 ) -> None:
-    """Download the files that `folder` lacks; `files` has them by the name that each gets there.
+    """Download those of `files` that `folder` lacks.
 
-    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
+    Args:
+        files: by the name that each gets in `folder`.
+        deadline: a value of `time.monotonic()`.
+
+    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a file of the wrong size
+    or checksum.
     """
     total_bytes = _total_bytes(files)
     bytes_before = 0  # sizes of the files that are complete
@@ -246,7 +252,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     """
     by_split = _files_by_split(remote, ref.subset)
     if ref.splits:
-        # Where only the files' names say a split, validation and test are both "heldout".
+        # A split has the name that the dataset's card declares, such as "validation"; or, taken
+        # from a file's name by `split_of`, "train" or "heldout". Both count.
         wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
         by_split = {split: names for split, names in by_split.items() if split in wanted}
     chosen = _named_by_split(remote, by_split)
@@ -264,7 +271,7 @@ def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
 
     Raises UserError DATASET_INVALID if a subset has to be named, or there is none of that name.
     """
-    configs = remote.card.get("configs")
+    configs = remote.card.get("configs")  # the subsets, where the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
         return _declared_files(remote, _choose_subset(remote.repo, configs, subset))
     if subset:
@@ -306,18 +313,16 @@ def _data_files(remote: HubVersion) -> list[str]:
 
 
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
-    """The data files by the split that their path says ("" where it says none), for a dataset whose
-    card declares none. Only those of one format are taken, because the others may hold the same
-    rows."""
+    """The names of the data files by their split, for a dataset whose card declares no files.
+
+    The path of a file says its split; "" stands for files whose path says none. Only files of one
+    format are taken, because those of another may hold the same rows.
+    """
     names = _data_files(remote)
-    for suffix in _PREFERRED:
-        of_format = [name for name in names if name.lower().endswith(suffix)]
-        if of_format:
-            break
-    else:  # no file in any of the formats
-        return {}
+    by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
+    of_one_format = next((of_format for of_format in by_format if of_format), [])
     by_split: dict[str, list[str]] = {}
-    for name in of_format:
+    for name in of_one_format:
         by_split.setdefault(split_of(Path(name)) or _split_of_folders(name), []).append(name)
     return by_split
 

@@ -83,8 +83,9 @@ def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
 def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVersion:
     """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
 
-    Raises httpx.HTTPError if the request fails, and UserError with the kind's `absent_code` if the
-    answer is not that of a hub.
+    Raises httpx.HTTPError if the request fails, and UserError if the answer is not that of a hub.
+    The code of that error is `absent_code` of `kind`, which says whether `repo` is a model or a
+    dataset.
     """
     # "blobs": with sizes and checksums.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
@@ -114,10 +115,10 @@ def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
 
 
 def fetch_text(remote: HubVersion, name: str) -> str:
-    """Fetch the content of a small file.
+    """Fetch the content of a small file `name` of a repository.
 
-    Raises httpx.HTTPError, and UserError with the kind's `unusable_code` if the file is over 64 MB
-    or not UTF-8.
+    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8. The code of that
+    error is `unusable_code` of `remote.kind`, which says whether this is a model or a dataset.
     """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:

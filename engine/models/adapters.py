@@ -94,6 +94,7 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 def _require_plain(config: JsonObject, folder: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the adapter has options that make it compute anything but
     a LoRA scaled by lora_alpha / r. `config` is the content of its adapter_config.json."""
+    # use_rslora: scaled by lora_alpha / sqrt(r).
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")
@@ -155,8 +156,11 @@ def _no_fit(
 
 
 def named_base(folder: Path) -> NamedBase:
-    """What the adapter in `folder` says of its base. Raises UserError MODEL_UNSUPPORTED if its
-    adapter_config.json cannot be read."""
+    """What the adapter in `folder` says of its base model: the names that it has there, and the
+    hashes of its weight files (only in an export of ours, which has the file `ORIGIN`).
+
+    Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
+    """
     origin = read_object(folder / ORIGIN)  # {} where there is none
     peft_config = model_files.load_json(folder / CONFIG)
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
@@ -168,7 +172,8 @@ def named_base(folder: Path) -> NamedBase:
 
 def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
-    that the adapter was trained on. Nothing is checked where the adapter does not say."""
+    that the adapter in `folder` was trained on. Nothing is checked if the adapter does not give the
+    hashes of those weights."""
     if not base.weights:
         return
     files = [base_path / Path(name).name for name in base.weights]

@@ -66,8 +66,9 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """The model that `ref` names: `pebble`, a model of the home, the path of a folder or of a GGUF
-    file, a hub id, RUN, RUN@best or RUN@stepN.
+    """The model that `ref` names: the built-in `pebble`, a model stored in the home, the path of a
+    folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint), RUN@best or
+    RUN@stepN.
 
     A folder or hub id may hold an adapter in PEFT's format, which names its base model. A name with
     a slash is a path if such a folder exists, else a hub id.
@@ -101,7 +102,8 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder that `ref` names, which is not that of a run.
+    """The folder of the model or adapter that `ref` names, if it names no run. A GGUF file is
+    imported now if it has not been before; a model of the hub is fetched without its weights.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -159,41 +161,41 @@ def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
 
 
 def check_in_sight(home: Home, ref: str) -> None:
-    """Refuse a path at which there is no usable model, always with the same message.
+    """Refuse a path at which there is no usable model, for a caller who may not explore this
+    machine: the message is the same whatever the reason, so it does not tell which files exist.
 
-    For callers who may not explore this machine: a more exact message would tell them which files
-    exist. A reference that is not a path, such as a run id, is not checked here.
-
-    Raises UserError MODEL_NOT_FOUND.
+    Nothing is checked if `ref` is no path (such as a run id), or is a hub id, ORG/NAME, and there
+    is no folder ORG/NAME. Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
+    # Without the form of a path it is a name. What cannot be a path is refused by `resolve_model`.
     if not _is_written_as_path(ref) or not _can_be_a_path(ref):
-        return  # a name; or a text that no path can be, which `resolve_model` refuses at once
+        return
     may_be_hub_id = not ref.endswith(GGUF) and HUB_ID.fullmatch(ref) is not None
     try:
         folder = _usable_local_folder(home, ref)
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
     # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
     except (UserError, OSError, ValueError, RuntimeError) as error:
-        # An unusable folder of a hub id's name must not be told from no folder at all. So if the
-        # hub has no such model either, this raises the error that a hub id without a folder gets.
+        # The caller must not learn whether there is an unusable folder ORG/NAME or none. Without a
+        # folder, a hub id that the hub does not know gets the error that this raises.
         if may_be_hub_id:
             hub.look_up(home, ref)
         raise _no_model_at(ref) from error
-    if folder is None and not may_be_hub_id:  # a hub id is looked up later, by `resolve_model`
+    if folder is None and not may_be_hub_id:  # `resolve_model` looks a hub id up afterwards
         raise _no_model_at(ref)
 
 
 def _is_written_as_path(ref: str) -> bool:
-    """Whether `ref` looks like a path or a hub id, not like the name of a run or of a model."""
+    """Whether `ref` has the form of a path or a hub id, not that of a run's or a model's name."""
     return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
 
 
 def _usable_local_folder(home: Home, ref: str) -> Path | None:
-    """The folder of the model at the path `ref`, which is checked to be usable; None if there is no
-    folder. A GGUF file has one if its owner has imported it before.
+    """The folder of the model at the path `ref`; None if `ref` may be a hub id and no folder has
+    that path. For a GGUF file it is the folder that the file was imported into.
 
-    Raises what the checks raise: UserError, OSError, ValueError or RuntimeError.
+    Raises UserError, OSError, ValueError or RuntimeError if the model cannot be used.
     """
     if ref.endswith(GGUF):
         folder = library.imported(home, _gguf_file(ref))
@@ -201,6 +203,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
         folder = _local_folder(ref)
     if folder is None:
         return None
+    # Both are called only for what they raise.
     if adapters.is_adapter(folder):
         resolve_model(home, str(folder))
     else:
@@ -261,11 +264,12 @@ def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
-    """The base model in the folder `path`. Raises UserError MODEL_UNSUPPORTED."""
+    """The base model in the folder `path`, named `base_ref`; `ref` is the reference that led to it,
+    of the kind `kind`. Raises UserError MODEL_UNSUPPORTED if it cannot be trained here."""
     return ModelRef(
-        ref,
-        kind,
-        base_ref,
+        ref=ref,
+        kind=kind,
+        base_ref=base_ref,
         base_path=path,
         adapter=None,
         adapter_facts=None,
@@ -337,8 +341,11 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
 
 
 def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
-    """The error for an adapter whose base model is not here; `names` are those that it gives its
-    base, `reasons` say why each of them leads to no model."""
+    """The error for the adapter in `folder`, whose base model is not here.
+
+    `names` are the names that the adapter gives its base model, and `reasons` is a text that says
+    of each why it leads to no model; "" if there are no names.
+    """
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
     known_name = next((name for name in names if name in KNOWN), "")
     if known_name:
@@ -484,12 +491,13 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
 
 
 def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """The marks of each training run, by its id: (run id, state, attempt, when it ended). {} if
-    there is no database."""
+    """What shows whether a training run has changed, by the run's id: (run id, state, attempt, when
+    it ended, None if it has not). {} if there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:
-        return {mark[0]: mark for mark in store.run_marks("train")}
+        marks = store.run_marks("train")
+    return {run_id: (run_id, state, attempt, ended) for run_id, state, attempt, ended in marks}
 
 
 def _run_folders(home: Home) -> list[str]:
@@ -511,7 +519,13 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
     except UserError:
         return None
     origin = model_origin.read(path) if kind == "home" else None
-    model = UsableModel(ref, kind, facts.params, facts.max_positions, facts.thinking)
+    model = UsableModel(
+        ref,
+        kind,
+        params=facts.params,
+        context=facts.max_positions,
+        thinking=facts.thinking,
+    )
     return replace(model, origin=origin.sentence()) if origin else model
 
 
@@ -524,7 +538,7 @@ def _usable_run(run: RunDir) -> UsableModel | None:
         base_ref, path = _base_of(config, run)
     except UserError:
         return None
-    model = _usable_base(run.id, "run", path)
+    model = _usable_base(run.id, kind="run", path=path)
     if model is None:
         return None
     best = run.resolve_checkpoint("best")

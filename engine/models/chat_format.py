@@ -70,10 +70,10 @@ class RowShape:
             loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
                 or "all" (every token that the conversation's previous row does not have).
         """
-        if loss_on == "all":
+        if loss_on == "all":  # also user messages, but not in a row without an assistant turn
             has_new_tokens = self.known < self.length
             return [(self.known, self.length)] if self.turns and has_new_tokens else []
-        if loss_on == "last":
+        if loss_on == "last":  # the last turn of the conversation stands in its last row
             return self.turns[-1:] if self.is_last else []
         return self.turns
 
@@ -90,9 +90,11 @@ class TokenizedChat:
         return list(self.shape.turns)
 
     def mask(self, loss_on: str = "assistant") -> list[int]:
-        """One number per token: 1 if it carries loss, else 0. Loss is on all assistant turns
-        (`loss_on`="assistant"), on the "last" one of the conversation, or on "all"
-        tokens that the row before does not have."""
+        """One number per token: 1 if it carries loss, else 0.
+
+        `loss_on`: "assistant" (all assistant turns), "last" (the last one of the conversation) or
+        "all" (every token that the conversation's previous row does not have).
+        """
         mask = [0] * len(self.ids)
         for start, end in self.shape.trained(loss_on):
             mask[start:end] = [1] * (end - start)
@@ -190,8 +192,8 @@ class ChatFormat:
     ) -> list[int]:
         """Token ids of what stands between two assistant turns, to be appended to the ids so far.
 
-        They end with the opening of the next turn. They begin after the token that ended the turn,
-        or with that token where the turn has none (a stop string ended it).
+        They end with the opening of the next turn. They begin after the token that ended the
+        earlier turn; if a stop string ended it, so that it lacks this token, they begin with it.
 
         Args:
             before: the conversation so far; its last message is the assistant's.
@@ -222,7 +224,7 @@ class ChatFormat:
 
         `last_id`: the last id of the turn as it was sampled; None if that was an end token.
         """
-        turn_end, rest = self._rest(stand_in, replies, tools)
+        turn_end, rest = self._turn_end_and_rest(stand_in, replies, tools)
         if not turn_end:  # the template writes no end token after this turn
             return self._after_opening(rest, last_id)
         if rest.startswith(turn_end):
@@ -240,32 +242,36 @@ class ChatFormat:
     def _after_opening(self, rest: str, last_id: int | None) -> list[int]:
         """The token ids of `rest`, which follows a turn that no end token ends.
 
-        Such a turn ends with the opening of the next message (GLM). If `last_id`, the last id of
-        the turn as it was sampled, is that opening, it is left out.
+        In such a family (GLM) the model ends its turn by writing the opening of the next message.
+        That opening is left out of the result if it was sampled: if it is `last_id`, the last id of
+        the turn, or if `last_id` is None, which stands for any token that ends turns.
         """
         opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
             return self.encode(rest[len(opening) :])
         return self.encode(rest)
 
-    def _rest(
+    def _turn_end_and_rest(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """What the template writes after what the model says in the turn of `stand_in`.
+        """What the template writes after the words of the model in the turn of `stand_in`.
 
-        Returns (the token, as text, that ends the turn where no message follows, "" if there is
-        none; the text that stands in its place where `replies` follow, up to and including the
-        opening of the next turn).
+        Returns two texts:
+
+        - the token that ends the turn at the end of a conversation; "" if the template writes none
+        - what follows the model's words if `replies` come next: the end of the turn, whichever way
+          it is written then, the replies and the opening of the next turn
         """
         conversation = [*stand_in.history, stand_in.message]
-        mark = stand_in.mark
+        mark = stand_in.mark  # the last of the model's words
         closed = _after(mark, self.text(conversation, tools, prompt=False))
         continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
         first_stop = self._first_stop(closed)
         if first_stop:
-            end, stop = first_stop
-            if continued[:end] == closed[:end]:
-                return stop, continued[end:]
+            stop_at, stop = first_stop
+            # Text before the token, such as the brackets that close a call, is of the model's turn.
+            if continued[:stop_at] == closed[:stop_at]:
+                return stop, continued[stop_at:]
         return "", continued[_common_start(closed, continued) :]
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
@@ -300,6 +306,7 @@ class ChatFormat:
             else:
                 rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
+        # Each row was made as the last one of the conversation; only one of them is.
         return [*map(_as_earlier_row, rows[:-1]), *rows[-1:]]
 
     def _turns(
@@ -346,9 +353,11 @@ class ChatFormat:
     def _turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """An assistant turn as text: (the prompt that it answers; what the model has to write,
-        including the end of the turn). The prompt opens a think block if the message has
-        `reasoning_content`, the only field that is read for reasoning."""
+        """The assistant turn `message`, which follows `history`, as two texts: the prompt that it
+        answers, and what the model has to write, including the end of the turn.
+
+        The prompt opens a think block if the message has reasoning, in `reasoning_content`.
+        """
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
@@ -365,7 +374,7 @@ class ChatFormat:
         is_open = opens_thought(prompt, self.template)
         if not thought and not is_open:
             return ""
-        tags = tags_of(self.template)[-1]
+        tags = tags_of(self.template)[-1]  # the last are those that the template itself writes
         return f"{'' if is_open else tags.before}{thought}{tags.after}"
 
     def _answer(
@@ -398,6 +407,7 @@ class ChatFormat:
         """Whether the template writes the reasoning of this message, or the message has none."""
         if "reasoning_content" not in message:
             return True
+        # In place of the reasoning stands a text that can come from nowhere else.
         mark = _unused_mark([*history, message])
         marked = {**message, "reasoning_content": mark}
         return mark in self.text([*history, marked], tools, prompt=False, thinking=True)
@@ -409,28 +419,33 @@ class ChatFormat:
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """The text `turn` up to and including the token that ends it; the turn is `message`, which
-        follows `history`.
+        """What the model has to write of an assistant turn: the text up to its end token, with it.
 
-        Where the template writes no such token, the turn ends with the opening of the message that
-        would follow, if that opening is a token that ends turns.
+        If the template ends the turn with no such token, the model ends it by opening the next
+        message, in families (GLM) whose openings are end tokens: then this opening is added.
+
+        Args:
+            turn: the text that the template writes from the beginning of the turn on.
+            history: the messages before the turn.
+            message: the message of the turn.
         """
         ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
         if ends:  # what the template writes after it, such as a newline, is not of the turn
             turn = turn[: max(ends)]
             return self._with_one_end(turn)
-        reply = _reply_to(message)
+        reply = _reply_to(message)  # any message that can come next
         stand_in = next(_stand_ins([*history, message], [reply]))
         try:
-            _, rest = self._rest(stand_in, [reply], tools)
+            _, rest = self._turn_end_and_rest(stand_in, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
-        return turn + next((s for s in self.stop_texts if rest.startswith(s)), "")
+        return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
 
     def _with_one_end(self, turn: str) -> str:
-        """The turn without the tokens that follow the first of several end tokens in a row."""
-        while stop := next((s for s in self.stop_texts if turn.endswith(s)), ""):
-            without_last = turn.removesuffix(stop).rstrip()
+        """The turn, cut after its first end token if it ends with several of them in a row: after
+        the first the model has stopped."""
+        while last := next((stop for stop in self.stop_texts if turn.endswith(stop)), ""):
+            without_last = turn.removesuffix(last).rstrip()
             if not without_last.endswith(tuple(self.stop_texts)):
                 break
             turn = without_last
@@ -456,9 +471,10 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
 
 
 def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
-    """What may take the place of the conversation `before` to find the text after its last turn:
+    """Conversations to try in place of `before`, to find the text that the template writes after
+    its last turn. In each, a mark that no message holds stands for what the model wrote there.
 
-    - the conversation as it is
+    - the conversation itself
     - a question alone before the turn, for a template that refuses something of the conversation
     - the same with only one call in the turn, for a template that takes no more calls at once
     """
@@ -540,7 +556,10 @@ def _variables(
 
 @lru_cache(maxsize=16)
 def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abilities:
-    """What the template `source` writes of a conversation with tools."""
+    """What the template `source` writes of a conversation with tools.
+
+    `special_tokens` holds (name, text) pairs, not a dict, so that results can be cached by it.
+    """
     return template_messages.abilities(
         lambda messages, tools, prompt: _render(
             source, {**dict(special_tokens), **_variables(messages, tools, prompt)}

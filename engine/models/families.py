@@ -42,7 +42,7 @@ REFUSED = {
 # How the class of a causal language model ends, of one that holds other parts beside it, and of
 # the first generation of models.
 _CAUSAL = "ForCausalLM"
-_FIRST = "LMHeadModel"
+_FIRST_GENERATION = "LMHeadModel"
 _COMPOSITE = "ForConditionalGeneration"
 
 # Sizes that config.json may leave out, because they are the defaults of the family's class in
@@ -124,8 +124,9 @@ class LayerFacts:
 
 
 def text_part(config: Mapping[str, Any]) -> JsonObject:
-    """The configuration of the model that reads text: `config`, overlaid with its `text_config`
-    where it has several parts, with the family's defaults for what both leave out."""
+    """The configuration of the part of a model that reads text: that of the whole, `config`, with
+    the values of its `text_config` over it if the model has several parts. What both leave out has
+    the family's default."""
     text = config.get("text_config")
     merged = dict(config) | text if isinstance(text, dict) else dict(config)
     return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged
@@ -141,7 +142,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
             return REFUSED[model_type]
     if config.get("is_encoder_decoder"):
         return _IN_ENCODER
-    if architecture.endswith(_FIRST):  # of the first generation of models, such as GPT-2
+    if architecture.endswith(_FIRST_GENERATION):  # such as GPT2LMHeadModel
         return "models of this generation store projections in ways that no adapter here fits"
     if not _has_language_model(config, architecture):
         return "it is no causal language model, nor one that holds such a model (text_config)"
@@ -247,7 +248,7 @@ class _LayerWeight:
 def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
     """The weights of the first `layers` layers of the part that reads text, sorted by name."""
     for name, shape in sorted(shapes.items()):
-        match = _LAYER.match(name)
+        match = _LAYER.match(name)  # `before`: the parts of the name before the layer's number
         if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
         yield _LayerWeight(int(match["number"]), match["path"], shape)
@@ -287,39 +288,47 @@ def _in_other_part(prefix: str) -> bool:
 
 def expert_share(lookup: Lookup) -> float:
     """The share of the experts that one token runs through; 1 where the configuration names no
-    numbers of experts."""
-    count, per_token = _first(lookup, _EXPERT_COUNT), _first(lookup, _EXPERTS_PER_TOKEN)
+    numbers of experts. `lookup` gives the value of a name in config.json, None without one."""
+    count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
     return min(1.0, per_token / count) if count and per_token else 1.0
 
 
 def active_width(lookup: Lookup) -> int:
-    """The width of the hidden layer of the MLP that one token runs through; 0 where the
-    configuration does not name it. With experts it is the width of all experts that a token runs
-    through together, or that of the model's layers without experts, if that is larger."""
-    dense = _first(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
-    experts_per_token = _first(lookup, _EXPERTS_PER_TOKEN)
-    if not _first(lookup, _EXPERT_COUNT) or not experts_per_token:
+    """The width of the hidden layer of the MLP that one token runs through; 0 if config.json does
+    not name it. `lookup` gives the value of a name in that file, None without one.
+
+    With experts it is the width of all experts together that a token runs through, or that of the
+    model's layers without experts, if that is larger.
+    """
+    dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
+    experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
+    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:
         return dense
-    expert = _first(lookup, _EXPERT_WIDTH) or dense
+    expert = _first_size(lookup, _EXPERT_WIDTH) or dense
     # Shared experts, which every token runs through: their width together, or their number.
-    shared = _first(lookup, _SHARED_WIDTH) or expert * _first(lookup, _SHARED_EXPERTS)
+    shared = _first_size(lookup, _SHARED_WIDTH) or expert * _first_size(lookup, _SHARED_EXPERTS)
     return max(dense, experts_per_token * expert + shared)
 
 
 def head_width(lookup: Lookup) -> int:
-    """The length of a key or value vector of one head; 0 where the configuration does not say it.
-    In latent attention (DeepSeek) keys and values differ in length; then it is their mean."""
-    latent_width = _first(lookup, ("kv_lora_rank",))
-    value_width = _first(lookup, ("v_head_dim",))
+    """The length of a key or value vector of one head; 0 if config.json does not say it. `lookup`
+    gives the value of a name in that file, None without one.
+
+    In latent attention (DeepSeek) keys and values differ in length; then it is their mean.
+    """
+    latent_width = _first_size(lookup, ("kv_lora_rank",))
+    value_width = _first_size(lookup, ("v_head_dim",))
     if latent_width and value_width:
         # A key has a part without positions and one with rotary positions.
-        key_width = _first(lookup, ("qk_nope_head_dim",)) + _first(lookup, ("qk_rope_head_dim",))
-        return (key_width + value_width) // 2
-    return _first(lookup, ("head_dim",))
+        plain_width = _first_size(lookup, ("qk_nope_head_dim",))
+        rotary_width = _first_size(lookup, ("qk_rope_head_dim",))
+        return (plain_width + rotary_width + value_width) // 2
+    return _first_size(lookup, ("head_dim",))
 
 
-def _first(lookup: Lookup, names: tuple[str, ...]) -> int:
-    """The first positive integer that the configuration has under one of `names`; 0 for none."""
+def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
+    """The first positive integer that config.json has under one of `names`; 0 if it has none.
+    `lookup` gives the value of a name in that file, None without one."""
     for name in names:
         number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

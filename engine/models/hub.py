@@ -81,15 +81,16 @@ class DownloadPlan(Record):
 def cached(home: Home, repo: str) -> Path | None:
     """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred, first in the shared cache, then in the home's. Without
-    one it is the home's snapshot whose weights still have to be downloaded.
+    A snapshot with all weights is preferred, first in the cache that other programs share, then in
+    the home's own. Without one it is the home's snapshot whose weights still have to be downloaded.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
             return folder
     folder = _snapshot(home.cache / "hub", repo)
-    if folder is None or not (folder / _PLAN).is_file():  # without a plan it stays incomplete
+    # Without the plan, which names the files to download, it could not be completed.
+    if folder is None or not (folder / _PLAN).is_file():
         return None
     return folder
 
@@ -108,8 +109,8 @@ def cached_ids(home: Home) -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has config.json and every weight file that it declares, or the two files
-    of an adapter."""
+    """Whether the folder has config.json and all weight files of the model, or the two files of an
+    adapter."""
     if all((folder / name).is_file() for name in ADAPTER_FILES):
         return True
     try:
@@ -130,7 +131,7 @@ def look_up(home: Home, repo: str) -> Path:
         return folder
     refuse_offline(repo, MODEL)
     with connect() as client, errors_as_refusals(repo, MODEL):
-        return _fetch_small(home, newest_version(client, MODEL, repo))
+        return _fetch_snapshot(home, newest_version(client, MODEL, repo))
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
@@ -202,7 +203,7 @@ def _read_plan(folder: Path) -> DownloadPlan | None:
 def missing_bytes(folder: Path) -> int:
     """Bytes of weights that still have to be downloaded into `folder`.
 
-    0 for a folder without a download plan, which has all its weights.
+    0 for a folder without a download plan: it has all its weights.
     """
     plan = _read_plan(folder)
     weights = plan.weights if plan is not None else []
@@ -241,7 +242,7 @@ def _snapshot(root: Path, repo: str) -> Path | None:
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
-def _fetch_small(home: Home, remote: HubVersion) -> Path:
+def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
     """Fetch a model without its weights, which `ensure_weights` fetches later, or a whole adapter;
     returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)

@@ -185,13 +185,14 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, by a process that outlives this one, and wait for
-    it up to `wait_s` seconds; a second call waits for the same process.
+    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for it up to
+    `wait_s` seconds. The process goes on if this one ends, and a further call waits for it too.
 
-    `source` and `license_name` go into `model.json`; where the second is "", the license that the
-    file names does. Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH
-    or DISK_FULL.
+    `source` and `license_name` are written to the model's `model.json`; a `license_name` of ""
+    stands for the license that the GGUF file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE
+    (not finished in time), NO_TORCH or DISK_FULL.
     """
+    # The folder of the import's lock and log.
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path = job / _IMPORT_LOCK
     if not is_locked(lock_path) and not _is_there(folder):
@@ -324,7 +325,9 @@ def _sha256(path: Path) -> str:
 def _require_room(home: Home, file: Path) -> None:
     """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
     home.models.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(home.models).free, file.stat().st_size * _ROOM
+    free = shutil.disk_usage(home.models).free
+    # Several times the GGUF file, because its weights of few bits each become 16-bit ones.
+    needed = file.stat().st_size * _ROOM
     if free < needed:
         raise UserError(
             "DISK_FULL",
@@ -343,12 +346,9 @@ def _refusal(home: Home, file: Path, reason: str) -> UserError:
     hint = "Use the model's safetensors folder."
     if "is not installed" in reason:
         python = launcher.worker_python(home)
-        is_ours = python == str(home.train_python)
-        hint = (
-            "Run `honesmith setup`, which brings it."
-            if is_ours
-            else f"Run `{python} -m pip install 'gguf>=0.17,<1'` (the extra honesmith[gguf])."
-        )
+        hint = f"Run `{python} -m pip install 'gguf>=0.17,<1'` (the extra honesmith[gguf])."
+        if python == str(home.train_python):  # the environment that `honesmith setup` makes
+            hint = "Run `honesmith setup`, which brings it."
     return model_files.unsupported(f"{file.name} cannot be imported: {reason}", hint)
 
 

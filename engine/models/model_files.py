@@ -448,8 +448,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, and if it is missing and
-    there is no `default` (0).
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if it is missing and
+    `default` is 0, which stands for no default.
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]
@@ -503,11 +503,11 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and at
     least one projection has a name that is known here."""
-    for ends, shape in _expected_shapes(facts).items():
-        _require_weight(tensors, ends, shape)
-    assert facts.inside is not None  # the shapes were read
+    for name_endings, shape in _expected_shapes(facts).items():
+        _require_weight(tensors, name_endings, shape)
+    assert facts.inside is not None  # `facts_from`, the only caller, sets what the layers hold
     if facts.inside.layers != facts.layers:
-        raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
+        raise _mismatch(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
     if not facts.targets:
         raise unsupported(
             f"no projection of its layers has a name that is known here ({facts.architecture})",
@@ -516,21 +516,21 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 
 
 def _require_weight(
-    tensors: dict[str, Tensor], ends: tuple[str, ...], shape: tuple[int, int]
+    tensors: dict[str, Tensor], name_endings: tuple[str, ...], shape: tuple[int, int]
 ) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these ends has this
-    shape."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these endings has
+    this shape."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(name_endings)}
     if shape not in shapes.values():
-        name = next(iter(shapes), ends[0])
+        name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
         actual = list(shapes[name]) if shapes else "missing"
-        raise _disagree(f"{name} should be {list(shape)}, is {actual}")
+        raise _mismatch(f"{name} should be {list(shape)}, is {actual}")
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
     """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
-    if facts.own_forward:
+    if facts.own_forward:  # a family of whose layers the names are known
         name, heads = _last_query_projection(facts)
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
@@ -539,14 +539,14 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the last layer's queries: its name and the number of heads in it."""
+    """The weight that makes the last layer's queries: its name, and how many heads it writes."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads
     return f"{prefix}.q_proj.weight", facts.heads
 
 
-def _disagree(difference: str) -> UserError:
+def _mismatch(difference: str) -> UserError:
     """The error for a config.json that does not belong to the weights."""
     return unsupported(
         f"config.json and weights disagree: {difference}",

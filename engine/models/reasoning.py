@@ -86,29 +86,35 @@ def closes_any(reply: str) -> bool:
 
 
 def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
-    """The reader of thoughts between any of these tags.
+    """The reader of the thought at the beginning of a reply, which ends with a closing tag.
 
-    It takes off the thought that comes first in a reply, up to its closing tag. The opening tag may
-    be missing, because many templates write it in the prompt. A thought without its end stays in
-    the rest.
+    Each of `all_tags` is a pair of an opening and a closing tag; the first pair that the reply uses
+    counts. The opening tag may be missing, because many templates write it in the prompt.
     """
 
-    def take_off(text: str) -> tuple[str | None, str]:
-        """(the thought before the first closing tag, the text after it); (None, text) without such
-        a tag."""
+    def take_off(reply: str) -> tuple[str | None, str]:
+        """Split a reply into (its thought, the text after the closing tag).
+
+        (None, the whole reply) if there is no closing tag: a thought that was cut is not taken off.
+        """
         for tags in all_tags:
-            thought, closing, rest = text.partition(tags.closing)
-            if closing:
+            thought, closing, rest = reply.partition(tags.closing)
+            if closing:  # "" where the reply does not hold this tag
                 thought = thought.strip().removeprefix(tags.opening).strip()
                 return thought, rest.lstrip("\n")
-        return None, text
+        return None, reply
 
-    def spans(text: str, opened: bool) -> list[Span]:
+    def spans(reply: str, opened: bool) -> list[Span]:
+        """Where the thought stands in a reply: one (start, end) in characters; [] for no thought.
+
+        `opened`: whether the prompt ended with an opening tag, so that the reply begins inside the
+        thought.
+        """
         for tags in all_tags:
-            if tags.opening in text or tags.closing in text:
-                return [_first_span(text, tags)]
-        # A thought that the prompt opened and nothing closed is the whole text.
-        return [(0, len(text))] if opened else []
+            if tags.opening in reply or tags.closing in reply:
+                return [_first_span(reply, tags)]
+        # A thought that the prompt opened and nothing closed is the whole reply.
+        return [(0, len(reply))] if opened else []
 
     return ThoughtReader(take_off, spans)
 

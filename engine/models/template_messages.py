@@ -67,8 +67,8 @@ def abilities(render: Render) -> Abilities:
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # Both are tried, because some templates refuse a call without its result, others the role
-    # `tool`.
+    # With the call's result and without it: some templates refuse a call that has none, others the
+    # role `tool`, which a result has.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )
@@ -100,16 +100,17 @@ class _Trial:
     def takes_system(self, question: ChatMessage) -> bool:
         """Whether the template writes a message of the system before `question`, without tools."""
         rule: ChatMessage = {"role": "system", "content": _RULE}
-        return self._is_in_text(_RULE, [rule, question], [])
+        return self._is_in_text(_RULE, [rule, question], tools=[])
 
     def _is_in_text(
         self, word: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> bool:
         """Whether the text of a conversation holds `word`; not if the template refuses it."""
         try:
-            return word in self.render(messages, tools, True)
+            text = self.render(messages, tools, True)  # True: the opening of a next turn follows
         except Exception:  # noqa: BLE001  a template is code from a model repository
             return False
+        return word in text
 
 
 def _listed_tool() -> ToolSchema:

@@ -41,7 +41,8 @@ def headline(
 
 
 def _best_degenerate_text(table: Sequence[Line]) -> str:
-    """What the degenerate answer earns that earns most, to be appended; "" if there is none."""
+    """The end of a sentence about the degenerate answer that earns most, such as ", the best
+    degenerate answer (filler) 0.20"; "" if there is none. `table` has one line per probe."""
     best = best_degenerate(table)
     if best is None:
         return ""

@@ -146,9 +146,10 @@ def _is_json_container(text: str) -> bool:
 
 
 def _last_line_apart(gold: str) -> Core:
-    """Split a reference answer around its last line, or around the last number in that line.
+    """Split a reference answer into what has to be right and the text before and after that.
 
-    The number is taken if the line has one and is short: no more than LONG_WORDS words.
+    What has to be right is the last line. If that line has a number and is short, no more than
+    LONG_WORDS words, it is only the last number of the line.
     """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line
@@ -222,7 +223,7 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
 
     `others` are reference answers of other rows.
     """
-    wrong = _wrong_answer(core, others, rng)
+    wrong = _wrong_answer(core, others, rng)  # "" if the answer is prose and there are no others
     probes = {
         "enumerated": _enumerated(core, others, rng),
         "format only": _contentless(core),
@@ -282,7 +283,7 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 
 
 def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
-    """The right JSON value in the middle of those of up to MANY `others`.
+    """A list of JSON values: the right one in the middle, around it those of up to MANY `others`.
 
     A scorer that reads only the first or the last one misses it there. `others` are reference
     answers of other rows; those that are not JSON are left out.
@@ -356,6 +357,7 @@ def _with_changed_leaf(value: Any) -> Any:
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str):
+        # With a seed of its own, so that it draws nothing from the random choices of the audit.
         return changed(value, random.Random(0)) if value else "x"
     return 0  # in place of null
 
@@ -400,6 +402,7 @@ def message_probes(
     """
     last_text = _text_of_last(gold)
     other_texts = [_text_of_last(other) for other in others if other]
+    # None: without a text at the end of `gold` only the probes that need none are made.
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:

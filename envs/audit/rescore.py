@@ -63,6 +63,7 @@ def score_again(
     try:
         process = start_process() if answers else None
         for answer in answers:
+            # `score` returns False if the time was up before the answer was judged.
             if time_is_up() or not progress.score(answer, process, time_is_up):
                 why = "the time was up"
                 break
@@ -77,7 +78,7 @@ def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
 
     Args:
         asked: how many answers were to be scored.
-        progress: what was found.
+        progress: what the scoring has shown.
         why: why not all of them were scored; "" if they were.
     """
     changed = progress.changed
@@ -206,10 +207,11 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Score once more an answer whose reward in `second` is not its first one, and add it to
-        `changed`, unless the first reward comes back and the difference is forgiven.
+        """Decide whether an answer has changed: one whose score `second`, by the new process, has
+        another reward than the answer's first. It is scored once more.
 
-        It is forgiven always if `second` failed, but only once if `second` was another reward.
+        If it still differs, it is added to `changed`. If the first reward comes back, it is not
+        added after a `second` that failed; of those with another reward the first one is let pass.
         """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
@@ -217,10 +219,10 @@ class _Progress:
             return
         if second["error"]:
             return
+        # One is let pass, because the first call of a new process may be slow, and score() may have
+        # a time limit of its own.
         if self.cold_start_forgiven:
             self.changed.append(_Changed(answer, second))
-        # Once, because the first call of a new process may be slow, and score() may have a time
-        # limit of its own.
         self.cold_start_forgiven = True
 
 

@@ -64,8 +64,8 @@ def audit(
     Args:
         scorer: an env process.
         rows: stored task rows; taken in a random order given by `seed`.
-        kind: of the environment: single, multi or sft. With sft there is no scorer, so nothing is
-            scored.
+        kind: the environment's kind: single, multi (multi-turn) or sft, which has no scorer, so
+            that nothing is scored.
         budget_s: seconds; at least `LEAST_ROWS` rows are scored, up to `OVERRUN` times as long.
         clock: the time in seconds.
         fresh: starts a scorer that has scored nothing yet; it scores a sample of the answers again.
@@ -304,7 +304,7 @@ def _score_in_order(
 def _score_twice(
     session: _Session, row: _ProbedRow, name: str, first: ScoreReply, is_first_of_audit: bool
 ) -> ScoreReply:
-    """Score an answer once more at once, and count in the findings whether both rewards are equal.
+    """Score an answer again at once, and count in the findings whether both rewards are equal.
 
     Args:
         name: the probe whose answer it is.

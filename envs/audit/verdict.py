@@ -28,7 +28,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
     Args:
         findings: what was measured, on one row at least.
         rows: how many rows the environment has; not all of them need have been scored.
-        seed: of the audit's random choices.
+        seed: the one that the audit made its random choices with.
         seconds: how long the audit took.
     """
     table = _probe_lines(findings)
@@ -94,7 +94,11 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 
 
 def _stability_risks(findings: Findings) -> list[str]:
-    """The names of the risks of a scorer that gives one answer two rewards; [] for none."""
+    """The names of the risks of a scorer that gives one answer two rewards; [] for none.
+
+    It is no risk if it happens to at most the share UNSTABLE of the answers that were scored again,
+    nor, in a new process, if it happens to one of them.
+    """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
         return ["unstable"]
@@ -109,7 +113,8 @@ def _stability_risks(findings: Findings) -> list[str]:
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
     """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
 
-    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises".
+    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises" (scoring failed
+    on more than the share RAISING of a probe's rows).
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):

@@ -54,7 +54,7 @@ def _unknown_template(name: str, template: str) -> EnvProblem:
 
     Args:
         name: what was given.
-        template: the same with underscores, as templates are named.
+        template: what was given, with underscores for hyphens, as in the names of templates.
     """
     close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""

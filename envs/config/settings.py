@@ -75,7 +75,7 @@ def read_settings(folder: Path) -> EnvSettings:
         raise EnvProblem(
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
-    data = _parsed(text)
+    data = _parse_toml(text)
     _refuse_unknown(data, ("params", "secrets", "limits"), text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
@@ -83,8 +83,8 @@ def read_settings(folder: Path) -> EnvSettings:
     return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
-    """The content of a TOML file. Raises EnvProblem ENV_INVALID if `text` is not valid TOML."""
+def _parse_toml(text: str) -> Mapping[str, Any]:
+    """Parse the text of a TOML file. Raises EnvProblem ENV_INVALID if it is not valid TOML."""
     try:
         return tomllib.loads(text)
     # ValueError: a number too long for int(); RecursionError: nested too deep.

@@ -27,8 +27,8 @@ class BadReturn(Exception):
 def serve(requests: int, replies: int, source: Path) -> None:
     """Load the environment and answer requests until the pipe is closed.
 
-    The first line written says either that the environment is ready, with its description, or what
-    is wrong with it; in that case nothing is served.
+    The first line written says that the environment is ready, with its description; or it says what
+    is wrong with the environment, and then nothing is served.
 
     Args:
         requests: file descriptor to read JSON lines from.

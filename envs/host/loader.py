@@ -56,17 +56,19 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
             DATASET_INVALID: a data file or a row in it cannot be read.
     """
     folder = Path(folder)
-    # With an environment.py, it is for that to read the data files.
+    # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:  # a dataset takes no params
-        return _guarded(
+        return _call_user_code(
             lambda: DatasetEnv(*files), folder, what="reading the data", code="DATASET_INVALID"
         )
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
-    env = _guarded(lambda: entry(**params), folder, what="load_environment()", code="ENV_IMPORT")
+    env = _call_user_code(
+        lambda: entry(**params), folder, what="load_environment()", code="ENV_IMPORT"
+    )
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
         raise _problem_at(entry, folder, message, hint)
@@ -93,7 +95,7 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     task; the message names the first bad one. `folder` is used to give its place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
-    tasks = _called_tasks(env, folder)
+    tasks = _call_tasks(env, folder)
     rows = []
     index_of_id = {}
     needs_answer = kind_of(env) == "sft"
@@ -107,21 +109,21 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     return rows
 
 
-def _called_tasks(env: Env, folder: Path) -> list[Any]:
-    """What `env.tasks()` returns, as a list of 1 to MAX_TASKS items of any type.
+def _call_tasks(env: Env, folder: Path) -> list[Any]:
+    """Call `env.tasks()`; returns a list of 1 to MAX_TASKS items, which may be of any type.
 
     Raises EnvProblem ENV_INVALID if it raises or returns anything else; `folder` is used to give
     the place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
-    returned = _guarded(env.tasks, folder, what="tasks()", code="ENV_INVALID")
+    returned = _call_user_code(env.tasks, folder, what="tasks()", code="ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
             source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
-    # A generator runs the author's code only now, so this too is guarded by `_guarded`.
-    tasks = _guarded(lambda: list(returned), folder, what="tasks()", code="ENV_INVALID")
+    # A generator runs the author's code only now, while its items are taken.
+    tasks = _call_user_code(lambda: list(returned), folder, what="tasks()", code="ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -224,7 +226,7 @@ def _import(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["environment"] = module  # a dataclass in the file looks its module up there
     loader = spec.loader
-    _guarded(lambda: loader.exec_module(module), folder, what=ENTRY, code="ENV_IMPORT")
+    _call_user_code(lambda: loader.exec_module(module), folder, what=ENTRY, code="ENV_IMPORT")
     return module
 
 
@@ -338,7 +340,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
-    """Whether a function with this signature can be called with so many positional arguments."""
+    """Whether a function with this signature can be called with as many positional arguments as
+    `arguments` names."""
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -368,7 +371,11 @@ def task_problem(
 
 
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
-    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong."""
+    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong.
+
+    `needs_answer`: whether the task must have an answer, or a preference (a better and a worse
+    answer), to learn from.
+    """
     answer = task.answer_messages
     if needs_answer and not answer and not task.preference:
         return (
@@ -393,7 +400,7 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
     return None
 
 
-def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
+def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
     """Return `call()`; whatever user code raises in it becomes an EnvProblem with file and line.
 
     Args:
@@ -418,7 +425,8 @@ def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any
 
 
 def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
-    """The problem ENV_DEPS of an import that found no such package, with its place in `folder`."""
+    """The problem ENV_DEPS for an import of a package that is not installed. It names file and line
+    of the import, if that stands in `folder`, the environment's folder."""
     file, line = where(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(

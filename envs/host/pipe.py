@@ -36,6 +36,7 @@ BOX = "honesmith-env-"  # begins the names of private folders
 STALE_SECONDS = 60.0  # a private folder may stand unlocked for so long
 ERROR_CHARS = 2000  # of an error that the environment reports
 TAIL_CHARS = 300  # of the last output, in the message
+CAUSE_CHARS = 300  # of why the env process was lost, in the message
 PARENT = Path(__file__).resolve().parent / "sandbox_parent.py"
 
 
@@ -139,9 +140,11 @@ class Pipe:
     def _start(
         self, launch: Launch, child_lifeline: int, variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the parent, and close the ends of the pipes that belong to the env process.
+        """Start the parent process, which runs user code in a child of its own, and close the ends
+        of the pipes that it has inherited.
 
-        Raises EnvProblem ENV_IMPORT if the interpreter does not start; all ends are closed then.
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start; our own ends are closed too
+        then.
         """
         try:
             return _start_parent(launch, child_lifeline, variables)
@@ -349,19 +352,20 @@ class Pipe:
             raise Fault(message, timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
-        """The message of the error for a parent process that ended without a last message.
+        """The message of the error for an env process that ended without a last message.
 
-        It gives the last line of the parent's standard error, where a broken interpreter says what
-        is wrong, or the exit status if nothing was printed. For example "the env process was lost
-        during score() (exit status -9)".
+        It gives the last line that `parent`, the process that ran it, wrote to standard error,
+        where a broken interpreter says what is wrong; or the exit status if nothing was written.
+        For example "the env process was lost during score() (exit status -9)".
         """
         output = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.parent.wait(1.0)  # it has closed its end of the pipe, so it is about to exit
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
+            # Seconds; it has closed its end of the pipe, so it is about to exit.
+            self.parent.wait(1.0)
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
-        return f"the env process was lost during {doing} ({cause[:TAIL_CHARS]})"
+        return f"the env process was lost during {doing} ({cause[:CAUSE_CHARS]})"
 
 
 def _start_parent(
@@ -437,8 +441,8 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     out of memory".
 
     Args:
-        ending: the parent's last message: `code` (exit status), `signal` (0 if no signal killed the
-            process) and `tail` (its last output).
+        ending: what the process that watched it sent last: `code` (its exit status), `signal` (0 if
+            no signal killed it) and `tail` (its last output).
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()

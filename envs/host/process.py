@@ -348,7 +348,7 @@ class Episode:
         """
         with self.process._lock:
             if self._state_is_in_process():
-                with contextlib.suppress(Fault):
+                with contextlib.suppress(Fault):  # it failed, and is ended with its state
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
@@ -438,7 +438,8 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    if scored is not (kind != "sft"):  # `is not`, since 1 equals True and is no bool
+    # All kinds but sft are scored. `is not`, because 1 would equal True.
+    if scored is not (kind != "sft"):
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )

@@ -23,9 +23,7 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """Args:
-        secrets: (name, value) pairs; a name may occur with several values.
-        """
+        """`secrets` are (name, value) pairs; a name may occur with several values."""
         self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
             for encoded in _encodings(value):
@@ -92,7 +90,7 @@ def _bytes_of(value: str) -> bytes:
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """Yields strings of which one occurs in the base64 encoding of any data that contains `raw`.
+    """Yields strings, one of which occurs in the base64 encoding of any data that contains `raw`.
 
     Base64 turns three bytes into four characters, so the encoding of `raw` depends on where it
     begins: at the first, second or third byte of such a group. For each of the three this yields

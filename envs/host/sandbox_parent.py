@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 
 
-def _register() -> None:
-    """Make the package `envs` importable, and nothing else that lies in the same folder."""
+def _import_envs() -> None:
+    """Import the package `envs` alone: the folder that it lies in does not go onto `sys.path`, so
+    nothing else in that folder can be imported."""
     folder = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -38,7 +39,7 @@ def _register() -> None:
 
 
 if __name__ == "__main__":
-    _register()
+    _import_envs()
 
 from envs.config.problem import EnvProblem  # noqa: E402
 from envs.host import child  # noqa: E402
@@ -66,7 +67,7 @@ class Log:
     """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
-        self.cap = cap
+        self.cap = cap  # bytes that the file may have
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
         self.tail = b""  # the last output, at most TAIL bytes
@@ -130,7 +131,7 @@ def main() -> None:
     # Never closed: the lock says that the folder is in use for as long as this process lives.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
-        _fill(box, launch.source)
+        _fill_box(box, launch.source)
         _report_ending(launch.replies, _run_to_end(launch, box, spaces))
     finally:
         _kill_descendants(group=0)
@@ -145,7 +146,7 @@ def _report_ending(replies: int, ending: dict[str, object]) -> None:
         os.write(replies, b"\n" + json.dumps(message).encode() + b"\n")
 
 
-def _fill(box: Path, source: str) -> None:
+def _fill_box(box: Path, source: str) -> None:
     """Put into the private folder `box` what the child works with: a copy of the environment's
     folder `source`, a folder to write to, and the file that it must not be able to read."""
     # A copy: user code can neither change the stored version nor needs to reach into the home.
@@ -166,7 +167,8 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     output_reader, output_writer = os.pipe()
     status_reader, status_writer = os.pipe()
     pid = _fork_child(launch, box, spaces, output_writer, status_writer)
-    # The child has its own copies. Of these here, the writers would hide the end of its output.
+    # The child has its own copies. A pipe ends only when nobody can write to it any more, so a
+    # writer that stays open here would hide the end of the child's output.
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
@@ -326,7 +328,7 @@ def _run_child(
         confinement = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
-        if os.getppid() != parent:  # it died before that was set
+        if os.getppid() != parent:  # the parent died before that was set
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
@@ -499,7 +501,7 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     for _ in range(max_reads):
         try:
             data = os.read(output, 1 << 16)
-        except BlockingIOError:
+        except BlockingIOError:  # nothing more for now
             return True
         if not data:
             return False

@@ -77,7 +77,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
     if uid is not None:
         # Before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
-        os.setgroups([])
+        os.setgroups([])  # none of root's groups
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         measures += [f"processes {limits.processes}", "own uid"]
@@ -138,8 +138,8 @@ def _expose(folders: set[Path], box: Path) -> bool:
     """Make `folders` and `box` reachable for every uid, in a new mount namespace.
 
     Each private folder above them is covered by an empty file system, and only `folders` and `box`
-    are mounted again inside it. Returns False if the kernel does not allow that or it was not
-    enough; the mounts are then as before.
+    are mounted again inside it. Returns False if the kernel does not allow that, or if they cannot
+    be reached all the same; the mounts are then as before.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -151,6 +151,7 @@ def _expose(folders: set[Path], box: Path) -> bool:
     covered: list[Path] = []
     is_exposed = False
     try:
+        # This mounts nothing: mounts made from here on stay in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _cover_private_parents(unreachable, covered)
         _mount_again(descriptors)
@@ -185,16 +186,20 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
-    """Cover the private folders above `paths` by empty file systems; append each to `covered`.
+    """Mount an empty file system, which every user may enter, over each private folder above
+    `paths`. That hides what the folder holds, `paths` included; the caller mounts these again
+    inside it, where every user can then reach them.
 
-    A private folder inside one that is covered needs no cover of its own. Raises OSError.
+    Private is a folder that other users may not enter. Each covered folder is appended to
+    `covered`. Raises OSError if the kernel refuses a mount.
     """
-    # Others may not enter them.
+    enter_bit = 0o001  # "x" for others, in the mode of a folder
     private_folders = {
-        parent for path in paths for parent in path.parents if not parent.stat().st_mode & 0o001
+        parent for path in paths for parent in path.parents if not parent.stat().st_mode & enter_bit
     }
     for private in sorted(private_folders):  # outer ones first
-        if not any(above in private.parents for above in covered):
+        is_hidden = any(outer in private.parents for outer in covered)  # and so needs no cover
+        if not is_hidden:
             kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
             covered.append(private)
 

@@ -37,7 +37,7 @@ def call(number: int, *arguments: object) -> int:
     """Make the system call `number` and return its result, which is 0 or more.
 
     Args:
-        number: of the call on this machine.
+        number: the number that the call has on this machine.
         arguments: ints are passed as C longs, ctypes values as they are.
 
     Raises:

@@ -44,7 +44,8 @@ def restrict(
     """Restrict this process and its future children, for good.
 
     They may use only these paths, have TCP only with `network`, and cannot send signals to
-    processes outside. What the ABI of this kernel does not know stays unrestricted.
+    processes outside. What this kernel's version of Landlock (its ABI) does not know stays
+    unrestricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
@@ -57,7 +58,8 @@ def restrict(
     Raises:
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
-    version = kernel.call(_CREATE, 0, 0, _VERSION)  # with this flag it makes no ruleset
+    # With this flag the call makes no ruleset, but returns the version.
+    version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _file_rights(version)
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)
@@ -69,7 +71,7 @@ def restrict(
         if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
                 _allow_port(ruleset, port)
-        kernel.call(_RESTRICT, ruleset, 0)
+        kernel.call(_RESTRICT, ruleset, 0)  # 0: no flags
     finally:
         os.close(ruleset)
     return version
@@ -77,7 +79,7 @@ def restrict(
 
 def _file_rights(version: int) -> int:
     """The rights on files that this version of Landlock knows, as bits."""
-    rights = _FIRST
+    rights = _FIRST  # those of version 1
     if version >= 2:
         rights |= _REFER
     if version >= 3:

@@ -21,16 +21,16 @@ _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 def enter(network: bool) -> bool:
     """Put the future children of this process, and as far as possible itself, into new namespaces.
 
-    The process must have a single thread. Returns False if that is not allowed; nothing has changed
-    then.
+    The process must have a single thread. Returns False if the kernel does not allow it; then
+    nothing has changed.
 
     Args:
         network: True keeps the machine's network; False gives them an empty one.
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
-        # A forked process tries it first. If only the first step worked here, this process would be
-        # stuck in a user namespace in which its own uid is unknown.
+        # A forked process tries it first. It takes several steps: if only the first worked in this
+        # process, it would be stuck in a user namespace in which its own uid is unknown.
         return _can_enter_as_user(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
@@ -161,6 +161,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
+        # This mounts nothing: mounts made from here on stay in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC

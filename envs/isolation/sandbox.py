@@ -163,7 +163,7 @@ def close(
     holds += _measures(test, spaces)
     has_no_network = offline or (test.calls_refused and not limits.network)
     holds.append("no network" if has_no_network else "network open")
-    gaps = [*_gaps_found(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
+    gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
 
 
@@ -214,13 +214,13 @@ def _level(test: _SelfTest, spaces: str) -> str:
     return FULL if spaces else NO_NAMESPACES
 
 
-def _gaps_found(
+def _gaps_shown(
     test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
 ) -> list[str]:
-    """The gaps that the self-test has found: what user code can still do, in words.
+    """The gaps that the self-test has shown: what user code can still do, in words.
 
     Args:
-        test: what the self-test has shown.
+        test: the result of the self-test; `escaped` holds what it could do all the same.
         hidden: folders that must not be readable.
         uid: the uid this process changed to, None if it kept its user.
         offline: whether its network namespace is empty.
@@ -290,6 +290,8 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
+    # In namespaces of our own /dev/shm is private. A private /proc, which is mounted after it,
+    # shows that the kernel allowed that mount too.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     with contextlib.suppress(OSError):
@@ -318,9 +320,9 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
     """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
 
-    It may start wherever the kernel confines it. If only the limits on memory, processes and so on
-    hold it (the level LIMITS), it must not if the owner requires more, or if it would run as root
-    and the owner has not allowed that.
+    User code may start wherever the kernel confines it. If only limits on memory, processes and so
+    on hold it (the level LIMITS), it must not start where the owner of the machine requires more,
+    nor as root unless the owner has allowed that.
 
     Args:
         confinement: what confines this process.
@@ -373,7 +375,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 
 def _can_write(box: Path) -> bool:
-    """Whether this process can make a file in `box` or truncate the file CANARY there."""
+    """Whether this process can make a file in the folder `box` or truncate the file CANARY there,
+    although it should be able to do neither."""
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True

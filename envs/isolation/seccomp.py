@@ -188,16 +188,16 @@ def _refused_numbers(
     """
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:
-        refused.update(_SIGNALS, ["pidfd_open"])
+        refused.update(_SIGNALS, ["pidfd_open"])  # through a pidfd signals can be sent too
     if not processes:
         refused.update(_PROCESSES)
     if not truncate:
-        refused.update(["truncate", "creat"])
+        refused.update(["truncate", "creat"])  # both truncate the file at a path
     return {numbers[name] for name in refused if name in numbers}
 
 
 def _refusals(refused_numbers: set[int]) -> _Lines:
-    """Instructions that refuse these calls whatever their arguments."""
+    """Instructions that refuse the system calls with these numbers, whatever their arguments."""
     lines: _Lines = []
     for number in sorted(refused_numbers):
         lines += [(_JEQ, 0, 1, number), _REFUSE]  # 0, 1: for any other call `_REFUSE` is skipped
@@ -275,7 +275,7 @@ def _socket_rule(number: int, network: bool) -> _Lines:
     return _for_call(
         number,
         [
-            _load_argument(0),
+            _load_argument(0),  # the address family
             (_JEQ, 2, 0, _INTERNET[0]),
             (_JEQ, 1, 0, _INTERNET[1]),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
@@ -289,8 +289,8 @@ def _clone_rule(number: int, processes: bool) -> _Lines:
 
     New namespaces are refused; without `processes` only threads are allowed.
     """
-    # The flags are argument 0 on both machines. Each line: operation, lines to skip if it is true,
-    # lines to skip if it is false, value.
+    # The flags are argument 0 on both machines. Each line: operation (_JSET: whether one of the
+    # bits is set), lines to skip if it is true, lines to skip if it is false, value.
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     if processes:
         body += [_PERMIT, _REFUSE]

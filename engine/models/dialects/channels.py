@@ -99,7 +99,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
             contents.append(part.text)
             continue
         try:
-            # A message to a tool without such a mark is a fault, which reading at 0 raises.
+            # A message to a tool that holds no such mark is a fault: read from 0, it raises it.
             calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))
@@ -107,7 +107,8 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
-    """Every `<atem:invoke>` from `at` on. Raises Malformed."""
+    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`; the
+    first begins at `at`. Raises Malformed."""
     calls: list[FoundCall] = []
     while at >= 0:  # -1 after the last one
         call, at = tagged_call(text, at, _ATEM_NAME, _ATEM_ARGUMENT, tools)
@@ -149,18 +150,22 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
-    """The reader of a family that writes its thoughts as messages of their own, which `is_thought`
-    recognises. A thought that was cut short counts as well. No prompt of such a family opens a
-    thought, so `_opened` is ignored."""
+def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
+    """The reader of thoughts for a family that writes them as messages of their own.
+
+    `is_thought` tells such a message from others. A thought that was cut short counts as well. No
+    prompt of such a family opens a thought, so `_opened` (whether the prompt did) is ignored.
+    """
 
     def take_off(text: str) -> tuple[str | None, str]:
+        """Split a reply into (its thoughts, the other messages); (None, the reply) without any."""
         parts = _parts(text)
         thoughts = [part.text.strip() for part in parts if is_thought(part)]
         rest = "".join(part.source for part in parts if not is_thought(part))
         return ("\n".join(thoughts), rest) if thoughts else (None, text)
 
     def spans(text: str, _opened: bool) -> list[Span]:
+        """(start, end) of each thought in a reply, in characters."""
         thoughts = [part for part in _parts(text) if is_thought(part)]
         return [(part.start, part.start + len(part.text)) for part in thoughts]
 
@@ -168,6 +173,6 @@ def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
 
 
 # The channel `analysis`; where it names a recipient, it is a call.
-HARMONY_THOUGHTS = _thoughts(lambda part: part.channel == "analysis" and not part.recipient)
+HARMONY_THOUGHTS = _thought_reader(lambda part: part.channel == "analysis" and not part.recipient)
 # What the model writes to itself.
-MUSE_THOUGHTS = _thoughts(lambda part: part.recipient == "self")
+MUSE_THOUGHTS = _thought_reader(lambda part: part.recipient == "self")

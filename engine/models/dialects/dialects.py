@@ -61,7 +61,7 @@ DIALECTS = (
     Dialect("llama", json_calls.llama, ("<|python_tag|>",)),
     Dialect("pythonic", python_calls.pythonic, ("<|python_start|>",)),
 )
-_BEGINS_SOMETHING = re.compile(r"[<\[{]")  # a mark, a list or an object
+_MAY_BEGIN_CALL_OR_THOUGHT = re.compile(r"[<\[{]")  # a mark, a list or an object
 _QUESTION = "What is the weather?"
 _CALL = FoundCall("get_weather", {"city": "Bern", "days": 3})
 _TOOL: ToolSchema = {
@@ -136,7 +136,7 @@ class ReplyReader:
         """
         if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
-        return _BEGINS_SOMETHING.split(text, maxsplit=1)[0] if tools else text
+        return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
         """A call in OpenAI's form; its id is the model's own, or made of `number`, its place among
@@ -164,8 +164,9 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     dialect = _first_that_reads(_written_turns(chat), by_tags)
-    # A template without <tool_call> writes no calls as Hermes does: `ChatFormat` put that call into
-    # the content. Then the marks in the template say more about the model.
+    # Hermes' form is also the one in which `ChatFormat` writes a call into the content where the
+    # template writes no calls. So without <tool_call> in the template it says nothing of the model,
+    # and the marks in the template say more.
     if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
         dialect = _first_with_mark(source)
     return ReplyReader(dialect, dialect.thoughts or by_tags)
@@ -184,7 +185,8 @@ def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) ->
 
 
 def _first_with_mark(source: str) -> Dialect:
-    """The first dialect of which a template has a mark in its source; Hermes if none has."""
+    """The first dialect that has one of its marks in the source of a chat template; Hermes if none
+    has."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
             return dialect
@@ -192,7 +194,8 @@ def _first_with_mark(source: str) -> Dialect:
 
 
 def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: str) -> bool:
-    """Whether a dialect reads from an assistant turn the call `_CALL`, and nothing else."""
+    """Whether a dialect reads the call `_CALL` from an assistant's turn, and no other call.
+    `thoughts` takes the reasoning off the turn first."""
     _, rest = thoughts.take_off(turn)
     parsed = dialect.calls(rest, [_TOOL])
     calls = [(call.name, call.arguments) for call in parsed.calls]
@@ -200,28 +203,34 @@ def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: s
 
 
 def _written_turns(chat: ChatFormat) -> list[str]:
-    """How the template writes a turn with `_CALL`, once with its arguments as an object and once as
-    JSON text. A form that the template refuses is left out."""
-    argument_forms = (_CALL.arguments, json.dumps(_CALL.arguments))
-    turns = [_written_turn(chat, {"name": _CALL.name, "arguments": a}) for a in argument_forms]
+    """The assistant's turn with the call `_CALL`, as the chat template writes it: from arguments
+    given as an object, and from the same as JSON text, because a template may read only one of
+    these. A turn that the template refuses to write is left out."""
+    object_form = {"name": _CALL.name, "arguments": _CALL.arguments}
+    text_form = {"name": _CALL.name, "arguments": json.dumps(_CALL.arguments)}
+    turns = [_written_turn(chat, object_form), _written_turn(chat, text_form)]
     return [turn for turn in turns if turn is not None]
 
 
 def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
-    """The assistant turn with one call, up to its end; None where the template refuses it."""
-    user: ChatMessage = {"role": "user", "content": _QUESTION}
+    """The assistant's turn with one call, as the chat template writes it: the text before the token
+    that ends the turn. None if the template refuses it.
+
+    `function` holds the name and the arguments of the call.
+    """
+    question: ChatMessage = {"role": "user", "content": _QUESTION}
     call = {"id": "call00001", "type": "function", "function": function}
-    turn: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
+    message: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        prompt = chat.text([user], [_TOOL], prompt=True)
-        closed = chat.text([user, turn], [_TOOL], prompt=False)
+        prompt = chat.text([question], [_TOOL], prompt=True)
+        whole = chat.text([question, message], [_TOOL], prompt=False)
     except (TemplateError, UserError):
         return None
-    if closed.startswith(prompt):
-        return _up_to_last(closed[len(prompt) :], chat.stop_texts)
-    # A finished turn begins in another way than the prompt opens it, so it is taken from the end of
-    # the question on.
-    return _up_to_last(closed.rpartition(_QUESTION)[2], chat.stop_texts)
+    if whole.startswith(prompt):
+        return _up_to_last(whole[len(prompt) :], chat.stop_texts)
+    # The template opens a finished turn in another way than the prompt does, so here the turn is
+    # what follows the question.
+    return _up_to_last(whole.rpartition(_QUESTION)[2], chat.stop_texts)
 
 
 def _up_to_last(text: str, stops: Sequence[str]) -> str:

@@ -20,10 +20,11 @@ _NAME = re.compile(r"\s*call:([^\s{]+)")
 
 
 def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """The calls of a reply. The mark that asks for their answers is left out of the content."""
+    """The calls of a reply as Gemma writes them: `<|tool_call>call:name{a:1}<tool_call|>`."""
     parsed = between_marks(text, "<|tool_call>", "<tool_call|>", _read_call)
-    if not parsed.calls and not parsed.faults:
+    if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
+    # After its calls the model opens the message with their results, which is no content.
     content = parsed.content.removesuffix("<|tool_response>").rstrip()
     return Found(content, parsed.calls, parsed.faults)
 

@@ -31,13 +31,13 @@ def hermes(text: str, _tools: Sequence[ToolSchema]) -> Found:
 def phi(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`<|tool_call|>` and a call or a list of calls, then `<|/tool_call|>` (Phi-4-mini) or nothing
     (Granite 3)."""
-    return between_marks(text, "<|tool_call|>", "", _json_list_and_mark)
+    return between_marks(text, "<|tool_call|>", closing="", body=_json_list_and_mark)
 
 
 def mistral(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]name[ARGS]{...}` once for
     each call, with `[CALL_ID]id` in between in some versions."""
-    return between_marks(text, "[TOOL_CALLS]", "", _mistral_body)
+    return between_marks(text, "[TOOL_CALLS]", closing="", body=_mistral_body)
 
 
 def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
@@ -45,7 +45,7 @@ def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
     `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
     fence of JSON (V3, R1), or `name<｜tool▁sep｜>{...}` (V3.1), then `<｜tool▁call▁end｜>`."""
     parsed = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
-    if not parsed.calls and not parsed.faults:
+    if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
     content = parsed.content
     for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
@@ -113,7 +113,8 @@ def _json_call(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`: a list of objects, or one object."""
+    """The calls at `at`, a list of objects or one object, and the position after them. Raises
+    Malformed, also for an empty list."""
     value, at = json_value(text, at)
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -122,7 +123,8 @@ def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`: a list of objects or one, and the closing mark if it is there."""
+    """The calls at `at`, a list of objects or one object, and the position after them, or after the
+    closing mark if one follows. Raises Malformed."""
     calls, at = _json_list(text, at)
     closing = "<|/tool_call|>"
     next_at = skip_space(text, at)
@@ -149,7 +151,8 @@ def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _mistral_call_id(text: str, at: int) -> tuple[str, int]:
-    """The id of a call, if one stands at `at`, and the position after it; "" if there is none."""
+    """The id of a call that stands at `at`, and the position after it; ("", `at`) if there is none.
+    Raises Malformed for the mark of an id without an id."""
     if not text.startswith("[CALL_ID]", at):
         return "", at
     id_match = _NAME.match(text, at + len("[CALL_ID]"))

@@ -55,7 +55,8 @@ def python_calls(body: str, text: str) -> Found:
 
 
 def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A call or a list of calls, and the position after it. Raises Malformed."""
+    """The calls at `at`, one or a list of them in brackets, and the position after them. Raises
+    Malformed, also for an empty list."""
     at = skip_space(text, at)
     if not text.startswith("[", at):
         call, at = _call(text, at)

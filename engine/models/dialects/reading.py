@@ -169,8 +169,8 @@ def arguments_from(value: object, name: str) -> JsonObject:
 
 
 def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object]:
-    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} where
-    `tools` has no such tool or none of its parameters."""
+    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} if there
+    is no such tool in `tools`, or its schema names no parameters."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == name:
@@ -183,8 +183,9 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 def typed(text: str, schema: object) -> object:
     """The value that a plain text stands for, where a dialect writes texts without quotes.
 
-    The schema of the parameter decides: "75001" is a text or a number. Without a schema, what reads
-    as JSON, or as Python's True, False or None, is that value, and everything else is text.
+    The schema of the parameter decides whether "75001" is a text or a number. Without a schema,
+    text that is valid JSON, or Python's True, False or None, stands for that value, and all other
+    text for itself.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
@@ -195,14 +196,15 @@ def typed(text: str, schema: object) -> object:
     value_types = {_type_of(value)}
     if _is_number(value):  # an integer is a number too
         value_types.add("number")
+    # The schema allows a text, and no value of this type.
     if "string" in allowed_types and not value_types & allowed_types:
         return text
     return value
 
 
 def _types(schema: object) -> set[str]:
-    """The names of the types that a schema allows: of its type, of its choices, else of the values
-    it lists; empty where it has none of these."""
+    """The names of the types that a schema allows: those in its `type`, `anyOf` and `oneOf`, or
+    else those of the values in its `enum`. Empty if it has none of these."""
     if not isinstance(schema, dict):
         return set()
     declared = schema.get("type")

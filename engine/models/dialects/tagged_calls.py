@@ -79,8 +79,11 @@ def tagged_call(
 def _arguments(
     text: str, at: int, pattern: re.Pattern[str], schemas: Mapping[str, object]
 ) -> tuple[JsonObject, int]:
-    """The arguments that `pattern` matches from `at` on, one after the other, and the position
-    after the last. `schemas` say what type the value of each name has."""
+    """The arguments that stand one after the other from `at` on, and the position after the last.
+
+    `pattern` matches one argument: its group 1 is the name, group 2 the value. `schemas` says by
+    name what type a value has.
+    """
     arguments: JsonObject = {}
     while argument := pattern.match(text, at):
         key = argument.group(1).strip()

@@ -145,6 +145,7 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "vocab_size": facts.vocab,
     }
     sizes |= _rope_scaling(rope, facts.max_positions)
+    # Some models name a window in their config.json and do not use it.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
@@ -233,7 +234,8 @@ def _gguf_name(name: str) -> str:
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
+    """The type in which a tensor of this shape is stored. It is that of `kind` (one of KINDS), but
+    float32 for a vector, and float16 where a row does not divide into the blocks of that type."""
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
@@ -244,7 +246,8 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Add the description of a tensor, whose values are written later."""
+    """Add the description of a tensor, whose values are written later; `storage` is the type that
+    they are stored in."""
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)

@@ -113,11 +113,12 @@ def _move_into_place(finished: Path, folder: Path) -> None:
 
 def _open(file: Path) -> "GGUFReader":
     """A reader of the GGUF file. Raises NotImportable if the file is damaged or big-endian."""
-    # Imported late, as in `_file_type_name`.
+    # Imported late, so that control processes can read this module's names without numpy.
     from gguf import GGUFReader  # noqa: PLC0415
 
     try:
         reader = GGUFReader(file)
+    # Whatever the package raises for a file that is cut short or of another kind.
     except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
         raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
     if reader.byte_order == "S":  # swapped
@@ -170,7 +171,7 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text at `key`. Raises NotImportable if it is missing and there is no default."""
+        """The text at `key`, or `default` if there is none; without one raises NotImportable."""
         value = self.get(key)
         if isinstance(value, str):
             return value

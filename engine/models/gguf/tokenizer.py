@@ -38,8 +38,9 @@ _QWEN2 = (
 _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
-def _split(pattern: str) -> PreTokenizer:
-    """Words by a regular expression, then bytes as characters."""
+def _words_by_pattern(pattern: str) -> PreTokenizer:
+    """The rule that cuts text into words by the regular expression `pattern`, and then writes each
+    byte of a word as one character, as GPT-2 does."""
     return pre.Sequence(
         [
             pre.Split(Regex(pattern), behavior="isolated"),
@@ -49,7 +50,7 @@ def _split(pattern: str) -> PreTokenizer:
 
 
 def _single_digits() -> PreTokenizer:
-    """GPT-2's words, with every digit alone."""
+    """The rule that makes each digit a word, and cuts the rest into words as GPT-2 does."""
     return pre.Sequence(
         [
             pre.Digits(individual_digits=True),
@@ -61,9 +62,9 @@ def _single_digits() -> PreTokenizer:
 # By the name that the file gives (llama.cpp's convert_hf_to_gguf.py).
 PRE_TOKENIZERS = {
     "smollm": _single_digits,  # SmolLM, SmolLM2
-    "qwen2": lambda: _split(_QWEN2),  # Qwen2, 2.5, 3
-    "deepseek-r1-qwen": lambda: _split(_QWEN2),
-    "llama-bpe": lambda: _split(_LLAMA3),  # Llama 3, 3.1, 3.2
+    "qwen2": lambda: _words_by_pattern(_QWEN2),  # Qwen2, 2.5, 3
+    "deepseek-r1-qwen": lambda: _words_by_pattern(_QWEN2),
+    "llama-bpe": lambda: _words_by_pattern(_LLAMA3),  # Llama 3, 3.1, 3.2
     "gpt-2": lambda: pre.ByteLevel(add_prefix_space=False, use_regex=True),
 }
 NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first

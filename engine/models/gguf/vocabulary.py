@@ -33,9 +33,9 @@ class NotExportable(ValueError):
 def read(folder: Path, rows: int) -> JsonObject:
     """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
 
-    `rows`: of the embedding matrix; an id below it that has no token gets a placeholder. Raises
-    NotExportable if the tokenizer's rule has no name in GGUF, UserError MODEL_UNSUPPORTED if a file
-    cannot be read.
+    `rows` is the number of rows of the embedding matrix; an id below it that has no token gets a
+    placeholder. Raises NotExportable if GGUF has no name for the rule by which the tokenizer cuts
+    words, UserError MODEL_UNSUPPORTED if a file cannot be read.
     """
     state = model_files.load_json(folder / "tokenizer.json")
     model = state.get("model") or {}
@@ -85,7 +85,8 @@ class _Vocabulary:
         return [self._type_of(token_id) for token_id in range(self.rows)]
 
     def _type_of(self, token_id: int) -> int:
-        """GGUF's type of the token with this id."""
+        """GGUF's type of the token with this id; _UNUSED for an id without a token, which only
+        fills a row of the embedding matrix."""
         if token_id not in self.texts:
             return _UNUSED
         if token_id not in self.added:
@@ -143,6 +144,7 @@ def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
     merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
+    # Llama 2 writes a mark for each space (Replace), and one before the text (Prepend).
     step_types = [step.get("type") for step in steps]
     if step_types not in (["Prepend", "Replace"], ["Replace"]):
         raise NotExportable(f"its tokenizer prepares text by {step_types}")

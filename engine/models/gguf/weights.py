@@ -169,9 +169,10 @@ def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
-    """The number of heads by which llama.cpp reordered the rows of a layer's `part`; 0 if it did
-    not."""
-    # Only for llama does it rotate a row with its neighbour; elsewhere with the row half a head on.
+    """The number of heads in the rows of a layer's `part` (GGUF's name of a projection), if
+    llama.cpp stores these rows in another order than transformers; 0 if it does not."""
+    # Rotary positions turn two rows together. In models of the type llama, llama.cpp puts them side
+    # by side; in all others they stand half a head apart, as in transformers.
     if config["model_type"] != "llama":
         return 0
     counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
