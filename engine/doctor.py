@@ -291,7 +291,7 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     Args:
         liger: the version of the Liger kernels, which the extra `gpu` installs; "" for none.
     """
-    chosen = os.environ.get(KERNELS, "")
+    chosen = os.environ.get(KERNELS, "")  # what the user demands; "" leaves it to us
     if machine.device.kind == "cpu" or chosen == "torch":
         return "torch"
     if chosen == "compiled":

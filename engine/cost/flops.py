@@ -221,6 +221,7 @@ class SamplingPlan:
         answer_tokens = self.env.answers  # of each reference answer, all its turns together
         if not answer_tokens:
             return self.limits.max_tokens / 2
+        # The level "low" has as many turns as the reference answers.
         return _mean(list(answer_tokens)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
@@ -285,7 +286,7 @@ class Plan:
     @cached_property
     def sampling(self) -> SamplingPlan:
         """How the run samples its rollouts and the answers of its evaluations."""
-        unknown_prompt = self.settings.max_length / 4  # a guess
+        unknown_prompt = self.settings.max_length / 4  # tokens; a guess, if no prompt was counted
         return SamplingPlan(
             self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
         )
@@ -544,8 +545,9 @@ def tokens_at_once(
         kind: of the device, cpu or cuda.
         memory: bytes of the device.
     """
-    # Numbers that the backward pass needs of a token: in each layer, or with checkpointing in about
-    # two of them, and outside the layers.
+    # Float32 numbers that are kept of a token for the backward pass: in each layer, or with
+    # checkpointing in about two of them, and outside the layers. 18 and 5 were counted in the
+    # forward pass that keeps most.
     floats_per_layer = 18 * hidden + 5 * intermediate
     kept_layers = 2 if checkpointing else layers
     activation_bytes = 4 * (kept_layers * floats_per_layer + 4 * hidden)

@@ -207,7 +207,7 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
         speed["layer_decode_s"] = probe["decode_step_s"] / probe["layers"]
         speed["layer_update_s"] = probe["update_s"] / probe["layers"]
-    # The start of a run takes about as long: it imports less, but also starts an environment.
+    # A run is assumed to start as fast as the probe: it imports less, but starts an environment.
     if "startup_s" in probe:
         speed["startup_s"] = probe["startup_s"]
     return speed

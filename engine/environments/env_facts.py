@@ -552,12 +552,13 @@ class _RowTokens:
 
 
 def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
-    """SFT learns only from rows with an answer; a template may make several rows of one answer."""
+    """The tokens of the rows that SFT trains on. Only tasks with an answer become rows; the chat
+    template may split the conversation of one task into several."""
     loss_on, max_length = settings.loss_on, settings.max_length
-    answered = [row for row in facts.lengths if row.turns]
-    rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
+    answered = [task for task in facts.lengths if task.turns]
+    rows = [row for task in answered for row in task.rows if row.trained(loss_on)]
     return _RowTokens(
-        prompts=[row.prompt for row in answered],
+        prompts=[task.prompt for task in answered],
         totals=[row.length for row in rows],
         targets=[supervised(row, loss_on) for row in rows],
         dropped=sum(1 for row in rows if supervised(row, loss_on, max_length) == 0),

@@ -246,12 +246,13 @@ def as_user_error(problem: EnvProblem) -> UserError:
 def _reinstall_packages(draft: Draft) -> None:
     """Install the packages of a stored version again if its interpreter is gone.
 
-    Raises UserError ENV_DEPS as `_interpreter` does.
+    Raises UserError ENV_DEPS if they could not be installed in the time of the push.
     """
+    record = registry.read_version(draft.home, draft.name, draft.hash)
     try:
-        registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
+        registry.env_python(record)  # raises where the interpreter is gone
     except UserError as error:
-        if error.code != "ENV_DEPS":  # this code says that the interpreter is gone
+        if error.code != "ENV_DEPS":
             raise
         _interpreter(draft, install=True)
 
@@ -332,7 +333,11 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 
 
 def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
-    """The content of env.json, with secrets hidden in the texts of the environment."""
+    """The content of env.json, from the `draft` to store and from what its code showed when it was
+    run (`played`). Secrets are hidden in the environment's own texts.
+
+    `contamination` tells which held-out rows are also training rows.
+    """
     redactor = Redactor(draft.secrets)
     copied, settings, description = draft.shot, draft.settings, played.description
     return EnvVersion(
@@ -399,7 +404,7 @@ def _interpreter(draft: Draft, install: bool) -> str:
         raise _packages_missing(missing)
     seconds = min(push_limits.INSTALL_SECONDS, draft.seconds_left)
     python = env_packages.install(draft.home, needed, seconds)
-    if draft.seconds_left < push_limits.START_SECONDS:
+    if draft.seconds_left < push_limits.START_SECONDS:  # too little to start the environment
         raise UserError(
             "ENV_DEPS",
             "the packages are installed, but that took as long as one call may",

@@ -93,9 +93,11 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The list of projections that a group such as "attention" stands for in most families; in
-    others it is read as the same group (engine/settings/lora_targets.py). Any other value is
-    returned as it is, for validation to judge."""
+    """The list of projections that a group such as "attention" stands for in most model families.
+
+    Where a model names them otherwise, engine/settings/lora_targets.py later puts its own in their
+    place. Any value that is no group is returned as it is, for validation to judge.
+    """
     if not isinstance(value, str):
         return value
     return _TARGET_GROUPS.get(value, value)

@@ -142,11 +142,13 @@ def _lines(
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
+        # All times are on the monotonic clock.
         stalls_at = last_token.refreshed_at(now) + limits.stall_s
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
-        if answer.is_waiting:  # a process that lives says so every second
+        # While the model answers others, a living process sends a comment every second.
+        if answer.is_waiting:
             stalls_at = now + max(limits.stall_s, _SILENCE_S)
         set_timeout(min(stalls_at, limits.deadline) - now)
         try:

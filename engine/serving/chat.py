@@ -73,9 +73,12 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    Such a deployment counts against the quota of `asker`; nobody else can continue the
-    conversation. Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses
-    it; DEPLOY_FAILED also if no token comes for `patience.stall_s` seconds; the errors of `deploy`.
+    Such a deployment counts against the quota of `asker`, who alone can continue the conversation.
+    `listener` is called with each piece of an answer as it comes.
+
+    Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses the question,
+    DEPLOY_FAILED if no token comes for `patience.stall_s` seconds, and the errors of a deployment
+    that cannot be started.
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
@@ -212,8 +215,12 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """Ask the target to finish its last answer in `branch`, which was cut. Raises UserError
-    BAD_ARGUMENT if it has no unfinished answer there."""
+    """The question to send where the user said nothing: finish the last answer in `branch`, which
+    was cut, or answer its last message. Raises UserError BAD_ARGUMENT if the last message is an
+    answer that the target cannot go on with.
+
+    `begun` are the token ids of the unfinished answer.
+    """
     if branch.model == target.name and branch.begun:
         return Question(target, branch.messages[:-1], begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
@@ -299,7 +306,7 @@ def _sample(
     Raises UserError BAD_ARGUMENT or DEPLOY_FAILED if it refuses or gives no token, Unreachable if
     its process ends meanwhile.
     """
-    answer.is_waiting = True  # until the model begins, in a second try too
+    answer.is_waiting = True  # until the model begins; set again where this is a second try
     limits = Limits(answer_by, session.patience.stall_s)
     request = _server_request(question, session.sampling, answer)
     try:

@@ -91,7 +91,10 @@ def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
 
 
 def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Write the files of the export to `target`. Returns False if a merge is still going on."""
+    """Write the files of the export to `target`. Returns False if a merge is still going on.
+
+    `origin` is the content of the file that tells where the export comes from.
+    """
     if origin["format"] != "adapter":
         return _merge(home, model, target, origin)
     weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
@@ -275,7 +278,10 @@ def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
-    """The merge of this model to `target`. A later call finds the same folders again."""
+    """The merge of this model to `target`, which a worker does aside and then moves there.
+
+    Its folders are named by a hash of model and target, so that a later call finds them again.
+    """
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     return _Merge(
         job=home.export_job(key),

@@ -138,8 +138,9 @@ def _check_no_instructions(turns: _Turns) -> None:
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
     ValueError unless it writes the answer exactly once."""
-    closed = chat.text([system, *_TALK[:2]], prompt=False)
-    _, end = _split_at_mark(closed, _ANSWER)
+    question_and_answer = _TALK[:2]  # the answer's text is the mark `_ANSWER`
+    conversation = chat.text([system, *question_and_answer], prompt=False)
+    _, end = _split_at_mark(conversation, _ANSWER)
     return end
 
 

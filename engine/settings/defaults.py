@@ -362,8 +362,8 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of an SFT or DPO run, which has no settings for it:
-    the defaults of GRPO and of evaluations, so that results can be compared.
+    """The limits of sampling in the evaluations of an SFT or DPO run. Such a run has no settings
+    for sampling, so it gets the defaults of GRPO and of `evaluate`: results can then be compared.
 
     Args:
         context: the longest context of the model in tokens.
@@ -388,9 +388,9 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
     The longest prompt counts as 0 tokens without an environment. The result is at least 1.
     """
     longest_prompt = env.longest_prompt if env else 0
-    available = context - longest_prompt - 1
-    # Then the answer gets half of the context, and tasks with the longest prompts are left out.
+    available = context - longest_prompt - 1  # one for the token that ends the answer
     if available < _MIN_ANSWER_TOKENS:
+        # The answer gets half of the context; tasks with longer prompts will be left out.
         available = context // 2
     return max(1, min(preferred, available))
 
@@ -444,6 +444,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     each saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
+    # A number that the user gave is lowered too, with a warning.
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)

@@ -104,7 +104,9 @@ def is_large(files: Sequence[Path]) -> bool:
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
-    return size > _FEW_BYTES and sum(map(_count_lines, files)) > COPIED_ROWS
+    if size <= _FEW_BYTES:  # too small to have so many rows: need not be read
+        return False
+    return sum(map(_count_lines, files)) > COPIED_ROWS
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:

@@ -83,8 +83,11 @@ def _decide_portion(
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
-    """Hold out the prompt with the fewest rows, where every prompt has more rows than shall be held
-    out. Nothing is held out if there is only one prompt to choose from."""
+    """Hold out the prompt with the fewest rows. To be called where every prompt has more rows than
+    shall be held out. Nothing is held out if there is only one prompt to choose from.
+
+    `chooser.smallest` is (number of rows, prompt), None without prompts.
+    """
     if chooser.smallest and chooser.seen_prompts > 1:
         _rows, prompt = chooser.smallest
         _hold_out(sides, prompts, prompt)

@@ -138,7 +138,8 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
         if len(chosen) < points:
             chosen.add(index)
     unchosen = [index for index in range(len(lines)) if index not in chosen]
-    chosen |= set(_evenly_spread(unchosen, points - len(chosen)))
+    room = max(0, points - len(chosen))
+    chosen |= set(_evenly_spread(unchosen, room))
     return [lines[index] for index in sorted(chosen)]
 
 
@@ -156,8 +157,8 @@ def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
 
 
 def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
-    """The indices of the lines with a metric of `keys` that at most a third of the lines have, such
-    as the score of an evaluation."""
+    """The indices of the lines that have a rare metric: one of `keys` that at most a third of the
+    lines have, such as the score of an evaluation."""
     rare: set[int] = set()
     for key in keys:
         measured = _measured_indices(lines, key)
