@@ -182,6 +182,7 @@ class DryRun:
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
+            # An adapter that no run of this home trained is called by its folder.
             detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
         missing = hub.missing_bytes(ref.base_path)
         if missing:
@@ -488,8 +489,8 @@ def _failed_probe(run_id: str, status: Reply) -> Outcome:
 
 
 def _report(plan: DryRun) -> Reply:
-    """The parts of the reply that depend only on the input, and `report_hash`, which is the same
-    for the same call."""
+    """The parts of the reply that are known without the probe; with `report_hash`, which is the
+    same for the same call."""
     facts = plan.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}

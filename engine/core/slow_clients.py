@@ -55,7 +55,10 @@ class ImpatientProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Called by uvicorn when a request was answered. The connection is idle again, unless its
-        next request has already arrived or the connection is closing."""
+        next request has already arrived or the connection is closing.
+
+        An app that knows the client has set `scope[KNOWN]`; such a connection stays open longer.
+        """
         cycle_before = self.cycle
         super().on_response_complete()  # gives a request that has already arrived a new cycle
         if self.cycle is cycle_before and not self.transport.is_closing():

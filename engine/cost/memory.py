@@ -72,13 +72,14 @@ def _largest_pass_tokens(plan: Plan) -> float:
 
 
 def _adapter_bytes(plan: Plan) -> int:
-    """Bytes of the adapters: the trained one with its optimizer, and the float32 copies of it."""
+    """Bytes of the adapters: the trained one with its optimizer, and those that are only read."""
     settings = plan.settings
     adapter_bytes = plan.loaded.adapter * _ADAPTER_BYTES
+    float32_copy_bytes = plan.loaded.adapter * 4
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter_bytes += plan.loaded.adapter * 4  # the copy that samples
+        adapter_bytes += float32_copy_bytes  # the one that samples while the other is trained
     if plan.teacher is not None:
-        adapter_bytes += plan.loaded.adapter * 4  # the teacher's, taken to be of the same shape
+        adapter_bytes += float32_copy_bytes  # the teacher's adapter, taken to be of the same shape
     return adapter_bytes
 
 
@@ -205,7 +206,7 @@ def _longest_sampled_sequence(plan: Plan) -> float:
 
 def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
     """Bytes of memory beyond `model_bytes`, which are those of weights, adapter, activations and
-    cache: a fixed part and a share of `model_bytes`. The numbers were measured.
+    cache: a fixed part and a share of `model_bytes`.
 
     On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
     The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every

@@ -154,7 +154,8 @@ def _cpu_speed(cores: int) -> Speed:
 
 
 def _gpu_speed(name: str, precision: str) -> Speed:
-    """The usual speed of a GPU of that name: a run reaches a part of the rates in `_GPUS`."""
+    """The usual speed of a GPU of that name. Of the peak rates in `_GPUS`, a run reaches the shares
+    below; the times are in seconds."""
     peak_flops_per_s, moved_bytes_per_s = _gpu_rates(name)
     if precision == "float32":  # about eight times slower than bf16
         peak_flops_per_s /= 8

@@ -274,10 +274,12 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it.
+    """The lengths of a task from what the cache holds of it; the arguments are those of
+    `_StoredLengths`.
 
-    A task without training rows counts as one whose row is its prompt alone.
+    Of a task without training rows the prompt alone is counted.
     """
+    # `known`: tokens at the beginning that the row before it holds too.
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
         for number, (length, known, turns) in enumerate(rows, start=1)
@@ -491,11 +493,12 @@ def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
 def _pair_lengths(
     row: TaskRow, tools: list[ToolSchema], chat: ChatFormat
 ) -> tuple[int, int] | None:
-    """Tokens of the two conversations of a task row's pair, as far as DPO trains them; None where
-    there is no pair. Raises TemplateError if the chat template refuses one of them."""
+    """Tokens of the conversations with the better and with the worse answer of a task row; None
+    where it has no such pair. Raises TemplateError if the chat template refuses one of them."""
     pair = pair_of(row)
     if pair is None:
         return None
+    # A chat template may split a conversation into several rows; DPO trains on the last one.
     chosen, rejected = (chat.rows(chat_messages, tools)[-1].shape for chat_messages in pair)
     return chosen.length, rejected.length
 
@@ -567,20 +570,24 @@ def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
 
 
 def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
-    """DPO learns only from rows with a pair; totals and targets are those of the better answer."""
+    """The tokens of the rows that DPO trains on: those with a pair of a better (chosen) and a worse
+    answer. Totals and targets are those of the better one."""
+    # (prompt, whole conversation with the better answer, with the worse one)
     rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
     max_length = settings.max_length
     return _RowTokens(
         prompts=[prompt for prompt, _, _ in rows],
         totals=[chosen for _, chosen, _ in rows],
         targets=[max(0, chosen - prompt) for prompt, chosen, _ in rows],
+        # The prompt alone fills max_length.
         dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),
         truncated=sum(1 for _, *answers in rows if max(answers) > max_length),
     )
 
 
 def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
-    """A run that samples is expected to write answers as long as the reference answers."""
+    """The tokens of the rows of a run that samples. It is expected to write answers as long as the
+    reference answers."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],

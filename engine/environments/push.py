@@ -155,6 +155,7 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.
     """
+    # The rest of the push needs some of the time.
     dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
     if dataset is None:
         folder = _allowed_folder(home, path, roots)
@@ -304,14 +305,20 @@ def _play(draft: Draft) -> _Played:
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        own_kind = description["kind"]  # as the environment says it; its rows may make it another
+        own_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
         kind = task_rows.kind_of(own_kind, rows)
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, own_kind, draft)
         audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
-    return _Played({**description, "kind": kind}, rows, split, audit, isolation)
+    return _Played(
+        description={**description, "kind": kind},
+        rows=rows,
+        split=split,
+        audit=audit,
+        isolation=isolation,
+    )
 
 
 def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
@@ -336,7 +343,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
     """The content of env.json, from the `draft` to store and from what its code showed when it was
     run (`played`). Secrets are hidden in the environment's own texts.
 
-    `contamination` tells which held-out rows are also training rows.
+    `contamination` tells what the train rows share with the held-out ones.
     """
     redactor = Redactor(draft.secrets)
     copied, settings, description = draft.shot, draft.settings, played.description

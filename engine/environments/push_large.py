@@ -54,7 +54,8 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     check_files(facts.files, f"{draft.name}@{draft.hash}")
     _copy_index(indexed.folder, draft.folder)
     contamination = _contamination(draft, facts)
-    write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
+    empty_audit = unscored(facts.rows, seed=0)  # the data have no scorer
+    write_json(draft.folder / registry.AUDIT, {**empty_audit})
     version = _env_version(draft, facts, contamination)
     version.write(draft.folder / registry.FACTS)
 

@@ -183,11 +183,13 @@ class _Copier:
     """
 
     def __init__(self, target: Path, by_reference: Collection[str]) -> None:
+        """`target` is the folder to write; `by_reference` are paths that are not copied, because
+        their content stays where it is."""
         self.target = target
-        self.by_reference = by_reference  # paths that are not copied
-        self.digests: dict[str, str] = {}
-        self.size = 0
-        self.left_out: list[str] = []
+        self.by_reference = by_reference
+        self.digests: dict[str, str] = {}  # the SHA-256 of each copied file, by its path
+        self.size = 0  # bytes copied so far
+        self.left_out: list[str] = []  # what was not copied, each with the reason
 
     def folder(self, fd: int, prefix: str) -> None:
         """Copy an open folder with everything in it.

@@ -65,8 +65,8 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
     """Set each row's `gold`: the prompt and the reference answer as one conversation.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies. `gold` is None for a row without an answer, and where playing it failed or there
-    was no time left for it; a warning about those is added to the draft.
+    its replies. `gold` is None for a row without an answer. It is also None where playing failed or
+    no time was left for it; a warning that counts these rows is added to the draft.
     """
     failures: list[str] = []
     not_replayed = 0

@@ -131,7 +131,7 @@ def _top_k() -> Any:
     """The setting top_k, the same for training and for evaluations."""
     return _setting(
         "Only the so many likeliest tokens are sampled from; 0: all.",
-        "0",
+        rule="0",
         default=0,
         ge=0,
         le=MAX_TOP_K,
@@ -142,7 +142,7 @@ def _min_p() -> Any:
     """The setting min_p, the same for training and for evaluations."""
     return _setting(
         "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
-        "0",
+        rule="0",
         default=0.0,
         ge=0,
         lt=1,

@@ -242,6 +242,7 @@ def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> Non
 
 
 def _bad_messages(error: BadMessages) -> UserError:
+    """The error for messages or tools that no model can be asked with."""
     return UserError(
         "BAD_ARGUMENT",
         str(error),
@@ -371,8 +372,8 @@ def _conversation_after(
     for question, each in zip(questions, answered, strict=True):
         name = question.target.name
         # Of an answer that was cut and goes on: its text so far, the last message of the branch.
-        said_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch_with_answer(question, each.answer, said_before)
+        text_before = branches[name].messages[-1]["content"] if question.begun else ""
+        branches[name] = _branch_with_answer(question, each.answer, text_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
@@ -382,14 +383,14 @@ def _conversation_after(
     )
 
 
-def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
+def _branch_with_answer(question: Question, answer: Answer, text_before: str) -> Branch:
     """One model's part of the conversation, with its new answer. `Branch.begun` gets the answer's
     token ids if it was cut, so that a later call can continue it.
 
     Args:
-        said_before: the text of an answer that was cut and goes on here; "" for a new answer.
+        text_before: the text of an answer that was cut and goes on here; "" for a new answer.
     """
-    message: ChatMessage = {"role": "assistant", "content": said_before + answer.content}
+    message: ChatMessage = {"role": "assistant", "content": text_before + answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:

@@ -186,7 +186,7 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
         if (source / name).is_file():
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
-    # Only a run's adapter names its base as this home does.
+    # A run writes its base as a path of this home, which other tools cannot load.
     if model.kind == "run" and model.base_path.is_dir():
         config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)

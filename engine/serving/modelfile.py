@@ -94,7 +94,8 @@ def _turns(chat: ChatFormat) -> _Turns:
     answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
     answer_end = _answer_end(chat, system)
     before_user = _before_user(system_to_question, answer_to_question, answer_end)
-    without_system = chat.text(_TALK[:1], prompt=True)
+    first_question = _TALK[:1]
+    without_system = chat.text(first_question, prompt=True)
     opening, _ = _split_at_mark(without_system, _FIRST)
     turns = _Turns(
         before_system=before_system,

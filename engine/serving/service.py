@@ -218,7 +218,7 @@ def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
         return store.add_deployment(
             base_name=target.ref.base_ref,
             base_path=str(target.ref.base_path),
-            adapters=[],  # the row gets those that `_keep_serving` records
+            adapters=[],  # `_keep_serving` adds the adapters that are deployed by name
             serve_base=False,
             memory_bytes=memory_bytes,
         )

@@ -237,7 +237,7 @@ def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
     """
     normalized = _normalized(name)
     names = list(known)
-    # Names that we have nothing for, and names of settings that take other values here.
+    # Names of what is no setting here, and of settings that take other values here.
     if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
     if normalized in names:  # only written in another way, as "Learning-Rate"
