@@ -272,7 +272,7 @@ class DryRun:
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
-            return Outcome("fail", problem.message, problem.hint, problem.code)
+            return Outcome("fail", problem.message, problem.hint, code=problem.code)
         if confinement.level != LIMITS:
             return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
@@ -308,8 +308,8 @@ class DryRun:
         return Outcome("warn", headline, fix)
 
     def check_audit(self) -> Outcome:
-        """What the stored reward audit says of the scorer. A risk is a failure only for GRPO
-        without accept_reward_risk, else a warning."""
+        """What the stored reward audit says of the scorer, by its verdict: "ok", "warn" or "risk".
+        A risk is a failure only for GRPO without accept_reward_risk, else a warning."""
         record = required(self.facts.record)
         audit = record.audit.as_written()
         self.facts.audit = audit
@@ -327,7 +327,7 @@ class DryRun:
         is_accepted = resolution.is_switched_on(self.settings, "accept_reward_risk")
         if self.algorithm == "grpo" and not is_accepted:
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            return Outcome("fail", headline, fix, "REWARD_RISK")
+            return Outcome("fail", headline, fix, code="REWARD_RISK")
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
@@ -374,7 +374,7 @@ class DryRun:
             return Outcome("warn", f"{detail}: tight", f"Lower {figures.lower_this}.")
         advice = f"Lower {figures.lower_this}." if figures.lower_this else ""
         fix = Hint(advice, change=estimate.change_of(forecast.lower_to))
-        return Outcome("fail", detail, fix, "DOES_NOT_FIT")
+        return Outcome("fail", detail, fix, code="DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
         """Whether the disk has room for what the run writes."""
@@ -384,7 +384,7 @@ class DryRun:
         if figures.disk_fits:
             return Outcome("pass", detail)
         fix = f"Free space ({size(free_bytes)} are free), or lower keep_checkpoints."
-        return Outcome("fail", detail, fix, "DISK_FULL")
+        return Outcome("fail", detail, fix, code="DISK_FULL")
 
     def check_budget(self) -> Outcome:
         """Whether the run is expected to stay within the default cap and the home's total.

@@ -49,12 +49,13 @@ def read(slug: str = "") -> str:
             return path.read_text(encoding="utf-8")
     slugs = list(_files())
     similar = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=1, cutoff=0.5)
+    hint = Hint("To list them:", Call("read_playbook"))
+    if similar:
+        hint = Hint("", Call("read_playbook", {"section": similar[0]}))
     raise UserError(
         "SECTION_NOT_FOUND",
         f"the playbook has no section {slug!r}; it has {', '.join(slugs)}",
-        hint=Hint("", Call("read_playbook", {"section": similar[0]}))
-        if similar
-        else Hint("To list them:", Call("read_playbook")),
+        hint=hint,
         field="section",
     )
 

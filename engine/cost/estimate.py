@@ -297,10 +297,13 @@ def _disk_figures(needed: int, free: int) -> dict[str, object]:
 
 
 def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) -> str:
-    """The setting to lower, with both values: for memory if that is too small or tight, else for
-    time; "" if nothing helps."""
+    """The setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
+
+    It is the one that saves most memory, if the memory of the device is tight or too small for the
+    run's `memory_bytes`; otherwise the one that saves most time.
+    """
     is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
-    return lowering.lowered(plan, speed, None if is_ample else memory_bytes)
+    return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
 
 
 def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:

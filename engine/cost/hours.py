@@ -79,7 +79,7 @@ def hours_by_level(
 
     Args:
         log_ratios: for each finished run log(actual time / corrected time).
-        corrected_hours: by level, each phase corrected by finished runs.
+        corrected_hours: the predicted hours by level, corrected by what finished runs took.
         measured: whether the machine's speed was measured.
     """
     if len(log_ratios) >= CALIBRATE_FROM:

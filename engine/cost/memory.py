@@ -27,8 +27,9 @@ _STEP_BYTES = 600  # of the metrics and events of a step
 def memory(plan: Plan) -> PeakMemory:
     """The peak bytes that a run takes on the device, by item and in total.
 
-    Training and sampling alternate, so only the larger of the two counts in the total. The total
-    never gets smaller when rows, batch, rank or group get larger.
+    Training and sampling alternate, so only the larger of the two counts in the total. The items
+    show both, so they may add up to more. The total never gets smaller when rows, batch, rank or
+    group get larger.
     """
     tokens_at_once = _largest_pass_tokens(plan)
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))

@@ -56,7 +56,7 @@ class SecondProcess:
         """
         # Twice the start, because it may take longer than the first one did.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._handed_out:  # the third process of a push; the audit gives it THIRD_S seconds more
+        if self._handed_out:  # restarted, it is the third process, which the audit uses for longer
             needed_seconds += THIRD_S
         if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"

@@ -78,6 +78,7 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
             continue
         if kind != "multi":  # there are no replies to get
             row["gold"] = [*row["prompt"], *row["answer"]]
+        # After so many failures the others would most likely fail too.
         elif len(failures) >= GIVE_UP_REPLAYS or time.monotonic() > last_replay_start:
             not_replayed += 1
         else:

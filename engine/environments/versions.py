@@ -81,7 +81,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
     """
     requirements = env_packages.read_requirements(folder)
     if not requirements:
-        return BuiltPackages([], f"{folder} names no packages; nothing to build.")
+        return BuiltPackages(packages=[], summary=f"{folder} names no packages; nothing to build.")
     python = env_packages.install(home, requirements, patience_s)
     names = [str(requirement) for requirement in requirements]
     return BuiltPackages(

@@ -278,7 +278,7 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
         if not deployments.is_alive(folder):
-            deployments.living(home)  # which records the end in the row
+            deployments.living(home)  # called because it records in the row that the process ended
             if row.state == "ready":
                 return None
             raise deploy_failed(folder, deployments.failure_message(folder))
@@ -320,7 +320,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
-            folder, "POST", "/admin/adapters", _adapter_entry(target), patience_s
+            folder, "POST", "/admin/adapters", _adapter_entry(target), timeout_s=patience_s
         )
     except Unreachable as error:
         if time.monotonic() > deadline and deployments.is_alive(folder):
@@ -448,7 +448,7 @@ def _error_text(reply: Json) -> str:
 
 def deploy_failed(folder: DeployDir, message: str) -> UserError:
     """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
-    last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
+    last_lines = read_tail(folder.log, max_bytes=4000).strip().splitlines()[-3:]
     log_end = " | ".join(line.strip() for line in last_lines)[:400]
     text = f"the deployment {folder.id} failed: {message}"
     if not log_end:

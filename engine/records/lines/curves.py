@@ -86,7 +86,7 @@ def load_metrics(path: Path) -> Metrics:
     """
     end = complete_size(path)
     if end <= _EXACT_BYTES:
-        chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
+        chunk = read_chunk(path, cursor=0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
     tail_start = end - _EXACT_BYTES // 2
     rows = _sampled_rows(path, tail_start)
@@ -96,7 +96,7 @@ def load_metrics(path: Path) -> Metrics:
 
 def _sampled_rows(path: Path, end: int) -> list[Line]:
     """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
-    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
+    sampled = list(page_after(path, start=0, limit=_FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
         offset = end * index // _SAMPLES  # mostly inside a line: the line after it is read
         sampled += page_after(path, offset, limit=1).lines
@@ -192,9 +192,10 @@ class CurveSummary:
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
     """Summarise a curve. `points` are (step, value) in order of steps, at least one."""
+    values = [value for _, value in points]
+    # Of equal values the first one counts.
     min_step, min_value = min(points, key=lambda point: point[1])
     max_step, max_value = max(points, key=lambda point: point[1])
-    values = [value for _, value in points]
     return CurveSummary(
         first=short(values[0]),
         last=short(values[-1]),
