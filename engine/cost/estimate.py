@@ -251,7 +251,7 @@ def _forecast(
         {
             "steps": plan.settings.steps,
             "tokens": _token_counts(plan),
-            "lower_this": _setting_to_lower(plan, speed, memory.total),
+            "lower_this": _setting_to_lower(plan, speed, memory.total),  # one setting, in words
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
             **_time_figures(time, gpu_hour_price),
             **_memory_figures(memory, plan.device),
@@ -259,6 +259,7 @@ def _forecast(
         }
     )
     correction = memory.total / raw_memory.total
+    # The values of all settings that must be lowered; {} if none.
     lower_to = lowering.lower_until_it_fits(plan, speed, correction)
     return Forecast(figures, lower_to, past_runs.left_out)
 

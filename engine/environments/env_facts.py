@@ -233,8 +233,8 @@ def env_facts(
     once and kept in the home's cache.
 
     `thinking`: True and "require" count prompts with the think block switched on; False and "drop"
-    count answers without their reasoning. Raises UserError MODEL_UNSUPPORTED if the tokenizer or
-    the chat template cannot be read.
+    count answers without their reasoning; "keep" counts both as they are. Raises UserError
+    MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
     # The cache file is named after everything that the counts depend on.

@@ -102,9 +102,9 @@ def push_env(
     """Store the environment in the folder `path` as a version; the same content gives the same one.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere), the files of a stored version, a
-            dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
-            (`benchmark:NAME`); these are fetched first.
+        path: a folder inside one of `roots` (None: anywhere) or with the files of a stored version.
+            Or a dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
+            (`benchmark:NAME`); both of these are fetched first.
         name: the name to push under; "" takes the folder's.
         install: install the packages of requirements.txt that are missing.
         check_settings: refuses a new version whose settings ask for too much; None allows all.

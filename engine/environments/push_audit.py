@@ -136,7 +136,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     """Replace the audit of the stored version in `version_folder`; nothing else there changes.
 
     The old audit is kept in the folder EARLIER under its hash, because earlier runs recorded that
-    hash (`honesmith verify` looks for it).
+    hash, which `honesmith verify` searches for.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)

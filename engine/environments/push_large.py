@@ -115,7 +115,7 @@ def _refuse_bad_lines(facts: DataIndex) -> None:
     if there is no row, or if only some rows are preferences."""
     bad_lines = [*facts.faults, *facts.unanswered_lines]
     bad_count = facts.bad + facts.unanswered
-    answered_rows = facts.rows - facts.unanswered  # a preference has two answers
+    answered_rows = facts.rows - facts.unanswered  # with an answer, or as preferences with two
     if 0 < facts.preferences < answered_rows:
         fault = f"{facts.preferences} of {facts.rows} rows are preferences, the others are not"
         hint = "Push them as two datasets, each in a folder of its own."

@@ -148,14 +148,14 @@ def _lines(
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
-        # While the model answers others, a living process sends a comment every second.
         if answer.is_waiting:
+            # While the model answers others, a process that is well sends a comment every second.
             stalls_at = now + max(limits.stall_s, _SILENCE_S)
         set_timeout(min(stalls_at, limits.deadline) - now)
         try:
             line = _next_line(response)
         except TimeoutError:  # nothing came, not even a comment
-            answer.has_stalled = stalls_at < limits.deadline
+            answer.has_stalled = stalls_at < limits.deadline  # else the call's time was up
             return
         if line is None:  # the end of the stream
             return

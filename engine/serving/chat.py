@@ -82,7 +82,7 @@ def chat(
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
-    # Errors in what is asked are found here, before anything is started.
+    # Errors in what is asked are raised here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
@@ -215,9 +215,9 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """The question to send where the user said nothing: finish the last answer in `branch`, which
-    was cut, or answer its last message. Raises UserError BAD_ARGUMENT if the last message is an
-    answer that the target cannot go on with.
+    """The question to send where the user adds no message: finish the last answer in `branch`,
+    which was cut, or answer its last message. Raises UserError BAD_ARGUMENT if the last message is
+    an answer that the target cannot go on with.
 
     `begun` are the token ids of the unfinished answer.
     """

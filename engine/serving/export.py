@@ -318,7 +318,7 @@ def _unfinished_merge_error(log: Path) -> UserError:
 def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
     """Start a worker that does the merge, unless one is at work."""
     python = launcher.worker_python(home)
-    shutil.rmtree(merge.aside, ignore_errors=True)
+    shutil.rmtree(merge.aside, ignore_errors=True)  # what a killed worker left
     config = {
         "base_path": str(model.base_path),
         "adapter": str(model.adapter),

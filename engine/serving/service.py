@@ -121,7 +121,8 @@ def target_of(home: Home, name: str) -> Target:
 def serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """Make sure that a deployment serves the target. A living one of its base gets the adapter.
+    """Make sure that a deployment serves the target. If one of the same base model is running, it
+    loads the target's adapter; otherwise one is started.
 
     Returns its row, and the seconds that starting it took (None if it ran already). Raises
     UserError DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH, NO_VLLM or DEPLOY_FAILED; the last one,
@@ -131,7 +132,7 @@ def serve(
         by_deploy: whether the target was deployed by name, so that the deployment records it as
             served until it is stopped or idle. False for a chat, which only needs it now.
     """
-    launcher.worker_python(home)  # raises where there is none
+    launcher.worker_python(home)  # raises NO_TORCH where no interpreter has torch
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")

@@ -360,6 +360,7 @@ def load_toml(path: Path) -> TrainFile:
     text, content = _read_toml(path)
     for name, value in content.items():
         _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
+    # The keys beside the table, each a text with a default.
     texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
     settings = content.get("settings", {})
     try:

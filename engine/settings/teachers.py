@@ -39,10 +39,11 @@ def is_url(name: str) -> bool:
 
 
 def check_given(given: GivenSettings) -> None:
-    """Check the settings of the teacher among those a user gave for distill.
+    """Check the settings about the teacher that a user gave for distill.
 
-    Raises UserError SETTING_INVALID without a teacher or for a URL without a model's name;
-    SETTING_NOT_APPLICABLE for what only a URL has, beside another teacher.
+    Raises UserError SETTING_INVALID without a teacher, for a URL that may hold a key, or for a URL
+    without `teacher_model`; SETTING_NOT_APPLICABLE for `teacher_model` or `teacher_key_env` with a
+    teacher that is no URL.
     """
     teacher = given.get("teacher")
     if not teacher:

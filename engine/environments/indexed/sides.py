@@ -199,7 +199,8 @@ def _count_moved_rows(sides: Sides, named: bytes) -> int:
 
 
 def _warnings(sides: Sides, named: bytes) -> list[str]:
-    """What the author of the dataset should know of the sides; `named` is that of `decide`."""
+    """What the author of the dataset should know of the sides that were decided; `named` has the
+    side that each row names."""
     warnings = []
     moved_rows = _count_moved_rows(sides, named)
     if moved_rows:
