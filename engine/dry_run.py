@@ -145,6 +145,7 @@ class DryRun:
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
+        # Hints are completed with this call; after some checks its arguments are more exact.
         self.check_list = CheckList(lambda: Call("dry_run", self.arguments()))
         self.facts = Facts()
 

@@ -165,6 +165,7 @@ def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
 
     `statistics` are those that `env_facts.statistics` returns.
     """
+    # "dropped" are those of the counted rows that are too long.
     if statistics["dropped"] < statistics["counted"]:
         return ""
     return f"no row fits into max_length = {settings.max_length}"
@@ -419,7 +420,7 @@ def _sampling_seconds(
 def summary(figures: Estimate) -> str:
     """The estimate in words: time, device and memory, and money if an hour has a price.
 
-    Example: "About 2 hours (1 hour to 3 hours) on cuda:0, 20 GB of 80 GB."
+    Example: "About 2.0 h (50 min to 3.0 h) on cuda:0, 20.0 GB of 80.0 GB."
     """
     hours = figures.hours
     memory = figures.peak_memory.total

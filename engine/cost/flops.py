@@ -339,8 +339,8 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or in SFT and DPO, which have none, those
-        of their evaluations."""
+        """The limits of an answer. GRPO and distillation have them among their settings; SFT and
+        DPO do not, so theirs are the limits of evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"

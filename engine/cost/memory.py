@@ -251,7 +251,8 @@ def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
     """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens."""
     model = plan.model
     layer_floats = _kept_floats_per_token(plan, length)
-    gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
+    # The gradients inside one layer, as about six vectors of each of its two widths.
+    gradient_floats = 6 * (model.hidden + model.intermediate)
     if plan.settings.gradient_checkpointing:
         # The two inputs of each layer, and all of the one layer that is recomputed.
         kept_floats = model.layers * 2 * model.hidden + layer_floats

@@ -106,7 +106,8 @@ def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> in
     """Number of tokens of a training row that carry loss.
 
     Args:
-        loss_on: "assistant", "last" (assistant turn) or "all"; see `RowShape.trained`.
+        loss_on: which tokens carry loss: those of "assistant" turns, of the "last" of these, or
+            "all" (see `RowShape.trained`).
         max_length: the length at which the row is cut; None if it is not cut.
     """
     # A turn that begins after the cut contributes 0.
@@ -274,8 +275,7 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it; the arguments are those of
-    `_StoredLengths`.
+    """The lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`.
 
     Of a task without training rows the prompt alone is counted.
     """
@@ -464,8 +464,11 @@ def _stored_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
 ) -> _StoredLengths:
-    """Count the tokens of one task row as the cache keeps them; `row_lengths` names the errors.
-    `tools` are those of the environment; a row may have its own."""
+    """Count the tokens of one task row as the cache keeps them.
+
+    `tools` are those of the environment; a row may have its own. Raises TemplateError if the chat
+    template refuses the messages, NoReasoning if reasoning is required and missing.
+    """
     tools = (row.get("metadata") or {}).get("tools") or tools
     chat = tokenizer.format(thinking=thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))

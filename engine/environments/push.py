@@ -214,8 +214,8 @@ def _push_again(
     """Make the stored version in `version_folder` the newest of its name; `install` and
     `check_settings` are those of `push_env`.
 
-    Its audit is repeated if secrets are set now that were missing then, but only if the caller may
-    give it these secrets.
+    Its audit is repeated if secrets are set now that were missing then. But this gives the secrets
+    to the version's code, so it is done only if `check_settings` accepts the version.
     """
     if install:
         _reinstall_packages(draft)
@@ -261,8 +261,8 @@ def _reinstall_packages(draft: Draft) -> None:
 def _build_version(draft: Draft, install: bool) -> None:
     """Write the rows, the audit and env.json of a new version into the draft's folder.
 
-    Its files are there already. Raises EnvProblem for a fault of the environment, or UserError
-    ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
+    The copied files are there already. Raises EnvProblem for a fault of the environment, or
+    UserError ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
     """
     draft.python = _interpreter(draft, install)
     played = _play(draft)
@@ -324,7 +324,7 @@ def _play(draft: Draft) -> _Played:
 def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
     """The rows that the environment's `tasks()` returns, and the seconds that took.
 
-    It may take what the push can spare, but not more than the environment's own limit.
+    The call may take what the push can spare, but not more than the environment's own limit.
     """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
     limit_s = min(env.limits.start_seconds, spare_seconds)

@@ -155,7 +155,7 @@ def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
             second_env,
             rows,
             start_seconds,
-            tasks_seconds=0.0,
+            tasks_seconds=0.0,  # tasks() is not called
             deadline=draft.deadline,
             repeat_warnings=[],
         )

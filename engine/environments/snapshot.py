@@ -288,7 +288,7 @@ def _open_without_links(folder: int, name: str) -> BinaryIO:
     # O_NONBLOCK: a pipe put in the file's place must not block the open.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
-    def open_in_folder(file_name: str, _: int) -> int:
+    def open_in_folder(file_name: str, _: int) -> int:  # `_`: the flags that `open` would use
         return os.open(file_name, flags, dir_fd=folder)
 
     return open(name, "rb", opener=open_in_folder)

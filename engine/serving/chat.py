@@ -222,7 +222,8 @@ def _rest_of_answer(target: Target, branch: Branch) -> Question:
     `begun` are the token ids of the unfinished answer.
     """
     if branch.model == target.name and branch.begun:
-        return Question(target, branch.messages[:-1], begun=branch.begun)
+        before_answer = branch.messages[:-1]  # the last message is the unfinished answer
+        return Question(target, before_answer, begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
         raise UserError(
             "BAD_ARGUMENT",

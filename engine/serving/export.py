@@ -80,7 +80,7 @@ def _check_format(export_format: str) -> None:
 
 
 def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
-    """What the ORIGIN file of an export says of it, so that the same export is known again."""
+    """The content of an export's ORIGIN file, by which a later call recognises the same export."""
     assert model.adapter is not None  # `_model_with_adapter` refuses others
     return {
         "run": model.run_id,
@@ -278,9 +278,10 @@ def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
-    """The merge of this model to `target`, which a worker does aside and then moves there.
+    """The merge of this model to `target`: a worker writes a folder beside it (`aside`), which is
+    then renamed.
 
-    Its folders are named by a hash of model and target, so that a later call finds them again.
+    Both folders are named by a hash of model and target, so that a later call finds them again.
     """
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     return _Merge(

@@ -385,8 +385,8 @@ def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call
 
 
 def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
-    """The reply where `ref` was not being served. If `ref` names a run, the reply offers calls that
-    stop the models of that run that are."""
+    """The reply where `ref` was not being served. If `ref` names a run, or a model of a run, the
+    reply offers calls that stop those models of the run that are served."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     return _stop_reply(

@@ -239,7 +239,7 @@ def _step_defaults(filled: Filled, algorithm: str, rows: int | None) -> None:
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
-        filled.default("epochs", None)
+        filled.default("epochs", None)  # `steps` alone says how long to train
 
 
 def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
@@ -355,7 +355,8 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """
     limit = 256
     if env is not None and env.longest_turn:
-        limit = max(min(1024, max(16, 2 * env.longest_turn)), env.usual_turn)
+        doubled = min(1024, max(16, 2 * env.longest_turn))
+        limit = max(doubled, env.usual_turn)
     return max(limit, 1024) if thinking else limit
 
 

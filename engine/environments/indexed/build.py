@@ -149,7 +149,7 @@ def _start(results: Path, request: _Request) -> None:
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(BlockingIOError):  # another call has the lock: it starts it
+        with contextlib.suppress(BlockingIOError):  # another call has the lock and starts it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             request.write(results / _REQUEST)
             (results / _DONE).write_text("0")
@@ -178,7 +178,7 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
     """The error for a dataset that is still being read, with how far it is."""
     total_bytes = sum(path.stat().st_size for path in files)
     done_bytes = 0
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is being written
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the number is being written
         done_bytes = int((results / _DONE).read_text())
     share = 0.0
     if total_bytes:  # 100 % only with the result, which is still to be written
@@ -310,7 +310,7 @@ class _Reading:
         # Twice as many as are shown, in case some are different ids with one hash.
         for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
             task_id = self._task_row(row)["id"]
-            if task_id != self._task_row(earlier)["id"]:  # counted wrongly
+            if task_id != self._task_row(earlier)["id"]:  # only the hashes are equal
                 self.repeated_ids -= 1
                 continue
             file_name, line = self._place(row)

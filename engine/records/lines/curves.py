@@ -118,6 +118,7 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
     """At most `limit` columns to show when the caller asked for none: first the main ones, then the
     environment's own metrics, then the rest."""
     main = [name for name in _MAIN if name in columns]
+    # Without those of evaluations, which come with the rest.
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
     ]
