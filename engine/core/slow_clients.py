@@ -48,7 +48,8 @@ class ImpatientProtocol(H11Protocol):
             self._start_header_timer()
         cycle_before = self.cycle
         super().data_received(data)
-        # A new cycle means that all headers have arrived; the access gate limits a slow body.
+        # A new cycle means that all headers have arrived. A slow body is not limited here, but by
+        # the access gate of the server.
         if self.cycle is not cycle_before:
             self._forget_as_idle()
             self._stop_header_timer()
@@ -90,7 +91,8 @@ class ImpatientProtocol(H11Protocol):
         """Close idle connections until fewer than `limit_concurrency` are open, so that uvicorn
         does not refuse the request of this one.
 
-        The longest idle is closed first; those of known clients only after all of unknown ones.
+        The longest idle is closed first; those of known clients (see `KNOWN`) only after all those
+        of unknown ones.
         Nothing is closed where every other connection is busy: uvicorn then refuses the request.
         """
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:

@@ -202,7 +202,7 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
         return None
     if not isinstance(config, TrainConfig) or measured is None:
         return None
-    predicted_work = config.estimate.uncalibrated
+    predicted_work = config.estimate.uncalibrated  # predicted when the run was submitted
     if isinstance(predicted_work, EarlierWorkload):
         return None
     return FinishedRun(
@@ -221,6 +221,7 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
 
 def _predicted_seconds(work: Workload, speed: Speed) -> dict[str, float]:
     """The seconds of each phase that the stored work of a run takes at `speed`."""
+    # The stored values are those of the fields of `Work`, in their order.
     works = {name: Work(*values) for name, values in work.works.items()}
     # How long a score takes depends on the environment, so the time of that run is taken.
     speed_of_run = replace(speed, score_s=work.score_s)

@@ -192,6 +192,7 @@ class SamplingPlan:
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))  # measured, but never more than assumed
         turn_tokens = self._turn_tokens(level, turns)
+        # Of the longest turn in a batch; where turns are short, 1.5 times the mean as a guess.
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(

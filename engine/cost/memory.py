@@ -242,7 +242,8 @@ def _kept_floats_per_token(plan: Plan, length: float) -> float:
     mlp = 2 * model.intermediate  # gate and up
     floats = norms + attention + head_norms + mlp
     if plan.device.kind == "cpu":
-        # Short rows keep the weights of attention: a token sees half of its row on average.
+        # Short rows keep the weights of attention: a token sees half of its row on average. Longer
+        # rows are counted as rows of ATTENTION_KEPT tokens.
         floats += model.heads * min(length, ATTENTION_KEPT) / 2
     return floats
 

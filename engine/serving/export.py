@@ -153,7 +153,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
     if isinstance(existing_origin, dict):
-        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` does not have them either
+        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` is compared without them
     if existing_origin == origin:
         return True
     raise UserError(
