@@ -183,7 +183,6 @@ class DryRun:
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
-            # An adapter that no run of this home trained is called by its folder.
             detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
         missing = hub.missing_bytes(ref.base_path)
         if missing:

@@ -106,8 +106,7 @@ def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> in
     """Number of tokens of a training row that carry loss.
 
     Args:
-        loss_on: which tokens carry loss: those of "assistant" turns, of the "last" of these, or
-            "all" (see `RowShape.trained`).
+        loss_on: the tokens of "assistant" turns, of the "last" one, or "all" (`RowShape.trained`).
         max_length: the length at which the row is cut; None if it is not cut.
     """
     # A turn that begins after the cut contributes 0.
@@ -275,10 +274,8 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`.
-
-    Of a task without training rows the prompt alone is counted.
-    """
+    """The lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`. Of a
+    task without training rows the prompt alone is counted."""
     # `known`: tokens at the beginning that the row before it holds too.
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
@@ -464,11 +461,8 @@ def _stored_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
 ) -> _StoredLengths:
-    """Count the tokens of one task row as the cache keeps them.
-
-    `tools` are those of the environment; a row may have its own. Raises TemplateError if the chat
-    template refuses the messages, NoReasoning if reasoning is required and missing.
-    """
+    """Count the tokens of one task row as the cache keeps them; raises what `row_lengths` raises.
+    `tools` are those of the environment; a row may have its own."""
     tools = (row.get("metadata") or {}).get("tools") or tools
     chat = tokenizer.format(thinking=thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
@@ -573,8 +567,7 @@ def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
 
 
 def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
-    """The tokens of the rows that DPO trains on: those with a pair of a better (chosen) and a worse
-    answer. Totals and targets are those of the better one."""
+    """The rows with a pair of answers; totals and targets are those of the better (chosen) one."""
     # (prompt, whole conversation with the better answer, with the worse one)
     rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
     max_length = settings.max_length
@@ -582,15 +575,13 @@ def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
         prompts=[prompt for prompt, _, _ in rows],
         totals=[chosen for _, chosen, _ in rows],
         targets=[max(0, chosen - prompt) for prompt, chosen, _ in rows],
-        # The prompt alone fills max_length.
-        dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),
+        dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),  # no room for an answer
         truncated=sum(1 for _, *answers in rows if max(answers) > max_length),
     )
 
 
 def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
-    """The tokens of the rows of a run that samples. It is expected to write answers as long as the
-    reference answers."""
+    """The rows of a run that samples, with answers expected to be as long as the reference ones."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],
