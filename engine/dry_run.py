@@ -145,6 +145,7 @@ class DryRun:
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
+        # Hints are completed with this call; after some checks its arguments are more exact.
         self.check_list = CheckList(lambda: Call("dry_run", self.arguments()))
         self.facts = Facts()
 
@@ -271,7 +272,7 @@ class DryRun:
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
-            return Outcome("fail", problem.message, problem.hint, problem.code)
+            return Outcome("fail", problem.message, problem.hint, code=problem.code)
         if confinement.level != LIMITS:
             return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
@@ -307,8 +308,8 @@ class DryRun:
         return Outcome("warn", headline, fix)
 
     def check_audit(self) -> Outcome:
-        """What the stored reward audit says of the scorer. A risk is a failure only for GRPO
-        without accept_reward_risk, else a warning."""
+        """What the stored reward audit says of the scorer, by its verdict: "ok", "warn" or "risk".
+        A risk is a failure only for GRPO without accept_reward_risk, else a warning."""
         record = required(self.facts.record)
         audit = record.audit.as_written()
         self.facts.audit = audit
@@ -326,7 +327,7 @@ class DryRun:
         is_accepted = resolution.is_switched_on(self.settings, "accept_reward_risk")
         if self.algorithm == "grpo" and not is_accepted:
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            return Outcome("fail", headline, fix, "REWARD_RISK")
+            return Outcome("fail", headline, fix, code="REWARD_RISK")
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
@@ -373,7 +374,7 @@ class DryRun:
             return Outcome("warn", f"{detail}: tight", f"Lower {figures.lower_this}.")
         advice = f"Lower {figures.lower_this}." if figures.lower_this else ""
         fix = Hint(advice, change=estimate.change_of(forecast.lower_to))
-        return Outcome("fail", detail, fix, "DOES_NOT_FIT")
+        return Outcome("fail", detail, fix, code="DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
         """Whether the disk has room for what the run writes."""
@@ -383,7 +384,7 @@ class DryRun:
         if figures.disk_fits:
             return Outcome("pass", detail)
         fix = f"Free space ({size(free_bytes)} are free), or lower keep_checkpoints."
-        return Outcome("fail", detail, fix, "DISK_FULL")
+        return Outcome("fail", detail, fix, code="DISK_FULL")
 
     def check_budget(self) -> Outcome:
         """Whether the run is expected to stay within the default cap and the home's total.
@@ -488,8 +489,8 @@ def _failed_probe(run_id: str, status: Reply) -> Outcome:
 
 
 def _report(plan: DryRun) -> Reply:
-    """The parts of the reply that depend only on the input, and `report_hash`, which is the same
-    for the same call."""
+    """The parts of the reply that are known without the probe; with `report_hash`, which is the
+    same for the same call."""
     facts = plan.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}

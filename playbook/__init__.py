@@ -17,14 +17,14 @@ _FOLDER = Path(__file__).parent / "sections"
 
 @cache
 def _files() -> dict[str, tuple[str, Path]]:
-    """slug -> (title, file), in the order of the numbers before the slugs."""
-    found: dict[str, tuple[str, Path]] = {}
+    """slug -> (title, file), in the order of the numbers that the files' names begin with."""
+    entry_of_slug: dict[str, tuple[str, Path]] = {}
     for path in sorted(_FOLDER.glob("*.md")):
         slug = path.stem.split("-", 1)[1]
         with path.open(encoding="utf-8") as lines:
             title = lines.readline().removeprefix("# ").strip()
-        found[slug] = (title, path)
-    return found
+        entry_of_slug[slug] = (title, path)
+    return entry_of_slug
 
 
 def sections() -> list[tuple[str, str]]:
@@ -48,13 +48,14 @@ def read(slug: str = "") -> str:
         if wanted in (known, title.lower()):
             return path.read_text(encoding="utf-8")
     slugs = list(_files())
-    near = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=1, cutoff=0.5)
+    hint = Hint("To list them:", Call("read_playbook"))
+    if similar:
+        hint = Hint("", Call("read_playbook", {"section": similar[0]}))
     raise UserError(
         "SECTION_NOT_FOUND",
         f"the playbook has no section {slug!r}; it has {', '.join(slugs)}",
-        hint=Hint("", Call("read_playbook", {"section": near[0]}))
-        if near
-        else Hint("To list them:", Call("read_playbook")),
+        hint=hint,
         field="section",
     )
 

@@ -303,8 +303,8 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
     is still being written, or holds anything else, is passed over.
 
     Args:
-        window: how many bytes of the file's end are read at first; more are read only if no object
-            is found in them.
+        window: how many bytes of the file's end are read at first; more are read only if they hold
+            no object.
     """
     try:
         file = open_file(path)

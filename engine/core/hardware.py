@@ -241,6 +241,7 @@ def _memory_limits() -> list[tuple[int, int]]:
     for controller, limit_name, used_name, cache_key in (version_2, version_1):
         for folder in _cgroup_folders(controller):
             limit = _read_number(folder / limit_name)
+            # "max" in version 2 is no number; version 1 has a huge one for "no limit".
             if limit is None or limit > _UNLIMITED:
                 continue
             used = _read_number(folder / used_name) or 0

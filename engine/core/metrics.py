@@ -262,16 +262,16 @@ def names(algorithm: str) -> list[str]:
 HELDOUT = "heldout_"
 
 
-def curve_name(scored: str) -> str:
-    """The column of `metrics.jsonl` for a metric that an environment's `Score` calls `scored`.
+def curve_name(metric: str) -> str:
+    """The column of `metrics.jsonl` for a metric that an environment's `Score` calls `metric`.
 
     The column has the same name, unless that name, or `heldout_` plus that name, is taken by the
     trainer's own metrics. Then it gets the prefix `env_`, so that an environment cannot overwrite
     what the trainer measured: "loss" becomes "env_loss". For an evaluation the caller adds
     `heldout_` to the column.
     """
-    is_taken = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
+    is_taken = metric in METRICS or metric in LINE_KEYS or f"{HELDOUT}{metric}" in METRICS
     # A name with the prefix of evaluations could not be told from the column of one.
-    if is_taken or scored.startswith(HELDOUT):
-        return f"env_{scored}"
-    return scored
+    if is_taken or metric.startswith(HELDOUT):
+        return f"env_{metric}"
+    return metric

@@ -31,7 +31,8 @@ def as_json(value: Any) -> Any:
         result: Reply = {}
         for field in fields(value):
             item = getattr(value, field.name)
-            if item is not None or "shown_as_null" in field.metadata:
+            is_shown_as_null = SHOWN_AS_NULL.items() <= field.metadata.items()
+            if item is not None or is_shown_as_null:
                 result[field.name] = as_json(item)
         return result
     if isinstance(value, Mapping):

@@ -48,14 +48,18 @@ class ImpatientProtocol(H11Protocol):
             self._start_header_timer()
         cycle_before = self.cycle
         super().data_received(data)
-        # A new cycle means that all headers have arrived; the access gate limits a slow body.
+        # A new cycle means that all headers have arrived. A slow body is not limited here, but by
+        # the access gate of the server.
         if self.cycle is not cycle_before:
             self._forget_as_idle()
             self._stop_header_timer()
 
     def on_response_complete(self) -> None:
         """Called by uvicorn when a request was answered. The connection is idle again, unless its
-        next request has already arrived or the connection is closing."""
+        next request has already arrived or the connection is closing.
+
+        An app that knows the client has set `scope[KNOWN]`; such a connection stays open longer.
+        """
         cycle_before = self.cycle
         super().on_response_complete()  # gives a request that has already arrived a new cycle
         if self.cycle is cycle_before and not self.transport.is_closing():
@@ -87,7 +91,8 @@ class ImpatientProtocol(H11Protocol):
         """Close idle connections until fewer than `limit_concurrency` are open, so that uvicorn
         does not refuse the request of this one.
 
-        The longest idle is closed first; those of known clients only after all of unknown ones.
+        The longest idle is closed first; those of known clients (see `KNOWN`) only after all those
+        of unknown ones.
         Nothing is closed where every other connection is busy: uvicorn then refuses the request.
         """
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:

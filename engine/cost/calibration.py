@@ -203,7 +203,7 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
     measured = result.measured
     if not isinstance(config, TrainConfig) or measured is None:
         return None
-    predicted_work = config.estimate.uncalibrated
+    predicted_work = config.estimate.uncalibrated  # predicted when the run was submitted
     if isinstance(predicted_work, EarlierWorkload):
         return None
     planned_steps = config.settings.steps
@@ -240,11 +240,11 @@ def _predicted_of_done_steps(
 
 def _predicted_seconds(work: Workload, speed: Speed) -> dict[str, float]:
     """The seconds of each phase that the stored work of a run takes at `speed`."""
+    # The stored values are those of the fields of `Work`, in their order.
     works = {name: Work(*values) for name, values in work.works.items()}
-    # The time of a score belongs to the environment, so it is the one of that run.
-    return replace(speed, score_s=work.score_s).phases(
-        works, work.layers, work.weight_bytes, is_first_run=work.first
-    )
+    # How long a score takes depends on the environment, so the time of that run is taken.
+    speed_of_run = replace(speed, score_s=work.score_s)
+    return speed_of_run.phases(works, work.layers, work.weight_bytes, is_first_run=work.first)
 
 
 def _seconds_by_phase(measured: Mapping[str, float], total: float) -> dict[str, float]:

@@ -165,6 +165,7 @@ def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
 
     `statistics` are those that `env_facts.statistics` returns.
     """
+    # "dropped" are those of the counted rows that are too long.
     if statistics["dropped"] < statistics["counted"]:
         return ""
     return f"no row fits into max_length = {settings.max_length}"
@@ -251,7 +252,7 @@ def _forecast(
         {
             "steps": plan.settings.steps,
             "tokens": _token_counts(plan),
-            "lower_this": _setting_to_lower(plan, speed, memory.total),
+            "lower_this": _setting_to_lower(plan, speed, memory.total),  # one setting, in words
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
             **_time_figures(time, gpu_hour_price),
             **_memory_figures(memory, plan.device),
@@ -259,6 +260,7 @@ def _forecast(
         }
     )
     correction = memory.total / raw_memory.total
+    # The values of all settings that must be lowered; {} if none.
     lower_to = lowering.lower_until_it_fits(plan, speed, correction)
     return Forecast(figures, lower_to, past_runs.left_out)
 
@@ -297,10 +299,13 @@ def _disk_figures(needed: int, free: int) -> dict[str, object]:
 
 
 def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) -> str:
-    """The setting to lower, with both values: for memory if that is too small or tight, else for
-    time; "" if nothing helps."""
+    """The setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
+
+    It is the one that saves most memory, if the memory of the device is tight or too small for the
+    run's `memory_bytes`; otherwise the one that saves most time.
+    """
     is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
-    return lowering.lowered(plan, speed, None if is_ample else memory_bytes)
+    return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
 
 
 def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
@@ -415,7 +420,7 @@ def _sampling_seconds(
 def summary(figures: Estimate) -> str:
     """The estimate in words: time, device and memory, and money if an hour has a price.
 
-    Example: "About 2 hours (1 hour to 3 hours) on cuda:0, 20 GB of 80 GB."
+    Example: "About 2.0 h (50 min to 3.0 h) on cuda:0, 20.0 GB of 80.0 GB."
     """
     hours = figures.hours
     memory = figures.peak_memory.total

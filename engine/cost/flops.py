@@ -192,6 +192,7 @@ class SamplingPlan:
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))  # measured, but never more than assumed
         turn_tokens = self._turn_tokens(level, turns)
+        # Of the longest turn in a batch; where turns are short, 1.5 times the mean as a guess.
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
@@ -221,6 +222,7 @@ class SamplingPlan:
         answer_tokens = self.env.answers  # of each reference answer, all its turns together
         if not answer_tokens:
             return self.limits.max_tokens / 2
+        # The level "low" has as many turns as the reference answers.
         return _mean(list(answer_tokens)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
@@ -285,7 +287,7 @@ class Plan:
     @cached_property
     def sampling(self) -> SamplingPlan:
         """How the run samples its rollouts and the answers of its evaluations."""
-        unknown_prompt = self.settings.max_length / 4  # a guess
+        unknown_prompt = self.settings.max_length / 4  # tokens; a guess, if no prompt was counted
         return SamplingPlan(
             self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
         )
@@ -338,8 +340,8 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or in SFT and DPO, which have none, those
-        of their evaluations."""
+        """The limits of an answer. GRPO and distillation have them among their settings; SFT and
+        DPO do not, so theirs are the limits of evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"
@@ -384,10 +386,10 @@ class Plan:
         )
 
     def _answer_lengths(self) -> tuple[list[int], list[int]]:
-        """The tokens of each row with an answer, and how many of those within max_length carry
-        loss."""
+        """For each row with an answer: its tokens, and how many of its first `max_length` tokens
+        carry loss."""
         settings = self.settings
-        # Only SFT is asked here; no other settings have `loss_on`.
+        # This is called for SFT only; no other settings have `loss_on`.
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         rows = [row for row in self.env.lengths if row.turns]
         totals = [row.total for row in rows]
@@ -416,7 +418,7 @@ def rollouts(
         batches: the least number of batches in which the episodes are sampled.
     """
     loaded = plan.loaded
-    context = min(episode.total, plan.limits.max_length)
+    context = min(episode.total, plan.limits.max_length)  # every token is taken to see all of it
     tokens_written = rows * episode.turn_tokens * episode.turns
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
@@ -433,8 +435,8 @@ def rollouts(
 
 
 def _decode_steps(plan: SamplingPlan, rows: float, episode: Lengths, batches: int) -> float:
-    """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. A batch
-    takes as many steps as its longest answer has tokens."""
+    """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. For each
+    turn a batch takes as many steps as the longest of its answers has tokens."""
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     return batch_count * episode.longest_turn * episode.turns
 
@@ -450,6 +452,8 @@ def _decode_operations_per_token(loaded: LoadedModel, context: float) -> float:
     model = loaded.model
     # Two operations, a multiplication and an addition, for each parameter.
     layers_and_head = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
+    # Four for each number of the token's queries and each token that it attends to: a product with
+    # the key and one with the value.
     attention = 4 * model.attention_width * context
     return layers_and_head + attention
 
@@ -467,7 +471,8 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         plan.model,
         plan.loaded.adapter,
         tokens=tokens,
-        pairs=rows * length**2 / 2,  # each token attends to the tokens before it
+        # Each token attends to those before it, which are half of the row on average.
+        pairs=rows * length**2 / 2,
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
@@ -492,7 +497,8 @@ def update_operations(
             row's length.
         scored: tokens whose log-probability is computed.
     """
-    attention = 12 * model.attention_width * pairs  # 4 forward, 8 backward
+    # For each number of a token's queries: 4 forward, 8 backward.
+    attention = 12 * model.attention_width * pairs
     # A frozen parameter takes 2 forward and 2 backward, one of the adapter 2 and 4, because it also
     # gets a gradient.
     layers = tokens * (4 * model.linear_params + 6 * adapter)
@@ -504,9 +510,11 @@ def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
     parameters = 2 * model.linear_params + 2 * plan.loaded.adapter
-    # 4 operations for each token before it, which are half of the row on average.
+    # 4 operations for each token before it. On average half of the row is before it, which makes
+    # 4 * tokens / 2.
     attention = 2 * model.attention_width * tokens
-    return rows * tokens * (parameters + attention)  # per token, times all tokens
+    operations_per_token = parameters + attention
+    return rows * tokens * operations_per_token
 
 
 def microbatch_tokens(plan: Plan) -> float:
@@ -544,8 +552,9 @@ def tokens_at_once(
         kind: of the device, cpu or cuda.
         memory: bytes of the device.
     """
-    # Numbers that the backward pass needs of a token: in each layer, or with checkpointing in about
-    # two of them, and outside the layers.
+    # Float32 numbers that are kept of a token for the backward pass: in each layer, or with
+    # checkpointing in about two of them, and outside the layers. 18 and 5 are those of the
+    # implementation that keeps most.
     floats_per_layer = 18 * hidden + 5 * intermediate
     kept_layers = 2 if checkpointing else layers
     activation_bytes = 4 * (kept_layers * floats_per_layer + 4 * hidden)

@@ -79,7 +79,7 @@ def hours_by_level(
 
     Args:
         log_ratios: for each finished run log(actual time / corrected time).
-        corrected_hours: by level, each phase corrected by finished runs.
+        corrected_hours: the predicted hours by level, corrected by what finished runs took.
         measured: whether the machine's speed was measured.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
@@ -113,9 +113,9 @@ def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
     middle = statistics.median(log_ratios) * count / (count + 1)
     # A few runs show little of the usual variation, so their standard deviation is mixed with
     # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
-    squares = (count - 1) * statistics.variance(log_ratios)
-    degrees = count - 1 + _USUAL_RUNS
-    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+    squares = (count - 1) * statistics.variance(log_ratios)  # sum of squared deviations
+    degrees_of_freedom = count - 1 + _USUAL_RUNS
+    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees_of_freedom)
     # The last factor makes it an interval for a new run, not for the mean of the runs.
     half_width = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / count)
     return middle, half_width

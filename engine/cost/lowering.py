@@ -47,10 +47,10 @@ def fit_of(total: int, available: int) -> Fit:
 
 
 def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
-    """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
+    """The one setting whose lowering saves most, as "max_length from 512 to 256"; "" if none helps.
 
     Args:
-        peak_bytes: the memory of the run now, to save memory; None to save time instead.
+        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
     """
     lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
@@ -86,7 +86,7 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
     """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
-        peak_bytes: the memory of the run now, to save memory; None to save time instead.
+        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
     """
     best: _Lowering | None = None
     most_saved = 0.0
@@ -133,8 +133,8 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
-    """The numbers among the settings that cost memory or time, by name. Of two that save as much
-    the earlier one is lowered."""
+    """The numbers among the settings that cost memory or time, by name. Their order matters: of two
+    whose lowering saves equally much, the earlier one is lowered."""
     if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,
@@ -165,7 +165,7 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
         return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
     return {
-        "max_length": max(1, prompt) + settings.max_tokens,
+        "max_length": max(1, prompt) + settings.max_tokens,  # the prompt and one whole turn
         "max_tokens": max(_LEAST_TURN, plan.env.usual_turn),
     }
 

@@ -27,8 +27,9 @@ _STEP_BYTES = 600  # of the metrics and events of a step
 def memory(plan: Plan) -> PeakMemory:
     """The peak bytes that a run takes on the device, by item and in total.
 
-    Training and sampling alternate, so only the larger of the two counts in the total. The total
-    never gets smaller when rows, batch, rank or group get larger.
+    Training and sampling alternate, so only the larger of the two counts in the total. The items
+    show both, so they may add up to more. The total never gets smaller when rows, batch, rank or
+    group get larger.
     """
     tokens_at_once = _largest_pass_tokens(plan)
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
@@ -53,10 +54,10 @@ def memory(plan: Plan) -> PeakMemory:
 
 
 def _weight_bytes(plan: Plan) -> float:
-    """Bytes of all weights that are held: the model's, two copies of them, and a teacher's.
+    """Bytes of all weights in memory: the model's, two copies of them, and a teacher's.
 
-    One copy has the adapter merged in, one the layout for sampling. The C library keeps the memory
-    of the latter during training.
+    One copy has the adapter merged in, for training; the other has the layout for sampling, and its
+    memory is not given back during training. Where the worker makes no copies, they count 0.
     """
     return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
 
@@ -72,18 +73,20 @@ def _largest_pass_tokens(plan: Plan) -> float:
 
 
 def _adapter_bytes(plan: Plan) -> int:
-    """Bytes of the adapters: the trained one with its optimizer, and the float32 copies of it."""
+    """Bytes of the adapters: the trained one with its optimizer, and those that are only read."""
     settings = plan.settings
     adapter_bytes = plan.loaded.adapter * _ADAPTER_BYTES
+    float32_copy_bytes = plan.loaded.adapter * 4
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter_bytes += plan.loaded.adapter * 4  # the copy that samples
+        adapter_bytes += float32_copy_bytes  # the one that samples while the other is trained
     if plan.teacher is not None:
-        adapter_bytes += plan.loaded.adapter * 4  # the teacher's, taken to be of the same shape
+        adapter_bytes += float32_copy_bytes  # the teacher's adapter, taken to be of the same shape
     return adapter_bytes
 
 
 def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
-    """Bytes of the logits in a microbatch of `tokens` tokens, which are computed in chunks."""
+    """Peak bytes of the logits of a microbatch of `tokens` tokens. They are computed in chunks, so
+    only those of one chunk are in memory at a time."""
     token_bytes = 4 * plan.model.vocab  # float32
     chunk_bytes = max(_LEAST_LOGIT_ROWS * token_bytes, HEAD_BYTES[plan.device.kind])
     # The logits, their log-softmax and its gradient.
@@ -119,7 +122,8 @@ def _batch_tokens(plan: Plan) -> float:
 
 
 def _usual_length(plan: Plan) -> float:
-    """Tokens of a typical sequence that is trained on."""
+    """Tokens of a typical sequence that is trained on: a row, or in GRPO and distillation an
+    episode."""
     if isinstance(plan.settings, RowSettings):
         return plan.trained_row().total
     return plan.episode(_episode_level(plan)).total
@@ -134,10 +138,10 @@ def _episode_level(plan: Plan) -> str:
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
-    """The bytes that the completions sampled at once take.
+    """The bytes of memory that sampling takes, for all completions sampled at the same time.
 
-    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run
-    evaluates no rows.
+    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the setting
+    `eval_rows` is 0.
 
     Args:
         longest: tokens of the longest completion with its prompt.
@@ -145,9 +149,9 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     model = plan.model
     if not plan.settings.eval_rows:
         return 0.0, 0.0
+    # The worker samples no more than CONCURRENT completions at the same time.
     at_once = min(_sampled_completions(plan), CONCURRENT[plan.device.kind])
-    # Bytes of the keys and values of one token.
-    cache_per_token = model.cached_numbers * plan.loaded.width
+    cache_per_token = model.cached_numbers * plan.loaded.width  # bytes of its keys and values
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / max(1, model.attention_layers)
     cache_bytes = at_once * longest * cache_per_token * copies
@@ -159,7 +163,8 @@ def _sampled_completions(plan: Plan) -> int:
     """The most completions that the run asks for at once, in an evaluation or in a step."""
     completions = plan.settings.eval_rows
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
-        # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
+        # Held-out rows are not answered. Only the batteries are, the questions that show what the
+        # model forgets.
         completions = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, RolloutSettings):  # each step samples completions to train on
         completions = max(completions, plan.rows)
@@ -171,7 +176,7 @@ def _longest_trained_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, RolloutSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
-    if isinstance(plan.settings, DPOSettings):  # both answers of a pair go together
+    if isinstance(plan.settings, DPOSettings):  # both answers of a pair are one sequence
         pairs = [row.pair for row in plan.env.lengths if row.pair]
         pair_lengths = [min(better, limit) + min(worse, limit) for better, worse in pairs]
         return max(pair_lengths, default=2 * limit)
@@ -185,9 +190,9 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
 
-    SFT and DPO on an environment that does not score sample only answers to the questions of the
-    batteries (`Plan.batteries`). Those are short: an upper bound is returned, the length of the
-    longest sequence that is trained on.
+    SFT and DPO on an environment that does not score sample only short answers, to the questions
+    that show what the model forgets. The length of the longest sequence that is trained on is
+    returned for them, as an upper bound.
     """
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         return _longest_trained_sequence(plan)
@@ -201,18 +206,21 @@ def _longest_sampled_sequence(plan: Plan) -> float:
 
 
 def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
-    """Bytes that come on top of `model_bytes`, those of weights, adapter, activations and cache.
+    """Bytes of memory beyond `model_bytes`, which are those of weights, adapter, activations and
+    cache: a fixed part and a share of `model_bytes`.
 
-    On a CPU they are the interpreter with torch and its compiled code, on a GPU its context and
-    kernels; on both also fragmentation.
+    On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
+    The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every
+    size of matrix product.
     """
     if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * model_bytes  # context and kernels, then fragmentation
-    # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
-    # size of matrix product. The first run of a model in a home also loads it through transformers,
-    # to compare the results.
-    first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.loaded.weights
-    return 3.6e8 + 0.08 * model_bytes + first_run_bytes
+        return 1.3e9 + 0.06 * model_bytes
+    overhead = 3.6e8 + 0.08 * model_bytes
+    if plan.seen.runs:
+        return overhead
+    # The first run of a model in a home also loads it through transformers, which takes the
+    # library's own bytes and a second copy of the weights, to compare the results of both.
+    return overhead + (1.3e8 + plan.loaded.weights)
 
 
 def _kept_floats_per_token(plan: Plan, length: float) -> float:
@@ -226,14 +234,16 @@ def _kept_floats_per_token(plan: Plan, length: float) -> float:
     model = plan.model
     queries = model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim  # as many as values
-    # Two norms: their results, and off the CPU also the normalised numbers (ops/norms.py).
+    # A layer has two norms. Each keeps its result, and off the CPU also the normalised numbers from
+    # before its scale (ops/norms.py).
     norms = 2 * (1 if plan.device.kind == "cpu" else 2) * model.hidden
     attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
-    head_norms = queries + keys  # normalised, where a model normalises them
+    head_norms = queries + keys  # their normalised copies; counted though not all models have them
     mlp = 2 * model.intermediate  # gate and up
     floats = norms + attention + head_norms + mlp
     if plan.device.kind == "cpu":
-        # Short rows keep the weights of attention: a token sees half of its row on average.
+        # Short rows keep the weights of attention: a token sees half of its row on average. Longer
+        # rows are counted as rows of ATTENTION_KEPT tokens.
         floats += model.heads * min(length, ATTENTION_KEPT) / 2
     return floats
 
@@ -242,14 +252,15 @@ def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
     """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens."""
     model = plan.model
     layer_floats = _kept_floats_per_token(plan, length)
-    gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
+    # The gradients inside one layer, as about six vectors of each of its two widths.
+    gradient_floats = 6 * (model.hidden + model.intermediate)
     if plan.settings.gradient_checkpointing:
         # The two inputs of each layer, and all of the one layer that is recomputed.
         kept_floats = model.layers * 2 * model.hidden + layer_floats
     else:
         kept_floats = model.layers * layer_floats
     layer_bytes = plan.loaded.width * tokens * (kept_floats + gradient_floats)
-    # Outside the layers: two float32 vectors per token, as for the output layer and its gradient.
+    # Outside the layers, for each token: the float32 input of the output layer and its gradient.
     return layer_bytes + 8 * tokens * model.hidden
 
 
@@ -257,10 +268,10 @@ def disk(plan: Plan) -> int:
     """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
     adapter_parameters = plan.loaded.adapter
     checkpoint_bytes = adapter_parameters * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
-    # One for each evaluation, as many as are kept; and two more: the best one, and one that is
-    # being written.
+    # One is saved at each evaluation, of which the last `keep_checkpoints` stay; and two more: the
+    # best one, and one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
-    # Each answer of an evaluation and each rollout is stored as a line.
+    # Each answer of an evaluation and each rollout is stored as a line; the longest are assumed.
     tokens_per_line = plan.episode("high").total
     line_bytes = _LINE_BYTES + _TOKEN_BYTES * tokens_per_line
     lines = plan.evaluated_rows

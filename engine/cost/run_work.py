@@ -38,8 +38,11 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps. In GRPO and distillation, which train on rollouts, it
-    includes sampling and scoring these; `level` is how long they are, "low", "likely" or "high"."""
+    """The work of all optimizer steps. GRPO and distillation train on rollouts, so theirs includes
+    sampling and scoring.
+
+    `level` is how long the rollouts are taken to be: "low", "likely" or "high".
+    """
     if isinstance(plan.settings, GRPOSettings):
         step = _grpo_step_work(plan, plan.settings, level)
     elif isinstance(plan.settings, DistillSettings):
@@ -50,8 +53,9 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _row_step_work(plan: Plan) -> Work:
-    """The work of one SFT or DPO step. DPO reads every answer once more under the reference."""
-    row = plan.trained_row()
+    """The work of one SFT or DPO step. DPO adds a forward pass of every answer through the
+    reference model."""
+    row = plan.trained_row()  # `turn_tokens` are the tokens with loss
     step = update_work(
         plan,
         plan.rows,
@@ -60,8 +64,10 @@ def _row_step_work(plan: Plan) -> Work:
         supervised=row.turn_tokens,
     )
     if isinstance(plan.settings, DPOSettings):
+        # Two operations per parameter, for each token of an answer.
         output_layer = 2 * plan.model.head_params * row.turn_tokens * plan.rows
-        # Less than plan.rows, because a prompt is read once for both answers.
+        # Tokens as a number of whole rows: fewer than plan.rows, because the two answers of a pair
+        # share one reading of their prompt.
         rows_read = plan.step_tokens / max(1.0, row.total)
         layers = forward_operations(plan, rows_read, row.total)
         step += Work(train_operations=layers + output_layer)
@@ -71,14 +77,15 @@ def _row_step_work(plan: Plan) -> Work:
 def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     """The work of one GRPO step: sampling, scoring and the update.
 
-    Only groups with different rewards are trained on. Others are sampled again, up to
-    resample_uniform times.
+    Only groups whose rewards differ are trained on. The others are sampled again, up to
+    `resample_uniform` times (a setting). `level` ("low", "likely" or "high") is how long the
+    episodes are taken to be.
     """
     episode = plan.episode(level)
     step = _grpo_update_work(plan, settings, level).times(settings.updates_per_batch)
     if settings.kl_coef > 0:  # the reference model reads every completion once
         step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
-    rounds = _sampling_rounds(settings, level)  # counted in batches; later rounds are a part of one
+    rounds = _sampling_rounds(settings, level)  # counted in batches, so with a fraction
     return step + rollouts(
         plan.sampling,
         prompts=settings.prompts_per_step * rounds,
@@ -89,41 +96,47 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
 
 
 def _grpo_update_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
-    """The work of one update of GRPO; only groups with different rewards are trained on."""
+    """The work of one update of GRPO; only groups with different rewards are trained on.
+
+    `level` ("low", "likely" or "high") is how long the episodes are taken to be, and how large the
+    share of the groups that are trained on.
+    """
     episode = plan.episode(level)
     trained_rows = plan.rows * _trained_share(plan, settings, level)
-    # The prompt of a group goes through the model once, not once for each of its rows.
+    # The prompt of a group goes through the model with one of its rows, not again with the others.
     rows_without_prompt = trained_rows * (1 - 1 / settings.group_size)
     saved_tokens = rows_without_prompt * episode.prompt
     return update_work(
         plan,
         trained_rows,
-        tokens=trained_rows * episode.total - saved_tokens,
-        length=episode.total,
-        supervised=episode.turn_tokens * episode.turns,
+        tokens=trained_rows * episode.total - saved_tokens,  # of all rows together
+        length=episode.total,  # of one row, as the next
+        supervised=episode.turn_tokens * episode.turns,  # what the policy says carries loss
     )
 
 
 def _trained_share(plan: Plan, settings: GRPOSettings, level: str) -> float:
     """The share of a batch's groups that are trained on, after all rounds of sampling.
 
-    Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
-    same share of the groups uniform.
+    Groups whose rewards are all equal teach nothing and are sampled again; each time the same share
+    of them is assumed to become equal again. `level` is "low", "likely" or "high".
     """
     effective_share = _EFFECTIVE[level]
     if plan.seen.effective_share is not None and level == "likely":
         effective_share = plan.seen.effective_share
-    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
+    sampling_rounds = 1 + settings.resample_uniform
+    uniform_share = (1 - effective_share) ** sampling_rounds
     return 1 - uniform_share
 
 
 def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
-    """The rounds of sampling in a step, in multiples of a whole batch.
+    """How much a GRPO step samples, in multiples of a whole batch.
 
-    Every round after the first repeats the uniform groups only, so it is less than a batch.
+    The first round samples a batch; each of the `resample_uniform` rounds after it only the groups
+    whose rewards are still all equal.
     """
     repeats = range(1, settings.resample_uniform + 1)
-    # The power is the share of the groups that are uniform after so many rounds.
+    # The power is the share of the groups whose rewards are all equal after `number` rounds.
     return 1 + sum(_UNIFORM[level] ** number for number in repeats)
 
 
@@ -133,8 +146,8 @@ def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Wor
     episode = plan.episode(level)
     # The prompt of a group goes through the model once, not once for each of its rows.
     prompt_tokens = settings.prompts_per_step * episode.prompt
-    tokens = plan.rows * (episode.total - episode.prompt) + prompt_tokens
-    supervised = episode.turn_tokens * episode.turns
+    tokens = plan.rows * (episode.total - episode.prompt) + prompt_tokens  # of all rows
+    supervised = episode.turn_tokens * episode.turns  # of one row
     step = update_work(plan, plan.rows, tokens=tokens, length=episode.total, supervised=supervised)
     if plan.teacher is not None:
         step += _teacher_work(
@@ -156,8 +169,8 @@ def _teacher_work(
         supervised: tokens of a typical sequence that carry loss.
         rows: number of sequences.
     """
-    # Two for each parameter, and four for each earlier token, which are half of the length on
-    # average.
+    # Two for each parameter, and four for each earlier token. On average half of the `length` is
+    # earlier, which makes 4 * length / 2.
     operations_per_token = 2 * teacher.linear_params + 2 * teacher.attention_width * length
     output_layer = 2 * teacher.head_params * supervised * rows
     return Work(train_operations=tokens * operations_per_token + output_layer)
@@ -168,7 +181,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     model forgets).
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
-    the loss of the reference answers, DPO that of the held-out pairs.
+    the loss of the reference answers, DPO that of the held-out pairs. `level` ("low", "likely" or
+    "high") is how long the sampled answers are taken to be.
     """
     rows = plan.evaluated_rows
     if not rows:  # eval_rows is 0: nothing is evaluated
@@ -190,7 +204,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
 
 def _heldout_loss_work(plan: Plan, rows: float) -> Work:
     """The work of reading `rows` held-out answers to compute their loss."""
-    row = plan.trained_row()
+    row = plan.trained_row()  # held-out answers are assumed to be as long as those trained on
     layers = forward_operations(plan, rows, row.total)
     # Two operations per parameter, for each token of an answer.
     output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
@@ -200,10 +214,10 @@ def _heldout_loss_work(plan: Plan, rows: float) -> Work:
 def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
     """The work of asking a battery's questions at step 0 and at the end.
 
-    If finished runs measured how long answers get, the answer at the level "likely" is of that
-    length.
+    Answers have the battery's own length at the levels "low" and "high". At "likely" they have the
+    length that finished runs measured, if there were any.
     """
-    questions = 2 * battery.tasks
+    questions = 2 * battery.tasks  # all of them are asked twice
     answer = battery.answer
     if plan.seen.answer_length_share is not None and level == "likely":
         share_of_limit = min(1.0, plan.seen.answer_length_share)

@@ -154,7 +154,8 @@ def _cpu_speed(cores: int) -> Speed:
 
 
 def _gpu_speed(name: str, precision: str) -> Speed:
-    """The usual speed of a GPU of that name: a run reaches a part of the rates in `_GPUS`."""
+    """The usual speed of a GPU of that name. Of the peak rates in `_GPUS`, a run reaches the shares
+    below; the times are in seconds."""
     peak_flops_per_s, moved_bytes_per_s = _gpu_rates(name)
     if precision == "float32":  # about eight times slower than bf16
         peak_flops_per_s /= 8
@@ -207,7 +208,7 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
         speed["layer_decode_s"] = probe["decode_step_s"] / probe["layers"]
         speed["layer_update_s"] = probe["update_s"] / probe["layers"]
-    # The start of a run takes about as long: it imports less, but also starts an environment.
+    # A run is assumed to start as fast as the probe: it imports less, but starts an environment.
     if "startup_s" in probe:
         speed["startup_s"] = probe["startup_s"]
     return speed

@@ -42,13 +42,14 @@ def inspect(
     """Check a data file and describe its rows.
 
     Args:
-        path: of the file, or the id of a dataset on the hub, whose first training file is meant.
-        model: counts tokens with the tokenizer and chat template of this model; "" for no counts.
+        path: the file, or the id of a dataset on the hub, whose first training file is meant.
+        model: the model with whose tokenizer and chat template tokens are counted; "": they are
+            not counted.
         roots: folders that the file must lie in; None: any folder.
         wait_s: how many seconds fetching and reading may take.
 
     Raises UserError DATASET_INVALID, DATASET_READING (not done in `wait_s`), PATH_OUTSIDE_ROOTS, or
-    the error of `catalog.resolve_model`.
+    MODEL_* or ADAPTER_MISMATCH for a model that cannot be used.
     """
     deadline = time.monotonic() + wait_s
     places = [Path(), *(roots or [])]  # where a folder of this name would be meant

@@ -202,6 +202,7 @@ def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Conve
     split = _split_by_name(file)
     for line, row in rows:
         try:
+            # Id and split are for a row that has none of its own.
             task = to_task(row, f"{file.stem}-{line}", split)
             _require_new_id(task.id, line_by_id)
         except ValueError as error:
@@ -245,14 +246,16 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:
     """Count the tasks that repeat the prompt, or both prompt and answer, of an earlier task."""
-    known_prompts: set[str] = set()
-    known_rows: set[str] = set()  # prompt and answer
+    distinct_prompts: set[str] = set()
+    distinct_rows: set[str] = set()  # prompt and answer
     for task in tasks:
         row = task.to_row()
         prompt = prompt_key(row["prompt"])
-        known_prompts.add(prompt)
-        known_rows.add(prompt + json.dumps(row["answer"], sort_keys=True))
-    return Duplicates(rows=len(tasks) - len(known_rows), prompts=len(tasks) - len(known_prompts))
+        distinct_prompts.add(prompt)
+        distinct_rows.add(prompt + json.dumps(row["answer"], sort_keys=True))
+    return Duplicates(
+        rows=len(tasks) - len(distinct_rows), prompts=len(tasks) - len(distinct_prompts)
+    )
 
 
 def _count_characters(messages: Sequence[Any]) -> int:

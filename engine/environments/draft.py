@@ -72,8 +72,8 @@ class Draft:
     def process(self) -> EnvProcess:
         """A new env process of the version, not started yet.
 
-        Its time limits are those of the version, or less: the start may take what is left of the
-        push, but always `push_limits.START_SECONDS`; a call at most `push_limits.CALL_SECONDS`.
+        Its time limits are those of the version, or less. The start may take what the push can
+        spare, and at least `push_limits.START_SECONDS`; a call at most `push_limits.CALL_SECONDS`.
         """
         limits = self.settings.limits
         spare_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
@@ -84,7 +84,7 @@ class Draft:
         )
         return EnvProcess(
             self.source,
-            python=self.python or None,
+            python=self.python or None,  # "": the version names no packages
             limits=push_time_limits,
             secrets=self.secrets,
             sandbox=registry.sandbox_of(self.home),
@@ -94,7 +94,8 @@ class Draft:
         """Call `call` and return its result and the seconds it took.
 
         `limit_s` is the time that `call` itself keeps to; it is not enforced here. An EnvProblem
-        that `call` raises is raised on; if `call` used up its time, with a hint about the limits.
+        that `call` raises goes through. If `call` used up `limit_s`, the problem gets a hint about
+        the limits of a push.
         """
         began = time.monotonic()
         try:

@@ -106,7 +106,7 @@ def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> in
     """Number of tokens of a training row that carry loss.
 
     Args:
-        loss_on: "assistant", "last" (assistant turn) or "all"; see `RowShape.trained`.
+        loss_on: the tokens of "assistant" turns, of the "last" one, or "all" (`RowShape.trained`).
         max_length: the length at which the row is cut; None if it is not cut.
     """
     # A turn that begins after the cut contributes 0.
@@ -233,8 +233,8 @@ def env_facts(
     once and kept in the home's cache.
 
     `thinking`: True and "require" count prompts with the think block switched on; False and "drop"
-    count answers without their reasoning. Raises UserError MODEL_UNSUPPORTED if the tokenizer or
-    the chat template cannot be read.
+    count answers without their reasoning; "keep" counts both as they are. Raises UserError
+    MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
     # The cache file is named after everything that the counts depend on.
@@ -274,10 +274,9 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it.
-
-    A task without training rows counts as one whose row is its prompt alone.
-    """
+    """The lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`. Of a
+    task without training rows the prompt alone is counted."""
+    # `known`: tokens at the beginning that the row before it holds too.
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
         for number, (length, known, turns) in enumerate(rows, start=1)
@@ -464,7 +463,7 @@ def _stored_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
 ) -> _StoredLengths:
-    """Count the tokens of one task row as the cache keeps them; `row_lengths` names the errors.
+    """Count the tokens of one task row as the cache keeps them; raises what `row_lengths` raises.
     `tools` are those of the environment; a row may have its own."""
     tools = (row.get("metadata") or {}).get("tools") or tools
     chat = tokenizer.format(thinking=thinking in (True, "require"))
@@ -493,11 +492,12 @@ def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
 def _pair_lengths(
     row: TaskRow, tools: list[ToolSchema], chat: ChatFormat
 ) -> tuple[int, int] | None:
-    """Tokens of the two conversations of a task row's pair, as far as DPO trains them; None where
-    there is no pair. Raises TemplateError if the chat template refuses one of them."""
+    """Tokens of the conversations with the better and with the worse answer of a task row; None
+    where it has no such pair. Raises TemplateError if the chat template refuses one of them."""
     pair = pair_of(row)
     if pair is None:
         return None
+    # A chat template may split a conversation into several rows; DPO trains on the last one.
     chosen, rejected = (chat.rows(chat_messages, tools)[-1].shape for chat_messages in pair)
     return chosen.length, rejected.length
 
@@ -554,12 +554,13 @@ class _RowTokens:
 
 
 def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
-    """SFT learns only from rows with an answer; a template may make several rows of one answer."""
+    """The tokens of the rows that SFT trains on. Only tasks with an answer become rows; the chat
+    template may split the conversation of one task into several."""
     loss_on, max_length = settings.loss_on, settings.max_length
-    answered = [row for row in facts.lengths if row.turns]
-    rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
+    answered = [task for task in facts.lengths if task.turns]
+    rows = [row for task in answered for row in task.rows if row.trained(loss_on)]
     return _RowTokens(
-        prompts=[row.prompt for row in answered],
+        prompts=[task.prompt for task in answered],
         totals=[row.length for row in rows],
         targets=[supervised(row, loss_on) for row in rows],
         dropped=sum(1 for row in rows if supervised(row, loss_on, max_length) == 0),
@@ -568,20 +569,21 @@ def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
 
 
 def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
-    """DPO learns only from rows with a pair; totals and targets are those of the better answer."""
+    """The rows with a pair of answers; totals and targets are those of the better (chosen) one."""
+    # (prompt, whole conversation with the better answer, with the worse one)
     rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
     max_length = settings.max_length
     return _RowTokens(
         prompts=[prompt for prompt, _, _ in rows],
         totals=[chosen for _, chosen, _ in rows],
         targets=[max(0, chosen - prompt) for prompt, chosen, _ in rows],
-        dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),
+        dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),  # no room for an answer
         truncated=sum(1 for _, *answers in rows if max(answers) > max_length),
     )
 
 
 def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
-    """A run that samples is expected to write answers as long as the reference answers."""
+    """The rows of a run that samples, with answers expected to be as long as the reference ones."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],

@@ -22,8 +22,8 @@ class Preference(NamedTuple):
 def pair_of(row: TaskRow) -> Preference | None:
     """The pair of a stored row; None for one that has none.
 
-    A row has none without a better or a worse answer, where `rejected` is neither text nor messages
-    that end with the assistant's, or where both answers are the same.
+    It has none if the better or the worse answer is missing, if the worse one is neither a text nor
+    messages of which the last is the assistant's, or if both answers are the same.
     """
     rejected = _conversation(row, REJECTED)
     # Without a better answer of its own, the reference answer is the better one.

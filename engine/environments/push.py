@@ -102,9 +102,9 @@ def push_env(
     """Store the environment in the folder `path` as a version; the same content gives the same one.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere), the files of a stored version, a
-            dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
-            (`benchmark:NAME`); these are fetched first.
+        path: a folder inside one of `roots` (None: anywhere) or with the files of a stored version.
+            Or a dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
+            (`benchmark:NAME`); both of these are fetched first.
         name: the name to push under; "" takes the folder's.
         install: install the packages of requirements.txt that are missing.
         check_settings: refuses a new version whose settings ask for too much; None allows all.
@@ -155,6 +155,7 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.
     """
+    # The rest of the push needs some of the time.
     dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
     if dataset is None:
         folder = _allowed_folder(home, path, roots)
@@ -213,8 +214,8 @@ def _push_again(
     """Make the stored version in `version_folder` the newest of its name; `install` and
     `check_settings` are those of `push_env`.
 
-    Its audit is repeated if secrets are set now that were missing then, but only if the caller may
-    give it these secrets.
+    Its audit is repeated if secrets are set now that were missing then. But this gives the secrets
+    to the version's code, so it is done only if `check_settings` accepts the version.
     """
     if install:
         _reinstall_packages(draft)
@@ -246,12 +247,13 @@ def as_user_error(problem: EnvProblem) -> UserError:
 def _reinstall_packages(draft: Draft) -> None:
     """Install the packages of a stored version again if its interpreter is gone.
 
-    Raises UserError ENV_DEPS as `_interpreter` does.
+    Raises UserError ENV_DEPS if they could not be installed in the time of the push.
     """
+    record = registry.read_version(draft.home, draft.name, draft.hash)
     try:
-        registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
+        registry.env_python(record)  # raises where the interpreter is gone
     except UserError as error:
-        if error.code != "ENV_DEPS":  # this code says that the interpreter is gone
+        if error.code != "ENV_DEPS":
             raise
         _interpreter(draft, install=True)
 
@@ -259,8 +261,8 @@ def _reinstall_packages(draft: Draft) -> None:
 def _build_version(draft: Draft, install: bool) -> None:
     """Write the rows, the audit and env.json of a new version into the draft's folder.
 
-    Its files are there already. Raises EnvProblem for a fault of the environment, or UserError
-    ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
+    The copied files are there already. Raises EnvProblem for a fault of the environment, or
+    UserError ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
     """
     draft.python = _interpreter(draft, install)
     played = _play(draft)
@@ -303,20 +305,26 @@ def _play(draft: Draft) -> _Played:
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        own_kind = description["kind"]  # as the environment says it; its rows may make it another
+        own_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
         kind = task_rows.kind_of(own_kind, rows)
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, own_kind, draft)
         audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
-    return _Played({**description, "kind": kind}, rows, split, audit, isolation)
+    return _Played(
+        description={**description, "kind": kind},
+        rows=rows,
+        split=split,
+        audit=audit,
+        isolation=isolation,
+    )
 
 
 def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
     """The rows that the environment's `tasks()` returns, and the seconds that took.
 
-    It may take what the push can spare, but not more than the environment's own limit.
+    The call may take what the push can spare, but not more than the environment's own limit.
     """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
     limit_s = min(env.limits.start_seconds, spare_seconds)
@@ -332,7 +340,11 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 
 
 def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
-    """The content of env.json, with secrets hidden in the texts of the environment."""
+    """The content of env.json, from the `draft` to store and from what its code showed when it was
+    run (`played`). Secrets are hidden in the environment's own texts.
+
+    `contamination` tells what the train rows share with the held-out ones.
+    """
     redactor = Redactor(draft.secrets)
     copied, settings, description = draft.shot, draft.settings, played.description
     return EnvVersion(
@@ -399,7 +411,7 @@ def _interpreter(draft: Draft, install: bool) -> str:
         raise _packages_missing(missing)
     seconds = min(push_limits.INSTALL_SECONDS, draft.seconds_left)
     python = env_packages.install(draft.home, needed, seconds)
-    if draft.seconds_left < push_limits.START_SECONDS:
+    if draft.seconds_left < push_limits.START_SECONDS:  # too little to start the environment
         raise UserError(
             "ENV_DEPS",
             "the packages are installed, but that took as long as one call may",

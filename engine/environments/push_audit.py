@@ -56,7 +56,7 @@ class SecondProcess:
         """
         # Twice the start, because it may take longer than the first one did.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._handed_out:  # the third process of a push; the audit gives it THIRD_S seconds more
+        if self._handed_out:  # restarted, it is the third process, which the audit uses for longer
             needed_seconds += THIRD_S
         if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
@@ -136,7 +136,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     """Replace the audit of the stored version in `version_folder`; nothing else there changes.
 
     The old audit is kept in the folder EARLIER under its hash, because earlier runs recorded that
-    hash (`honesmith verify` looks for it).
+    hash, which `honesmith verify` searches for.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)
@@ -155,7 +155,7 @@ def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
             second_env,
             rows,
             start_seconds,
-            tasks_seconds=0.0,
+            tasks_seconds=0.0,  # tasks() is not called
             deadline=draft.deadline,
             repeat_warnings=[],
         )

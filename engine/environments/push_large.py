@@ -54,7 +54,8 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     check_files(facts.files, f"{draft.name}@{draft.hash}")
     _copy_index(indexed.folder, draft.folder)
     contamination = _contamination(draft, facts)
-    write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
+    empty_audit = unscored(facts.rows, seed=0)  # the data have no scorer
+    write_json(draft.folder / registry.AUDIT, {**empty_audit})
     version = _env_version(draft, facts, contamination)
     version.write(draft.folder / registry.FACTS)
 
@@ -114,7 +115,7 @@ def _refuse_bad_lines(facts: DataIndex) -> None:
     if there is no row, or if only some rows are preferences."""
     bad_lines = [*facts.faults, *facts.unanswered_lines]
     bad_count = facts.bad + facts.unanswered
-    answered_rows = facts.rows - facts.unanswered  # a preference has two answers
+    answered_rows = facts.rows - facts.unanswered  # with an answer, or as preferences with two
     if 0 < facts.preferences < answered_rows:
         fault = f"{facts.preferences} of {facts.rows} rows are preferences, the others are not"
         hint = "Push them as two datasets, each in a folder of its own."

@@ -141,7 +141,7 @@ def _require_single_meaning(prefix: str, matches: Sequence[EnvRow]) -> None:
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
     """One warning if `ref` was only a prefix of the version's name or id, else [].
 
-    The name may be spelt with _ or -.
+    The whole name gives no warning, also where it is spelt with _ in place of -.
     """
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []

@@ -183,11 +183,13 @@ class _Copier:
     """
 
     def __init__(self, target: Path, by_reference: Collection[str]) -> None:
+        """`target` is the folder to write; `by_reference` are paths that are not copied, because
+        their content stays where it is."""
         self.target = target
-        self.by_reference = by_reference  # paths that are not copied
-        self.digests: dict[str, str] = {}
-        self.size = 0
-        self.left_out: list[str] = []
+        self.by_reference = by_reference
+        self.digests: dict[str, str] = {}  # the SHA-256 of each copied file, by its path
+        self.size = 0  # bytes copied so far
+        self.left_out: list[str] = []  # what was not copied, each with the reason
 
     def folder(self, fd: int, prefix: str) -> None:
         """Copy an open folder with everything in it.
@@ -286,7 +288,7 @@ def _open_without_links(folder: int, name: str) -> BinaryIO:
     # O_NONBLOCK: a pipe put in the file's place must not block the open.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
-    def open_in_folder(file_name: str, _: int) -> int:
+    def open_in_folder(file_name: str, _: int) -> int:  # `_`: the flags that `open` would use
         return os.open(file_name, flags, dir_fd=folder)
 
     return open(name, "rb", opener=open_in_folder)

@@ -65,8 +65,8 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
     """Set each row's `gold`: the prompt and the reference answer as one conversation.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies. `gold` is None for a row without an answer, and where playing it failed or there
-    was no time left for it; a warning about those is added to the draft.
+    its replies. `gold` is None for a row without an answer. It is also None where playing failed or
+    no time was left for it; a warning that counts these rows is added to the draft.
     """
     failures: list[str] = []
     not_replayed = 0
@@ -78,6 +78,7 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
             continue
         if kind != "multi":  # there are no replies to get
             row["gold"] = [*row["prompt"], *row["answer"]]
+        # After so many failures the others would most likely fail too.
         elif len(failures) >= GIVE_UP_REPLAYS or time.monotonic() > last_replay_start:
             not_replayed += 1
         else:

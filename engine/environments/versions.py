@@ -81,7 +81,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
     """
     requirements = env_packages.read_requirements(folder)
     if not requirements:
-        return BuiltPackages([], f"{folder} names no packages; nothing to build.")
+        return BuiltPackages(packages=[], summary=f"{folder} names no packages; nothing to build.")
     python = env_packages.install(home, requirements, patience_s)
     names = [str(requirement) for requirement in requirements]
     return BuiltPackages(
@@ -184,13 +184,13 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version: its files and its database row.
 
-    Raises UserError RUN_STATE if a run uses the version: one that has not ended always refuses it,
-    an ended one, whose answers could not be scored again, only without `force`. ENV_NOT_FOUND or
-    ENV_AMBIGUOUS if `ref` names no single version.
+    Raises UserError RUN_STATE if a run uses the version. A run that has not ended always forbids
+    the deletion. One that has ended forbids it only without `force`: its answers could not be
+    scored again. ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no single version.
     """
     record = find_env(home, ref)
     with Store(home) as store:
-        runs = [row for row in store.list_runs(_ALL_RUNS) if row.env_id == record.env_id]
+        runs = [row for row in store.list_runs(limit=_ALL_RUNS) if row.env_id == record.env_id]
         _refuse_if_used(record, runs, force)
         # This file goes first: without it the folder counts as no version.
         (record.dir / FACTS).unlink(missing_ok=True)

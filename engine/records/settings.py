@@ -93,9 +93,11 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The list of projections that a group such as "attention" stands for in most families; in
-    others it is read as the same group (engine/settings/lora_targets.py). Any other value is
-    returned as it is, for validation to judge."""
+    """The list of projections that a group such as "attention" stands for in most model families.
+
+    Where a model names them otherwise, engine/settings/lora_targets.py later puts its own in their
+    place. Any value that is no group is returned as it is, for validation to judge.
+    """
     if not isinstance(value, str):
         return value
     return _TARGET_GROUPS.get(value, value)
@@ -129,7 +131,7 @@ def _top_k() -> Any:
     """The setting top_k, the same for training and for evaluations."""
     return _setting(
         "Only the so many likeliest tokens are sampled from; 0: all.",
-        "0",
+        rule="0",
         default=0,
         ge=0,
         le=MAX_TOP_K,
@@ -140,7 +142,7 @@ def _min_p() -> Any:
     """The setting min_p, the same for training and for evaluations."""
     return _setting(
         "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
-        "0",
+        rule="0",
         default=0.0,
         ge=0,
         lt=1,

@@ -81,12 +81,13 @@ def sample(
     with contextlib.closing(connection):
         try:
             _request_stream(connection, key, body)
-            # The connection drops its socket where the reply says "close", so keep the method.
+            # Where the reply says "Connection: close", `connection.sock` becomes None while the
+            # reply is still being read. So keep the method of its socket.
             set_timeout = connection.sock.settimeout
             set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))  # to begin its reply
             response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
-                _take(line, answer, str(body["model"]), listener)
+                _add_line(line, answer, str(body["model"]), listener)
         except _READ_ERRORS as error:
             if isinstance(error, TimeoutError) and time.monotonic() >= limits.deadline:
                 return  # it has not even begun to reply
@@ -142,17 +143,19 @@ def _lines(
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
+        # All times are on the monotonic clock.
         stalls_at = last_token.refreshed_at(now) + limits.stall_s
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
-        if answer.is_waiting:  # a process that lives says so every second
+        if answer.is_waiting:
+            # While the model answers others, a process that is well sends a comment every second.
             stalls_at = now + max(limits.stall_s, _SILENCE_S)
         set_timeout(min(stalls_at, limits.deadline) - now)
         try:
             line = _next_line(response)
         except TimeoutError:  # nothing came, not even a comment
-            answer.has_stalled = stalls_at < limits.deadline
+            answer.has_stalled = stalls_at < limits.deadline  # else the call's time was up
             return
         if line is None:  # the end of the stream
             return
@@ -189,12 +192,16 @@ def _next_line(response: http.client.HTTPResponse) -> str | None:
     stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no line comes."""
     data = response.readline()
     line = data.decode("utf-8", "replace").rstrip("\r\n")
-    return None if not data or line == _DATA + _END else line
+    is_end = not data or line == _DATA + _END
+    return None if is_end else line
 
 
-def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
+def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None:
     """Add a line of the stream to the answer, and tell the listener which text of `model` came.
-    Raises ValueError for a line of a form that deployments do not write."""
+
+    A comment, which a waiting deployment sends, adds nothing: the listener gets "". Raises
+    ValueError for a line of a form that deployments do not write.
+    """
     text = ""
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
@@ -215,8 +222,9 @@ def _add_choice(choice: JsonObject, answer: Answer) -> str:
     answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
     answer.token_ids += choice.get("token_ids") or []
     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-    # The piece with the role is sent at once, the one after it when the model has begun.
-    answer.is_waiting = answer.is_waiting and "role" in delta
+    # The first piece, which has the role, is sent at once; all others once the model has begun.
+    is_first_piece = "role" in delta
+    answer.is_waiting = answer.is_waiting and is_first_piece
     return text
 
 

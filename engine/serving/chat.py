@@ -73,13 +73,16 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    Such a deployment counts against the quota of `asker`; nobody else can continue the
-    conversation. Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses
-    it; DEPLOY_FAILED also if no token comes for `patience.stall_s` seconds; the errors of `deploy`.
+    Such a deployment counts against the quota of `asker`, who alone can continue the conversation.
+    `listener` is called with each piece of an answer as it comes.
+
+    Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses the question,
+    DEPLOY_FAILED if no token comes for `patience.stall_s` seconds, and the errors of a deployment
+    that cannot be started.
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
-    # Errors in what is asked are found here, before anything is started.
+    # Errors in what is asked are raised here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
@@ -212,10 +215,15 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """Ask the target to finish its last answer in `branch`, which was cut. Raises UserError
-    BAD_ARGUMENT if it has no unfinished answer there."""
+    """The question to send where the user adds no message: finish the last answer in `branch`,
+    which was cut, or answer its last message. Raises UserError BAD_ARGUMENT if the last message is
+    an answer that the target cannot go on with.
+
+    `begun` are the token ids of the unfinished answer.
+    """
     if branch.model == target.name and branch.begun:
-        return Question(target, branch.messages[:-1], begun=branch.begun)
+        before_answer = branch.messages[:-1]  # the last message is the unfinished answer
+        return Question(target, before_answer, begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
         raise UserError(
             "BAD_ARGUMENT",
@@ -235,6 +243,7 @@ def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> Non
 
 
 def _bad_messages(error: BadMessages) -> UserError:
+    """The error for messages or tools that no model can be asked with."""
     return UserError(
         "BAD_ARGUMENT",
         str(error),
@@ -299,7 +308,7 @@ def _sample(
     Raises UserError BAD_ARGUMENT or DEPLOY_FAILED if it refuses or gives no token, Unreachable if
     its process ends meanwhile.
     """
-    answer.is_waiting = True  # until the model begins, in a second try too
+    answer.is_waiting = True  # until the model begins; set again where this is a second try
     limits = Limits(answer_by, session.patience.stall_s)
     request = _server_request(question, session.sampling, answer)
     try:
@@ -364,8 +373,8 @@ def _conversation_after(
     for question, each in zip(questions, answered, strict=True):
         name = question.target.name
         # Of an answer that was cut and goes on: its text so far, the last message of the branch.
-        said_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch_with_answer(question, each.answer, said_before)
+        text_before = branches[name].messages[-1]["content"] if question.begun else ""
+        branches[name] = _branch_with_answer(question, each.answer, text_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
@@ -375,14 +384,14 @@ def _conversation_after(
     )
 
 
-def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
+def _branch_with_answer(question: Question, answer: Answer, text_before: str) -> Branch:
     """One model's part of the conversation, with its new answer. `Branch.begun` gets the answer's
     token ids if it was cut, so that a later call can continue it.
 
     Args:
-        said_before: the text of an answer that was cut and goes on here; "" for a new answer.
+        text_before: the text of an answer that was cut and goes on here; "" for a new answer.
     """
-    message: ChatMessage = {"role": "assistant", "content": said_before + answer.content}
+    message: ChatMessage = {"role": "assistant", "content": text_before + answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:

@@ -51,12 +51,13 @@ def reply_of(
     """The reply of `chat`.
 
     Args:
-        names: of the models as the caller gave them, in the order of `answered`.
-        idle_minutes: after which a started deployment stops by itself.
+        names: the models' names as the caller gave them, in the order of `answered`.
+        saved: under which id the conversation was saved ("" if it was not), its seed, a warning.
+        idle_minutes: how long a started deployment may be idle before it stops by itself.
     """
     entries = [_entry_of_answer(each) for each in answered]
     started = [deployment for each in answered for deployment in each.started]
-    lost = [saved.warning] if saved.warning else []
+    save_warnings = [saved.warning] if saved.warning else []
     return {
         "answers": entries,
         **({"conversation": saved.id} if saved.id else {}),
@@ -64,7 +65,7 @@ def reply_of(
         **({"started": started} if started else {}),
         "summary": _summary(entries),
         "next": _next_calls(names, entries, saved.id, started),
-        "warnings": _warnings(entries, started, idle_minutes) + lost,
+        "warnings": _warnings(entries, started, idle_minutes) + save_warnings,
     }
 
 
@@ -112,7 +113,7 @@ def _next_calls(
     called, stop deployments that were started.
 
     Args:
-        names: of the models as the caller gave them, in the order of `entries`.
+        names: the models' names as the caller gave them, in the order of `entries`.
         conversation_id: "" if the conversation was not kept: nothing can be continued then.
     """
     calls: list[Call] = []

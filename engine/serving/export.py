@@ -80,7 +80,7 @@ def _check_format(export_format: str) -> None:
 
 
 def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
-    """What the ORIGIN file of an export says of it, so that the same export is known again."""
+    """The content of an export's ORIGIN file, by which a later call recognises the same export."""
     assert model.adapter is not None  # `_model_with_adapter` refuses others
     return {
         "run": model.run_id,
@@ -91,7 +91,10 @@ def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
 
 
 def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Write the files of the export to `target`. Returns False if a merge is still going on."""
+    """Write the files of the export to `target`. Returns False if a merge is still going on.
+
+    `origin` is the content of the file that tells where the export comes from.
+    """
     if origin["format"] != "adapter":
         return _merge(home, model, target, origin)
     weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
@@ -150,7 +153,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
     if isinstance(existing_origin, dict):
-        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` does not have them either
+        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` is compared without them
     if existing_origin == origin:
         return True
     raise UserError(
@@ -183,7 +186,7 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
         if (source / name).is_file():
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
-    # Only a run's adapter names its base as this home does.
+    # A run writes its base as a path of this home, which other tools cannot load.
     if model.kind == "run" and model.base_path.is_dir():
         config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)
@@ -275,7 +278,11 @@ def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
-    """The merge of this model to `target`. A later call finds the same folders again."""
+    """The merge of this model to `target`: a worker writes a folder beside it (`aside`), which is
+    then renamed.
+
+    Both folders are named by a hash of model and target, so that a later call finds them again.
+    """
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     return _Merge(
         job=home.export_job(key),
@@ -312,7 +319,7 @@ def _unfinished_merge_error(log: Path) -> UserError:
 def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
     """Start a worker that does the merge, unless one is at work."""
     python = launcher.worker_python(home)
-    shutil.rmtree(merge.aside, ignore_errors=True)
+    shutil.rmtree(merge.aside, ignore_errors=True)  # what a killed worker left
     config = {
         "base_path": str(model.base_path),
         "adapter": str(model.adapter),

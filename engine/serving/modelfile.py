@@ -94,7 +94,8 @@ def _turns(chat: ChatFormat) -> _Turns:
     answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
     answer_end = _answer_end(chat, system)
     before_user = _before_user(system_to_question, answer_to_question, answer_end)
-    without_system = chat.text(_TALK[:1], prompt=True)
+    first_question = _TALK[:1]
+    without_system = chat.text(first_question, prompt=True)
     opening, _ = _split_at_mark(without_system, _FIRST)
     turns = _Turns(
         before_system=before_system,
@@ -138,8 +139,9 @@ def _check_no_instructions(turns: _Turns) -> None:
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
     ValueError unless it writes the answer exactly once."""
-    closed = chat.text([system, *_TALK[:2]], prompt=False)
-    _, end = _split_at_mark(closed, _ANSWER)
+    question_and_answer = _TALK[:2]  # the answer's text is the mark `_ANSWER`
+    conversation = chat.text([system, *question_and_answer], prompt=False)
+    _, end = _split_at_mark(conversation, _ANSWER)
     return end
 
 

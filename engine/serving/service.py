@@ -121,7 +121,8 @@ def target_of(home: Home, name: str) -> Target:
 def serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """Make sure that a deployment serves the target. A living one of its base gets the adapter.
+    """Make sure that a deployment serves the target. If one of the same base model is running, it
+    loads the target's adapter; otherwise one is started.
 
     Returns its row, and the seconds that starting it took (None if it ran already). Raises
     UserError DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH, NO_VLLM or DEPLOY_FAILED; the last one,
@@ -131,7 +132,7 @@ def serve(
         by_deploy: whether the target was deployed by name, so that the deployment records it as
             served until it is stopped or idle. False for a chat, which only needs it now.
     """
-    launcher.worker_python(home)  # raises where there is none
+    launcher.worker_python(home)  # raises NO_TORCH where no interpreter has torch
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")
@@ -218,7 +219,7 @@ def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
         return store.add_deployment(
             base_name=target.ref.base_ref,
             base_path=str(target.ref.base_path),
-            adapters=[],  # the row gets those that `_keep_serving` records
+            adapters=[],  # `_keep_serving` adds the adapters that are deployed by name
             serve_base=False,
             memory_bytes=memory_bytes,
         )
@@ -278,7 +279,7 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
         if not deployments.is_alive(folder):
-            deployments.living(home)  # which records the end in the row
+            deployments.living(home)  # called because it records in the row that the process ended
             if row.state == "ready":
                 return None
             raise deploy_failed(folder, deployments.failure_message(folder))
@@ -320,7 +321,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
-            folder, "POST", "/admin/adapters", _adapter_entry(target), patience_s
+            folder, "POST", "/admin/adapters", _adapter_entry(target), timeout_s=patience_s
         )
     except Unreachable as error:
         if time.monotonic() > deadline and deployments.is_alive(folder):
@@ -384,8 +385,8 @@ def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call
 
 
 def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
-    """The reply where `ref` was not being served. It offers to stop what is served of the run in
-    `ref`."""
+    """The reply where `ref` was not being served. If `ref` names a run, or a model of a run, the
+    reply offers calls that stop those models of the run that are served."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     return _stop_reply(
@@ -448,7 +449,7 @@ def _error_text(reply: Json) -> str:
 
 def deploy_failed(folder: DeployDir, message: str) -> UserError:
     """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
-    last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
+    last_lines = read_tail(folder.log, max_bytes=4000).strip().splitlines()[-3:]
     log_end = " | ".join(line.strip() for line in last_lines)[:400]
     text = f"the deployment {folder.id} failed: {message}"
     if not log_end:

@@ -237,13 +237,14 @@ def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
     """
     normalized = _normalized(name)
     names = list(known)
+    # Names of what is no setting here, and of settings that take other values here.
     if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
     if normalized in names:  # only written in another way, as "Learning-Rate"
         return normalized
-    if normalized in FOREIGN:
+    if normalized in FOREIGN:  # another trainer's name for one of our settings
         target = _our_name(normalized, algorithm)
-        if target in names:  # else it is a setting of the other algorithm
+        if target in names:  # else it is a setting of another algorithm
             return target
     similar = difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)
     return similar[0] if similar else ""

@@ -272,7 +272,7 @@ def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
-        filled.default("epochs", None)
+        filled.default("epochs", None)  # `steps` alone says how long to train
 
 
 def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
@@ -333,8 +333,8 @@ def _loss_defaults(filled: Filled) -> None:
 
 
 def _warn_of_grpo_sampling(filled: Filled) -> None:
-    """Warn of sampling ahead that gains nothing, and of sampling from other probabilities than are
-    trained."""
+    """Warn where sampling the next batch during training (async_sampling) gains nothing, and where
+    tokens are sampled from other probabilities than are trained."""
     if filled["async_sampling"] and filled["sampler"] == "torch":
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
@@ -348,7 +348,7 @@ def _warn_of_grpo_sampling(filled: Filled) -> None:
 
 
 def _sampler_default(filled: Filled, facts: Facts) -> None:
-    """Set the sampler of GRPO: vLLM where it suits the machine and the weights, else our own."""
+    """Set the sampler of rollouts: vLLM where it suits machine and weights, else our own."""
     if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
         return
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
@@ -388,15 +388,16 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """
     limit = 256
     if env is not None and env.longest_turn:
-        limit = max(min(1024, max(16, 2 * env.longest_turn)), env.usual_turn)
+        doubled = min(1024, max(16, 2 * env.longest_turn))
+        limit = max(doubled, env.usual_turn)
     return max(limit, 1024) if thinking else limit
 
 
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of an SFT or DPO run, which has no settings for it:
-    the defaults of GRPO and of evaluations, so that results can be compared.
+    """The limits of sampling in the evaluations of an SFT or DPO run. Such a run has no settings
+    for sampling, so it gets the defaults of GRPO and of `evaluate`: results can then be compared.
 
     Args:
         context: the longest context of the model in tokens.
@@ -421,9 +422,9 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
     The longest prompt counts as 0 tokens without an environment. The result is at least 1.
     """
     longest_prompt = env.longest_prompt if env else 0
-    available = context - longest_prompt - 1
-    # Then the answer gets half of the context, and tasks with the longest prompts are left out.
+    available = context - longest_prompt - 1  # one more, because no prompt is empty
     if available < _MIN_ANSWER_TOKENS:
+        # The answer gets half of the context; tasks with longer prompts will be left out.
         available = context // 2
     return max(1, min(preferred, available))
 
@@ -441,12 +442,13 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
-    It stays within the model's context and within 8192 tokens, but above 8192 where an answer of
-    max_tokens needs more.
+    It is never above the model's context, and above 8192 tokens only where an answer of max_tokens
+    would not fit otherwise.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
+    # A value that had to be cut counts as chosen by the model.
     source = MODEL if rounded > longest_default else RECIPE
     length = min(rounded, longest_default)
     # Without max_tokens (SFT, DPO) no answer needs room. One more token is for a prompt.
@@ -477,6 +479,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     GRPO or distillation run three times, and each saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
+    # A number that the user gave is lowered, with a warning.
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)

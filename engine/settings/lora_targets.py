@@ -11,8 +11,9 @@ from engine.records.settings import ANY_MLP, ATTENTION, MLP, PROJECTIONS, GivenS
 def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSettings:
     """The settings with `lora_targets`, where given, as projections that the model has.
 
-    The names of a whole group (all, attention, mlp) stand for that group of the model: a Phi-3 has
-    `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the model lacks it.
+    The names of a whole group (all, attention or MLP) stand for the model's own names of that
+    group: a Phi-3 has `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the
+    model has no projection of the group, or lacks one that is named singly.
     """
     given_names = settings.get("lora_targets")
     if not given_names:
@@ -23,9 +24,9 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
 def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[str]:
     """The projections of the model that these names (at least one) stand for.
 
-    The names of all projections, or of a whole group (attention or MLP), stand for those that the
-    model has of them. Raises UserError SETTING_INVALID if it has none of a group, or lacks one of
-    any other names.
+    If the names are those of all projections, or of a whole group (attention or MLP), they stand
+    for those of the group that the model has. Any other names stand for themselves. Raises
+    UserError SETTING_INVALID if the model has none of the group, or lacks one of the other names.
     """
     available = model.targets
     if set(given_names) == set(PROJECTIONS):

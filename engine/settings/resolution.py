@@ -310,6 +310,7 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
     known_names = SCHEMAS[algorithm].model_fields
     # Each unknown name with the setting that it stands for; "" if it stands for none.
     our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
+    # A value that the user also gave under our name is not overwritten.
     renamed = {
         our_name: settings[name]
         for name, our_name in our_names.items()
@@ -359,6 +360,7 @@ def load_toml(path: Path) -> TrainFile:
     text, content = _read_toml(path)
     for name, value in content.items():
         _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
+    # The keys beside the table, each a text with a default.
     texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
     settings = content.get("settings", {})
     try:

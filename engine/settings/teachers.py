@@ -39,10 +39,11 @@ def is_url(name: str) -> bool:
 
 
 def check_given(given: GivenSettings) -> None:
-    """Check the settings of the teacher among those a user gave for distill.
+    """Check the settings about the teacher that a user gave for distill.
 
-    Raises UserError SETTING_INVALID without a teacher or for a URL without a model's name;
-    SETTING_NOT_APPLICABLE for what only a URL has, beside another teacher.
+    Raises UserError SETTING_INVALID without a teacher, for a URL that may hold a key, or for a URL
+    without `teacher_model`; SETTING_NOT_APPLICABLE for `teacher_model` or `teacher_key_env` with a
+    teacher that is no URL.
     """
     teacher = given.get("teacher")
     if not teacher:
@@ -105,8 +106,9 @@ def resolve_teacher(
 
     `student` is the model that the run trains.
 
-    Raises UserError: MODEL_* for a model that is not here or cannot be used, SETTING_INVALID where
-    it has another tokenizer or is the student itself, ENV_SECRETS where its key is not set.
+    Raises UserError: MODEL_* for a teacher that is not here or cannot be used, SETTING_INVALID
+    where the teacher has another tokenizer or is the student itself, ENV_SECRETS where the key of a
+    teacher behind a URL is not set.
     """
     if not isinstance(settings, DistillSettings):
         return None
@@ -160,7 +162,7 @@ def check_same_tokens(student: ModelRef, teacher: ModelRef) -> None:
     teacher_ids = tokens.load(teacher.base_path).vocabulary
     if student_ids == teacher_ids:
         return
-    differing = sum(teacher_ids.get(text) != number for text, number in student_ids.items())
+    differing = sum(teacher_ids.get(text) != token_id for text, token_id in student_ids.items())
     raise _invalid(
         "teacher",
         f"the tokenizer of {teacher.ref} ({teacher.base_ref}) is not that of {student.ref} "

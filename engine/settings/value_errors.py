@@ -35,6 +35,7 @@ def invalid_values_error(
         error: pydantic's error, which names the wrong values.
         given: all values that were given.
     """
+    # Of the place of a fault ("loc"), the first part is the setting.
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = [
         f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"

@@ -104,7 +104,9 @@ def is_large(files: Sequence[Path]) -> bool:
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
-    return size > _FEW_BYTES and sum(map(_count_lines, files)) > COPIED_ROWS
+    if size <= _FEW_BYTES:  # too small to have so many rows: need not be read
+        return False
+    return sum(map(_count_lines, files)) > COPIED_ROWS
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
@@ -147,7 +149,7 @@ def _start(results: Path, request: _Request) -> None:
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(BlockingIOError):  # another call has the lock: it starts it
+        with contextlib.suppress(BlockingIOError):  # another call has the lock and starts it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             request.write(results / _REQUEST)
             (results / _DONE).write_text("0")
@@ -176,7 +178,7 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
     """The error for a dataset that is still being read, with how far it is."""
     total_bytes = sum(path.stat().st_size for path in files)
     done_bytes = 0
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is being written
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the number is being written
         done_bytes = int((results / _DONE).read_text())
     share = 0.0
     if total_bytes:  # 100 % only with the result, which is still to be written
@@ -258,7 +260,7 @@ class _Reading:
         self._count_train_rows(decided)
         self._data_index(decided).write(self.folder / _INDEX)
         for name in ("offsets", "lines", "prompts", "rows", "ids", "sides"):
-            (self.folder / name).unlink()
+            (self.folder / name).unlink()  # the files of the columns: only the reading needs them
         sync_folder(self.folder)
 
     def _cut_into_parts(self, file: _RequestedFile) -> None:
@@ -303,11 +305,12 @@ class _Reading:
 
     def _refuse_repeated_ids(self) -> None:
         """Count as bad every row whose id an earlier row has, and list the first ones as faults."""
+        # `columns.repeated` compares hashes. `_count_as_repeated` counts all pairs as they pass.
         repeated = self._count_as_repeated(columns.repeated(self.ids.values()))
         # Twice as many as are shown, in case some are different ids with one hash.
         for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
             task_id = self._task_row(row)["id"]
-            if task_id != self._task_row(earlier)["id"]:  # different ids with one hash
+            if task_id != self._task_row(earlier)["id"]:  # only the hashes are equal
                 self.repeated_ids -= 1
                 continue
             file_name, line = self._place(row)
@@ -365,9 +368,9 @@ class _Reading:
             files=tuple(self.files),
             rows=row_count - self.repeated_ids,  # a row with the id of an earlier one counts as bad
             bad=total.bad,
-            faults=self._first(total.faults),
+            faults=self._first_lines(total.faults),
             unanswered=total.unanswered,
-            unanswered_lines=self._first(total.unanswered_lines),
+            unanswered_lines=self._first_lines(total.unanswered_lines),
             preferences=total.preferences,
             with_tools=total.with_tools,
             shapes=dict(total.shapes),
@@ -383,7 +386,7 @@ class _Reading:
             sample=tuple(total.sample[: scan.SAMPLE_ROWS]),
         )
 
-    def _first(self, lines: Sequence[FaultyLine]) -> tuple[FaultyLine, ...]:
+    def _first_lines(self, lines: Sequence[FaultyLine]) -> tuple[FaultyLine, ...]:
         """The first MOST_FAULTS of the lines, in the order of the files and of their lines."""
         file_order = {file.name: index for index, file in enumerate(self.files)}
         return tuple(
@@ -423,8 +426,11 @@ def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
 
 
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
-    """Add the counts of one part to the total. Of its first lines and rows as many are added as the
-    total has room for: MOST_FAULTS of each kind (`_data_index` cuts the sample further)."""
+    """Add the counts of one part to the total.
+
+    Of the faulty lines, the unanswered lines and the sample, the total keeps the first MOST_FAULTS
+    of each; the others are dropped. (`_data_index` cuts the sample further.)
+    """
     for name in ("shapes", "turns", "prompt_chars", "answer_chars"):
         getattr(total, name).update(getattr(part, name))
     for name in ("bad", "unanswered", "preferences", "with_tools"):

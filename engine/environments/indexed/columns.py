@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 Code = Literal["B", "Q"]  # numbers of 8 and of 64 bits, as `array` names them
-# Hashes are looked at in portions of about this many, so that a set of them stays small.
+# Hashes are searched in portions of about this many, so that a set of them stays small.
 PORTION = 500_000
 _HASHES = 1 << 64  # a hash is a number below this
 
@@ -69,7 +69,7 @@ def count_distinct(hashes: Sequence[int]) -> int:
 def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Find values that occur again: yields (position, position of the first occurrence) for each.
 
-    One range of values is looked at after another, so that memory stays small. Within a range the
+    One range of values is searched after another, so that memory stays small. Within a range the
     pairs come in the order of positions.
     """
     for low, high in portions(len(hashes)):

@@ -69,6 +69,7 @@ class IndexedRows(Sequence[TaskRow]):
     def __init__(
         self, files: Sequence[IndexedFile], index: Path, chosen: Sequence[int] | None = None
     ) -> None:
+        """The docstring of the class describes the arguments."""
         self._files = files
         self._index = index
         # For each file the number of training rows in it and in the files before it.
@@ -93,7 +94,7 @@ class IndexedRows(Sequence[TaskRow]):
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
         row = self._chosen[index]
-        file_index = bisect_right(self._rows_up_to, row)
+        file_index = bisect_right(self._rows_up_to, row)  # the first file that ends after it
         content = read_line(self._descriptor(file_index), self._offsets[row])
         row_id = default_id(self._files[file_index].name, self._lines[row])
         return stored_row(to_task(parse_line(content), row_id).to_row(), split="train")
@@ -104,7 +105,7 @@ class IndexedRows(Sequence[TaskRow]):
     def subset(self, indices: Sequence[int]) -> "IndexedRows":
         """The rows at these indices, also read only when they are asked for."""
         chosen = self._chosen
-        holds_all_rows = chosen == range(len(self))
+        holds_all_rows = chosen == range(len(self))  # then positions are the rows' own numbers
         rows = indices if holds_all_rows else [chosen[index] for index in indices]
         return IndexedRows(self._files, self._index, rows)
 

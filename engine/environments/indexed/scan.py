@@ -185,8 +185,8 @@ def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str)
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
     """Add the hashes and lengths of a good row, which stands in this line of the file."""
-    # A preference, which has no answer of its own, has a better and a worse one: the better one is
-    # learnt, and it is the one that is measured.
+    # A row without an answer of its own may be a preference: a pair of a better and a worse answer.
+    # Then the better one counts as the answer that is learnt.
     preference = None if task.answer_messages else task.preference
     answers = preference or (task.answer_messages,)
     learnt_answer = answers[0]

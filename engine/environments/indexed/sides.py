@@ -65,10 +65,11 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
 def _decide_portion(
     sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
 ) -> None:
-    """Write the side of each of these rows into `sides.of_row`, and count their training prompts
-    in `sides.distinct_prompts`.
+    """Write the side of some of the dataset's rows into `sides.of_row`, and count their training
+    prompts in `sides.distinct_prompts`.
 
-    `rows` are the numbers of all rows of some prompts; `prompts` and `named` are those of `decide`.
+    `rows` are the positions of these rows; with a row all others of its prompt are among them.
+    `prompts` has the hash of the prompt of every row of the dataset, `named` the side it names.
     """
     candidates = _candidates(rows, prompts, named)
     rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
@@ -83,8 +84,11 @@ def _decide_portion(
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
-    """Hold out the prompt with the fewest rows, where every prompt has more rows than shall be held
-    out. Nothing is held out if there is only one prompt to choose from."""
+    """Hold out the prompt with the fewest rows. To be called where every prompt has more rows than
+    shall be held out. Nothing is held out if there is only one prompt to choose from.
+
+    `chooser.smallest` is (number of rows, prompt), None without prompts.
+    """
     if chooser.smallest and chooser.seen_prompts > 1:
         _rows, prompt = chooser.smallest
         _hold_out(sides, prompts, prompt)
@@ -94,8 +98,10 @@ def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser"
 def _candidates(rows: Sequence[int], prompts: Sequence[int], named: bytes) -> set[int]:
     """The prompts of `rows` that may be held out, by their hashes.
 
-    Those that a row names as held out, if any row of the dataset names one; else those of which no
-    row names the training side.
+    If any row of the dataset names the held-out side, they are the prompts of rows that do. Else
+    they are the prompts of which no row names the training side.
+
+    `rows` are positions; `prompts` has the hash of each row's prompt, `named` the side it names.
     """
     if HELDOUT in named:
         return {prompts[row] for row in rows if named[row] == HELDOUT}
@@ -103,7 +109,8 @@ def _candidates(rows: Sequence[int], prompts: Sequence[int], named: bytes) -> se
 
 
 def _source(named: bytes) -> str:
-    """What decides the sides, as in `Sides.source`."""
+    """What decides the sides: "rows" if every row names one, "hash" if none does, else "mixed".
+    `named` is the side that each row names."""
     unsaid = named.count(UNSAID)
     if unsaid == len(named):
         return "hash"
@@ -128,7 +135,8 @@ class _Chooser:
 
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
         """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
-        its rows). All hashes must be larger than those of earlier calls.
+        its rows). All hashes must be larger than those of earlier calls, so that prompts are taken
+        in the order of their hashes, which is a random one.
         """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
@@ -147,9 +155,11 @@ class _Chooser:
 def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     """How many rows to hold out where no row names the held-out side.
 
-    Free to be held out are the rows whose prompt no row names for training. The target is a share
-    of them (HELDOUT_SHARE); at least HELDOUT_LEAST, or half of them where there are few; at most
-    CHOSEN_MOST; 0 where they have fewer than two prompts.
+    Only free rows may be held out: those whose prompt no row names for training. The result is a
+    share of them (HELDOUT_SHARE), but at least HELDOUT_LEAST, or half of them where there are few,
+    and at most CHOSEN_MOST. It is 0 where the free rows have fewer than two different prompts.
+
+    `prompts` has the hash of each row's prompt, `named` the side that each row names.
     """
     named_train: set[int] = set()
     if TRAIN in named:
@@ -172,8 +182,8 @@ def _are_equal(numbers: Iterator[int]) -> bool:
 
 
 def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
-    """Hold out the rows of one prompt: models are judged on its first NAMED_MOST rows; the others
-    are used for nothing."""
+    """Hold out the rows of the prompt with the hash `prompt`: models are judged on its first
+    NAMED_MOST rows; the others are used for nothing. `prompts` has the hash of each row."""
     rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
     for number, row in enumerate(rows_of_prompt):
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
@@ -189,7 +199,8 @@ def _count_moved_rows(sides: Sides, named: bytes) -> int:
 
 
 def _warnings(sides: Sides, named: bytes) -> list[str]:
-    """What the author of the dataset should know of the sides; `named` is that of `decide`."""
+    """What the author of the dataset should know of the sides that were decided; `named` has the
+    side that each row names."""
     warnings = []
     moved_rows = _count_moved_rows(sides, named)
     if moved_rows:

@@ -86,7 +86,7 @@ def load_metrics(path: Path) -> Metrics:
     """
     end = complete_size(path)
     if end <= _EXACT_BYTES:
-        chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
+        chunk = read_chunk(path, cursor=0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
     tail_start = end - _EXACT_BYTES // 2
     rows = _sampled_rows(path, tail_start)
@@ -96,7 +96,7 @@ def load_metrics(path: Path) -> Metrics:
 
 def _sampled_rows(path: Path, end: int) -> list[Line]:
     """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
-    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
+    sampled = list(page_after(path, start=0, limit=_FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
         offset = end * index // _SAMPLES  # mostly inside a line: the line after it is read
         sampled += page_after(path, offset, limit=1).lines
@@ -118,6 +118,7 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
     """At most `limit` columns to show when the caller asked for none: first the main ones, then the
     environment's own metrics, then the rest."""
     main = [name for name in _MAIN if name in columns]
+    # Without those of evaluations, which come with the rest.
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
     ]
@@ -138,7 +139,8 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
         if len(chosen) < points:
             chosen.add(index)
     unchosen = [index for index in range(len(lines)) if index not in chosen]
-    chosen |= set(_evenly_spread(unchosen, points - len(chosen)))
+    room = max(0, points - len(chosen))
+    chosen |= set(_evenly_spread(unchosen, room))
     return [lines[index] for index in sorted(chosen)]
 
 
@@ -156,8 +158,8 @@ def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
 
 
 def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
-    """The indices of the lines with a metric of `keys` that at most a third of the lines have, such
-    as the score of an evaluation."""
+    """The indices of the lines that have a rare metric: one of `keys` that at most a third of the
+    lines have, such as the score of an evaluation."""
     rare: set[int] = set()
     for key in keys:
         measured = _measured_indices(lines, key)
@@ -191,9 +193,10 @@ class CurveSummary:
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
     """Summarise a curve. `points` are (step, value) in order of steps, at least one."""
+    values = [value for _, value in points]
+    # Of equal values the first one counts.
     min_step, min_value = min(points, key=lambda point: point[1])
     max_step, max_value = max(points, key=lambda point: point[1])
-    values = [value for _, value in points]
     return CurveSummary(
         first=short(values[0]),
         last=short(values[-1]),
