@@ -282,7 +282,7 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Decide for the attempts of one group at a training task, into `outcome`."""
+    """Keep or drop each attempt of one group at a training task; `outcome` takes the result."""
     # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
@@ -298,9 +298,10 @@ def _keep_or_drop_group(
 def _keep_pairs(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the pairs of one group, at most `max_per_task`; drop all other attempts, into `outcome`.
+    """Keep the pairs (a better and a worse attempt) of one group, at most `max_per_task`.
 
-    Pairs are made of the attempts that could become training rows.
+    Pairs are made of the attempts that could become training rows. `outcome` takes them, and counts
+    all other attempts as dropped, each with its reason.
     """
     usable = _usable_attempts(attempts, heldout, outcome)
     pairs = pairs_in(usable)
@@ -316,7 +317,7 @@ def _keep_pairs(
 def _usable_attempts(
     attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
 ) -> list[Attempt]:
-    """The attempts that can become training rows; the others are dropped, into `outcome`."""
+    """The attempts that can become training rows; `outcome` counts the others as dropped."""
     usable: list[Attempt] = []
     for attempt in attempts:
         reason = _drop_reason(attempt, heldout, outcome)
@@ -331,8 +332,11 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices` prefers, at most `max_per_task` unless all are
-    selected; drop the others, into `outcome`."""
+    """Keep the attempts of one group that `choices` prefers; `outcome` takes them and the others.
+
+    At most `max_per_task` are kept, unless all are selected; the others are counted as dropped,
+    each with its reason.
+    """
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
@@ -369,12 +373,18 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
 
 def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
-    """The kind of the closest match between an attempt's conversation and a held-out task, such as
-    "exact"; "" if it holds none."""
+    """How an attempt's conversation holds a held-out task: the kind of the strongest match.
+
+    A kind is a word such as "exact"; "" if the conversation holds no held-out task.
+    """
+    # The attempt as the training row it would become: "gold" is the prompt and the answer to learn.
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
     matches = heldout.matches(training_row)
-    return min(matches, key=lambda match: match.rank).kind if matches else ""
+    if not matches:
+        return ""
+    strongest = min(matches, key=lambda match: match.rank)  # the lowest rank is the strongest
+    return strongest.kind
 
 
 def _conversation_text(attempt: Attempt) -> str:

@@ -55,7 +55,8 @@ class Attempt:
     @property
     def env_hash(self) -> str:
         """The content hash of the environment version: what follows the @ of its id."""
-        return self.env_id.partition("@")[2]
+        _, _, env_hash = self.env_id.partition("@")
+        return env_hash
 
     @property
     def correct(self) -> bool:

@@ -398,8 +398,11 @@ def _nothing_to_regrade(row: RunRow) -> UserError:
 def _files_to_regrade(
     run: RunDir, config: RunConfig, split: str
 ) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files of answers that `stored_answers` reads, each with its model (rollouts with the run
-    and the step), and the warnings."""
+    """(the files with the answers to score again, warnings).
+
+    A file comes as a pair: the name of the model that answered, such as "r-1@step20", or for
+    rollouts "r-1, rollouts of step 20"; and the path.
+    """
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
         return [(model, run.model_evals(index)) for index, model in models], []
@@ -448,7 +451,11 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
 def _best_step(run: RunDir) -> int | None:
     """The step of a run's best checkpoint; None without one."""
     checkpoint = run.resolve_checkpoint("best")
-    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None  # from "step_000020"
+    if checkpoint is None:
+        return None
+    # A checkpoint's folder is named after its step, as in step_000020.
+    _, _, digits = checkpoint.name.rpartition("_")
+    return int(digits)
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:

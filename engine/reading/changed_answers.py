@@ -133,8 +133,10 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """How many of the tasks changed between the two evaluations, and in which direction. With
-    several attempts at a task, each is counted."""
+    """How many answers changed between the two evaluations, and how many of them for the better.
+
+    The sentence calls them tasks; with several attempts at a task, each attempt is counted.
+    """
     before, after = evaluations.names
     shared_count = _count_of_shared_attempts(evaluations)
     better_count = sum(change.score > 0 for change in changes)

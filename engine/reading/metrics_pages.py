@@ -184,8 +184,10 @@ def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> Choosin
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
-    """All metrics that a reader asked for: with `matches` the logged ones whose name matches, else
-    `keys`. If these are none, the main metrics.
+    """The metrics that a reader asked for, without a limit to their number.
+
+    With `matches` the logged ones whose name matches, else `keys`; where that gives no name at all,
+    the main metrics.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """

@@ -133,8 +133,11 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group as a page shows it. The prompt and the answers of all members share `max_chars` of
-    the query, which elsewhere are for one rollout."""
+    """One group (the answers to one task at one step) as a page shows it.
+
+    The prompt and the answers of all members share the characters that the query allows for one
+    rollout (`max_chars`).
+    """
     redact = reading.redact
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)

@@ -291,7 +291,7 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
         random.Random(seed).shuffle(shuffled)
         return shuffled
     scored = _scored_rows(rows)
-    if pick == "median" and scored:
+    if pick == "median" and scored:  # without rows there is no median
         return _nearest_to_median(scored)
     return sorted(scored, key=score, reverse=pick == "best")
 

@@ -142,7 +142,10 @@ class TextReader:
         return self.matches is None or self.matches(self.redact.text(text))
 
     def page(self, path: Path, cursor: Cursor, passes: Matches) -> Page:
-        """At most `limit` lines of `path` before or after the cursor for which `passes` is true."""
+        """The lines of `path` before or after the cursor for which `passes` is true.
+
+        They are at most as many as the page was asked for (`self.limit`).
+        """
         if cursor.offset is None:
             return page_before(path, complete_size(path), self.limit, passes)
         if cursor.older:
@@ -218,9 +221,14 @@ def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
 
 
 def _event_filter(reader: TextReader, keys: Sequence[str]) -> Matches:
-    """The test for a line: it matches the search and, if `keys` is not empty, has such a name."""
+    """The test that a line of the event log must pass to be shown.
+
+    It must match the reader's search. If `keys` is not empty, its event must have one of these
+    names too.
+    """
 
     def passes(text: str) -> bool:
+        """Whether a page shows the line `text`."""
         if not reader.passes(text):
             return False
         if not keys:

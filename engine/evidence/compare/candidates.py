@@ -173,7 +173,7 @@ class _Finder:
     """Looks up the offers of ids in the home; reads the past evaluation runs once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
-        """Read the past evaluation runs, except those whose files were deleted.
+        """Read the newest `_LOOK_BACK` evaluation runs, except those whose files were deleted.
 
         `ids` are all ids that are to be compared.
         """
@@ -220,7 +220,7 @@ class _Finder:
         return self._own_evaluation_offers(row, checkpoint) + self._offers_of_evaluations(ref)
 
     def _offers_of_model(self, ref: str) -> list[Offer]:
-        """The evaluations of a model that no run with files here stands for."""
+        """The evaluations of a model that is no run of this home, or whose run lost its files."""
         offers = self._offers_of_evaluations(ref)
         _, _, checkpoint = ref.partition("@")
         if not checkpoint:  # training runs start from whole models, and evaluate them at step 0
@@ -276,7 +276,7 @@ class _Finder:
         sampling = sampling_of(config)
 
         def load() -> list[Candidate]:
-            """Read the rows of the models from disk."""
+            """Read the rows of the offered models from disk: one candidate for each model."""
             return [
                 Candidate(
                     label=label,
@@ -335,7 +335,7 @@ class _Finder:
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            """Read the rows of the step from disk."""
+            """Read the rows of the step from disk: the model `label` as the one candidate."""
             return [
                 Candidate(
                     label=label,
@@ -381,11 +381,12 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
 def _choose_offers(
     ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> tuple[list[Offer], list[str]]:
-    """Choose one offer (an evaluation) per id, all on one environment, as alike as possible.
+    """Choose one offer (an evaluation) per id, all on one environment.
 
-    Returns (the offers in the order of `ids`, the other environments that all ids share). `offers`
-    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids
-    share no environment.
+    As many as possible come from the same run, and then, as many as possible were sampled in the
+    same way. Returns (the offers in the order of `ids`, the other environments that all ids share).
+    `offers` maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where
+    the ids share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
@@ -402,7 +403,7 @@ def _choose_offers(
 
 
 def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int]:
-    """(how many offers have the source of `first`, how many have its sampling)."""
+    """(how many offers come from the run of `first`, how many were sampled as `first` was)."""
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
@@ -493,22 +494,21 @@ def _step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
     Any other name, "" included, stands for the checkpoint that the run reports; None where no step
     was evaluated.
     """
-    named_step = _step_in_ref(f"@{checkpoint}")
+    named_step = _step_in_ref(f"@{checkpoint}")  # it reads references, such as "r-1@step20"
     return result_step(run) if named_step is None else named_step
 
 
 def _step_in_ref(ref: str) -> int | None:
     """The step in a model reference: 20 for `run@step20`; None where it names no step."""
-    checkpoint = ref.partition("@")[2]
+    _, _, checkpoint = ref.partition("@")
     digits = checkpoint.removeprefix("step")
     return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
     """Whether `env_id` (name@hash) is `requested`, has that name or begins with `requested`."""
-    return (
-        env_id == requested or env_id.partition("@")[0] == requested or env_id.startswith(requested)
-    )
+    name, _, _ = env_id.partition("@")
+    return env_id == requested or name == requested or env_id.startswith(requested)
 
 
 def _env_ids_text(offers: Iterable[Offer]) -> str:

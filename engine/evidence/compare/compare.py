@@ -102,7 +102,11 @@ class Contest:
     cause: Attribution
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
-        """The contest as JSON; `method=False` leaves out the name of the statistical method."""
+        """The contest as JSON; `method=False` leaves out the name of the statistical method.
+
+        `p_adjusted` (None where there was no test) is there only if p had to be corrected, for
+        other contests or earlier evaluations.
+        """
         body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
         body |= self.comparison.to_json()
         if not method:
@@ -227,9 +231,10 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
-    """The result of the contests, without warnings; its next call shows the tasks that changed.
+    """The result of `compare_runs`, still without warnings.
 
-    The main contest is the one whose candidate is furthest ahead of the first.
+    A contest compares one candidate with the first; the main contest is that of the candidate
+    furthest ahead of the first. The next call of the result shows the tasks that changed there.
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
@@ -260,7 +265,8 @@ def _contests(
 ) -> list[Contest]:
     """Each of the other candidates compared with the first; the p values are corrected.
 
-    `evaluation_counts` says for each other candidate how often it was evaluated against the first.
+    They are corrected for the number of comparisons, and for how often each candidate was evaluated
+    against the first (`evaluation_counts`).
     """
     comparisons = [compare_candidates(home, first, other) for other in others]
     corrected = correct_for_many(comparisons, evaluation_counts)
@@ -338,7 +344,7 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result."""
+    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     return CandidateRow(
         id=candidate.label,
@@ -424,8 +430,9 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    A look at the failed scorings, if the verdict hangs on them; else more seeds, if a side stands
-    for several; else a larger evaluation.
+    - A look at the failed scorings, if it depends on them whether there is a difference.
+    - Else more seeds, if a candidate stands for several.
+    - Else an evaluation with more tasks or attempts.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
@@ -453,9 +460,9 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
 
 
 def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:
-    """What would settle a comparison on all `split_size` rows of a split.
+    """What would settle a comparison that used all `split_size` rows of a split already.
 
-    More attempts at each task, or, where these would not help either, new rows.
+    More attempts at each task, or new rows where no number of attempts is known to be enough.
     """
     outcome = contest.comparison.outcome
     all_used = f"All {split_size} rows of the {split} split are used"

@@ -40,10 +40,11 @@ def evaluation_against_start(
 ) -> StartComparison | None:
     """The evaluation of `step` compared with step 0, task by task; `rows` are its answers.
 
-    None where either evaluation has no rows of the half of the tasks that every evaluation asks.
+    Only the tasks that every evaluation asks are compared (where the held-out tasks are split, the
+    half that chooses the checkpoint). None where one of the two has no rows of them.
 
-    `planned` is how many evaluations the run will have in all. It is given where every one of them
-    is tested as it comes; 0 counts only those that exist.
+    `planned` is how many evaluations the run will have in all, for a caller that tests each as it
+    comes; with 0 only those that exist are counted.
     """
     taught_ids = taught_tasks(run)  # their answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))

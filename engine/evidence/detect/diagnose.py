@@ -293,10 +293,10 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The answers of an evaluation's last model that has any, as a list of one view (in numbers).
+    """The figures on an evaluation's answers: one `View`, of the last model that has answers.
 
-    Where no model has answers, the views of the rollouts: a probe (samples taken before a run)
-    writes rollouts instead.
+    Where no model has any, the views of the rollouts: a probe (samples taken before a run) writes
+    rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
     for index in reversed(range(model_count)):

@@ -116,6 +116,7 @@ class Examples:
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
+            # Hardly any answer is right then: the example shows how near one came.
             return self._nearest_to_reference(rows)
         first_by_task: dict[str, Answer] = {}
         for row in rows:

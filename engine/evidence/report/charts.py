@@ -164,7 +164,7 @@ def _moot_band(x_start: float, x_end: float) -> str:
 
 def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     """The texts below the axis: the ends of the interval, and "no change" at 0."""
-    unit = " points" if effect.is_share else ""  # only the headline shows it
+    unit = " points" if effect.is_share else ""  # the headline shows the unit, the axis does not
     low_text = signed(effect.low, effect.is_share).removesuffix(unit)
     high_text = signed(effect.high, effect.is_share).removesuffix(unit)
     # The first labels have priority: "no change" is left out where it would overlap the numbers.
@@ -410,7 +410,7 @@ class _Frame:
     def around(curve: Curve, width: int, height: int) -> "_Frame":
         """The frame of a drawing of `width` by `height` pixels, with room for the labels.
 
-        `curve` has points or marks.
+        `curve` has at least one point or mark; its `last_step` may lengthen the axis beyond them.
         """
         steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
@@ -444,7 +444,8 @@ def _right_margin(curve: Curve) -> float:
     if end is None:
         return _LEAST_RIGHT
     _, end_value = end
-    label_length = len(axis_text(end_value, curve.is_share)) + 1  # the dot at the end
+    # One character more, for the dot that the line ends with.
+    label_length = len(axis_text(end_value, curve.is_share)) + 1
     # The label is bold, so its characters are wider.
     return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
 

@@ -35,7 +35,7 @@ def audit(dossier: Dossier) -> Section | None:
     if audit_result is None:
         return None
     conclusion = _audit_conclusion(audit_result, dossier.reward_risk_accepted)
-    # The page shows the conclusion in its lead, below.
+    # A line is a sequence of texts and tags. The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
@@ -71,7 +71,7 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
-    # On how many rows the reference answer (gold) earns more; "" where that was not measured.
+    # The share of rows whose reference answer (gold) earns more; "" where that was not measured.
     gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
@@ -380,6 +380,7 @@ def training(dossier: Dossier) -> Section | None:
     ]
     if dossier.device_hours is not None:
         facts.append(("device time", duration(dossier.device_hours)))
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
 
 
@@ -409,6 +410,7 @@ def use(dossier: Dossier) -> Section | None:
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 
@@ -419,4 +421,5 @@ def limits(dossier: Dossier) -> Section:
         "environment version. It says nothing about other tasks, about skills that were not "
         "evaluated, or about safety."
     )
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="What is not known", blocks=[blocks.Paragraph([text])])

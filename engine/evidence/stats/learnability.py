@@ -205,6 +205,7 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
     no such samples.
     """
     usable_groups = [group for group in scored_groups if group]
+    # Beta(a, b) is the distribution of the solve rates over the tasks.
     a, b = _solve_rate_prior(
         [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
     )
@@ -321,7 +322,8 @@ def _variety_advice(result: ProbeResult) -> list[Advice]:
     """The advice to sample more freely, where the answers to a task are nearly equal; else []."""
     if result.distinct_share is None:  # it was not measured
         return []
-    # Where half of the tasks teach, there is enough variety whatever the texts.
+    # Where the answers to half of the tasks earn different rewards, there is enough variety,
+    # however alike the texts are.
     if result.distinct_share >= ALIKE or result.effective >= 0.5:
         return []
     text = "the answers of a group are nearly the same: raise temperature"

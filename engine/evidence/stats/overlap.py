@@ -212,7 +212,8 @@ class HeldOut:
     ) -> Iterator[_Hit]:
         """The units that have the same words as the answer or the question of a training row.
 
-        With another answer the same words of a question are another task.
+        The same words of a question with another answer are another task, hence no match. Equal
+        questions spoil a task (learning the row teaches it); equal answers may be chance.
         """
         position = self._normalised.get(("answer", " ".join(answer_tokens)))
         if position is not None:
@@ -286,6 +287,7 @@ class HeldOut:
     def _add_grams(self, unit: _Unit, index: int) -> None:
         """Index the word sequences of the unit at `index`, if the index has room for them."""
         if len(self._grams) > MOST_GRAMS:  # the index is full
+            # A text shorter than one sequence has none, so nothing of it is left out.
             unit.skipped = len(unit.tokens) >= GRAM_WORDS
             return
         for gram in grams_of(unit.tokens):
@@ -342,10 +344,14 @@ class HeldOut:
             shared[position].longest_run = max(shared[position].longest_run, run)
 
     def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
-        """Whether half of the sequences that only one unit has, and all of its numbers, are given.
+        """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        `index` is the position of the unit; `grams` are those of its own sequences, and `numbers`
-        are all numbers, that a row contains.
+        That is at least half of the word sequences that no other unit has, and all its numbers.
+
+        Args:
+            index: the position of the unit.
+            grams: which of those word sequences the row contains.
+            numbers: all numbers that the row contains.
         """
         unit = self.units[index]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
@@ -426,7 +432,7 @@ def _compare_in_time(
 ) -> _Compared:
     """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow."""
     started_at = time.monotonic()
-    if not train or not heldout:
+    if not train or not heldout:  # then all there is to compare was compared
         return _Compared([], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
     index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)

@@ -213,6 +213,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     Tasks with the same prompt count as one. The interval is Wilson's where each task is either
     solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
     """
+    # One list of rows is given, so a list of one comes back.
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}

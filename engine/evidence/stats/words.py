@@ -112,7 +112,8 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     if token in _OPERATORS:
         return False
     if token in "()[]":
-        # A bracket counts as the token next to it on its inside does; another bracket does not.
+        # A bracket is an operand if the token next to it, on its inner side, is one; a bracket next
+        # to another bracket is not.
         inside = index + 1 if token in "([" else index - 1
         return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()

@@ -117,6 +117,8 @@ def without_evidence(measure: Measure | None, reason: str) -> Comparison:
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
     """Compare two evaluations task by task, by a measure that both have.
 
+    "better" means that the model of `after` is better than that of `before`.
+
     Tasks with the same prompt count as one task (`results.with_one_id_per_prompt`). The verdict is
     "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
     failed scorings are counted.
@@ -155,7 +157,8 @@ def _outcomes(
     """The verdict on two evaluations for each value that a failed scoring can be counted as.
 
     First the verdict with failed scorings left out; if any failed, also the one that counts them
-    as 0, except for a loss. `margin` is as in `paired_verdict`.
+    as 0, except for a loss. `margin` is how small a difference counts as none; with None it is a
+    share of the span of the values.
     """
     return [
         paired_verdict(

@@ -11,9 +11,10 @@ from envs.audit import rescore
 
 
 def rescored(run_dir: RunDir) -> dict[str, Any]:
-    """The stored `Rescoring` of a run's answers, written by engine/runs/stored_answers.py.
+    """What came of scoring a run's answers a second time, written by engine/runs/stored_answers.py.
 
-    {} where the answers were not scored again, or the file is damaged.
+    It has the fields of `Rescoring`. {} where the answers were not scored again, or the file is
+    damaged.
     """
     return read_object(run_dir.rescored)
 

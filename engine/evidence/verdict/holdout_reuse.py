@@ -61,6 +61,8 @@ class _StoredCount:
 
 _stored_counts: dict[tuple[str, str], _StoredCount] = {}  # (root of the home, env_id) -> its count
 
+_EvaluationKey = tuple[int | None, int, int | None]  # (rows, attempts, seed)
+
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
     """How often held-out tasks were used to choose a checkpoint or to judge a model.
@@ -169,12 +171,11 @@ def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[
     return rows[: positions[-1] + 1] if positions else []
 
 
-def _key_of_test(
-    run: RunDir, split: str, models: Sequence[str]
-) -> tuple[int | None, int, int | None] | None:
-    """The `_evaluation_key` of an evaluation run that played all of `models` on `split`, else None.
+def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationKey | None:
+    """What tells an evaluation of all of `models` on `split` from a repeat of it.
 
-    None for regrading too: it scores answers again that were counted before.
+    None where the run is no such evaluation. None for regrading too: it scores answers again that
+    were counted before.
     """
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != split:
@@ -182,8 +183,8 @@ def _key_of_test(
     return _evaluation_key(config) if set(models) <= _played_models(run, config) else None
 
 
-def _evaluation_key(config: EvaluateConfig) -> tuple[int | None, int, int | None]:
-    """(rows, attempts, seed) of an evaluation: two that differ in it are two tests.
+def _evaluation_key(config: EvaluateConfig) -> _EvaluationKey:
+    """(rows, attempts, seed) of an evaluation: two evaluations with equal keys are one test.
 
     A single attempt is greedy by default, so another seed makes no new test; the seed is None then.
     """

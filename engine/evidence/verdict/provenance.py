@@ -158,16 +158,18 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
 
 
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
-    """The links of a seal (files with their hashes), each held against the files as they are now.
+    """Check the links of a seal (each a set of files with their hashes) one by one.
 
-    Never empty. If the seal lacks a link or its head is not the last link's hash, the last link has
-    that as a fault.
+    Each link is compared with the files as they are now. Never empty. If the seal lacks a link, or
+    its head (the hash that stands for all links) is not the last link's hash, that is one more
+    fault of the last link.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
     links = []
     previous_hash = ""
     for link in sealed.links:
+        # A file that was replaced but kept beside its successor counts as unchanged.
         files = current_files.get(link.name, {}) | _kept_files(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
@@ -179,10 +181,10 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
 
 
 def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
-    """The files (path -> SHA-256) of a link that were replaced since, but kept as they were.
+    """The files of a sealed link (path -> SHA-256) of which the sealed version was kept elsewhere.
 
-    A later push may audit a version again. That is no fault as long as the audit that was sealed is
-    kept.
+    A later push may audit an environment version again and replace its audit. That is no fault as
+    long as the audit that was sealed is kept. {} for links other than "environment".
     """
     return _earlier_audit(config, link.files) if link.name == "environment" else {}
 
@@ -196,10 +198,11 @@ def _is_complete(sealed: Provenance) -> bool:
 def _checked_link(
     run: RunDir, link: SealedLink, current_files: Mapping[str, str], previous_hash: str
 ) -> CheckedLink:
-    """One sealed link, held against its own hash and against its files as they are now.
+    """Check one link of a seal: whether its files, and the link itself, are as they were sealed.
 
-    `current_files` maps path -> SHA-256; `previous_hash` is the hash of the link before, "" for the
-    first.
+    A link is a named set of files with their hashes, and a hash over these and the link before.
+    `current_files` holds its files as they are now (path -> SHA-256); `previous_hash` is the hash
+    of the link before, "" for the first.
     """
     faults = _differences(link.files, current_files)
     if link.hash != _hash(previous_hash, link.name, link.files):
@@ -289,11 +292,11 @@ def _fault_sentence(run_id: str, broken: Sequence[CheckedLink]) -> str:
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """The files that each link of the sealed record names, as they are now: pairs of the link's
-    name and its files, in the order of LINKS.
+    """The files that belong to each link (named set of files) of a run's seal, as they are now.
 
-    The files map path -> SHA-256; a file that is missing is left out. Where the config is missing
-    (None) the environment is not known, so the links environment, data and curation have no files.
+    Gives (name of the link, path -> SHA-256), in the order of LINKS; a file that is missing is left
+    out. Where the config is missing (None) the environment is not known, so the links environment,
+    data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
     yield from _environment_links(env)
@@ -317,7 +320,7 @@ def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _input_files(run: RunDir) -> list[Path]:
     """The files that a run was given: its config, manifest, found overlaps, and adapters."""
-    folder_of_model_adapters = run.model_adapter(0).parent
+    folder_of_model_adapters = run.model_adapter(0).parent  # those of all models lie side by side
     return [
         run.config,
         run.manifest,

@@ -35,11 +35,11 @@ class Sides:
 
 
 def training_sides(run_dir: RunDir) -> Sides:
-    """The rows of step 0 and of the checkpoint that stands for the run's result.
+    """The held-out rows of step 0 and of the checkpoint that stands for the run's result.
 
-    They are those of the test half, which chose no checkpoint, or of all held-out tasks where these
-    were not split into halves. Tasks that training rows teach are left out. The `after` side is
-    empty until a checkpoint was evaluated.
+    Where the held-out tasks are split into halves, only the rows of the test half: the other half
+    was used to choose the checkpoint. Tasks that training rows teach are left out. The `after` side
+    is empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
     taught = taught_tasks(run_dir)
@@ -116,4 +116,5 @@ def _step_named_best(run_dir: RunDir) -> int | None:
     if best_folder is None:
         return None
     # A checkpoint's folder is named after its step, as in step_000020.
-    return int(best_folder.name.rpartition("_")[2])
+    _, _, digits = best_folder.name.rpartition("_")
+    return int(digits)

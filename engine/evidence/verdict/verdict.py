@@ -238,7 +238,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
     facts = _training_facts(run_dir, config, sides, comparison, redact)
-    # The model that the run started from, if it did not improve on it.
+    # The model that the run started from, where the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
     if start is not None:
@@ -246,6 +246,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
+        # `loss_sentences` name the skills that the model had before and has forgotten.
         summary=" ".join([*summary_sentences, *loss_sentences(facts.kept_skills)]),
         warnings=[
             *_warnings_about_answers(run_dir, sides, loss_sentences(facts.kept_skills)),
@@ -465,6 +466,7 @@ def _comparisons_with_first(
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
     corrected = correct_for_many(comparisons, evaluation_counts)
+    # The second value of a pair is the corrected p value, which these results do not show.
     return [
         ModelComparison(ref, against=first, comparison=comparison)
         for ref, (comparison, _) in zip(others, corrected, strict=True)
