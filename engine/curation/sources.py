@@ -113,12 +113,12 @@ def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
 def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
     """Raise UserError BAD_ARGUMENT if a whole run is named beside single steps of it."""
     run_ids = [source.row.run_id for source in sources]
-    repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
+    repeated_refs = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
     # A reference without an @ means the whole run.
-    if any("@" not in ref for ref in repeated):
+    if any("@" not in ref for ref in repeated_refs):
         raise UserError(
             "BAD_ARGUMENT",
-            f"{', '.join(repeated)} name the same rollouts twice",
+            f"{', '.join(repeated_refs)} name the same rollouts twice",
             hint="Name a run once, or only single steps of it.",
             field="source_ids",
         )
@@ -151,18 +151,18 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """
     run = home.run(row.run_id)
     config = run.read_config()
-    stored = _StoredAttempts()
+    stored_attempts = _StoredAttempts()
     for file in _answer_files(run, row, config, ref, step_name):
-        stored.read(run, row, file)
-    if not stored.attempts:
+        stored_attempts.read(run, row, file)
+    if not stored_attempts.attempts:
         raise _no_rollouts(ref, row)
     return Source(
         ref=ref,
         row=row,
         record=registry.find_env(home, row.env_id),
-        attempts=stored.attempts,
-        files=stored.hashes,
-        skipped=stored.skipped,
+        attempts=stored_attempts.attempts,
+        files=stored_attempts.hashes,
+        skipped=stored_attempts.skipped,
         config=config,
     )
 
@@ -463,11 +463,11 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     others spread evenly."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
-    required = {steps[0], steps[-1]}
+    required_steps = {steps[0], steps[-1]}
     if best is not None and best in steps:
-        required.add(best)
-    others = [step for step in steps if step not in required]
-    return sorted(required | _evenly_spaced(others, MOST_STEPS - len(required)))
+        required_steps.add(best)
+    others = [step for step in steps if step not in required_steps]
+    return sorted(required_steps | _evenly_spaced(others, MOST_STEPS - len(required_steps)))
 
 
 def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:

@@ -115,7 +115,7 @@ def changed_page(reading: Reading) -> ChangedPage:
         matching=len(changes),
         changed=[],
     )
-    fitted = fit(
+    fitted_changes = fit(
         reading,
         [_changed_item(reading, change) for change in reading.shown_part(changes)],
         total=len(changes),
@@ -126,9 +126,9 @@ def changed_page(reading: Reading) -> ChangedPage:
     )
     return replace(
         page,
-        changed=fitted.items,
-        warnings=fitted.warnings + skipped_lines(evaluations.skipped),
-        next_cursor=fitted.next_cursor,
+        changed=fitted_changes.items,
+        warnings=fitted_changes.warnings + skipped_lines(evaluations.skipped),
+        next_cursor=fitted_changes.next_cursor,
     )
 
 

@@ -80,7 +80,7 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         matching=len(groups),
         groups=[],
     )
-    fitted = fit(
+    fitted_groups = fit(
         reading,
         [_group_item(reading, rows) for rows in reading.shown_part(groups)],
         total=len(groups),
@@ -90,10 +90,10 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     )
     return replace(
         page,
-        groups=fitted.items,
-        warnings=fitted.warnings + source.warnings,
-        next_cursor=fitted.next_cursor,
-        summary=_summary(page, groups, shown_count=len(fitted.items)),
+        groups=fitted_groups.items,
+        warnings=fitted_groups.warnings + source.warnings,
+        next_cursor=fitted_groups.next_cursor,
+        summary=_summary(page, groups, shown_count=len(fitted_groups.items)),
     )
 
 

@@ -270,8 +270,8 @@ def _filter_values(row: Row) -> dict[str, object]:
     """
     metrics: dict[str, object] = dict(row.metrics or {})
     fields = {name: getattr(row, name, None) for name in FILTER_NAMES}
-    counted = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
-    return metrics | fields | counted | {"metrics": metrics}
+    counts = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
+    return metrics | fields | counts | {"metrics": metrics}
 
 
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:

@@ -110,8 +110,10 @@ def find_candidates(
     """
     # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
-    loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
-    candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
+    loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
+    candidates = _with_distinct_labels(
+        [candidate for candidate in loaded_candidates if candidate.rows]
+    )
     _check_count(candidates)
     _check_same_sampling(candidates)
     env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
@@ -128,12 +130,13 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
     return {ref: _offers_on(env_id, ref, offers_of_ref) for ref, offers_of_ref in offers.items()}
 
 
-def _other_envs_warning(chosen: str, others: Sequence[str]) -> list[str]:
+def _other_envs_warning(chosen_env_id: str, other_env_ids: Sequence[str]) -> list[str]:
     """A warning that the ids could be compared on other environments too; [] without others."""
-    if not others:
+    if not other_env_ids:
         return []
     return [
-        f"Compared on {chosen}; they were also evaluated on {', '.join(others)}: env_id chooses."
+        f"Compared on {chosen_env_id}; they were also evaluated on {', '.join(other_env_ids)}: "
+        "env_id chooses."
     ]
 
 
@@ -358,9 +361,9 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     Held-out evaluations of a training run, and evaluations with one attempt, are greedy. `config`
     or `manifest` is None where the file is missing.
     """
-    recorded = (manifest or {}).get("eval_sampling") or {}
-    configured = KnownSettings.of(config.settings if config else None)
-    settings = KnownSettings.of(asdict(configured) | dict(recorded))
+    recorded_sampling = (manifest or {}).get("eval_sampling") or {}
+    configured_settings = KnownSettings.of(config.settings if config else None)
+    settings = KnownSettings.of(asdict(configured_settings) | dict(recorded_sampling))
     sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -468,13 +471,13 @@ def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
 
 def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
     """A warning where the token limit was recorded for some of the candidates only; else []."""
-    unrecorded = [
+    labels_without_limit = [
         candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
     ]
-    if not unrecorded or len(unrecorded) == len(candidates):
+    if not labels_without_limit or len(labels_without_limit) == len(candidates):
         return []
     return [
-        f"How many tokens {', '.join(unrecorded)} could answer with is not recorded; an "
+        f"How many tokens {', '.join(labels_without_limit)} could answer with is not recorded; an "
         "evaluation of all of them in one call settles it."
     ]
 
@@ -523,10 +526,10 @@ def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     label and source only the last is returned.
     """
     uses_of_label = Counter(candidate.label for candidate in candidates)
-    relabelled = [
+    relabelled_candidates = [
         replace(candidate, label=f"{candidate.label} in {candidate.source}")
         if uses_of_label[candidate.label] > 1
         else candidate
         for candidate in candidates
     ]
-    return list({candidate.label: candidate for candidate in relabelled}.values())
+    return list({candidate.label: candidate for candidate in relabelled_candidates}.values())

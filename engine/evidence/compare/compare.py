@@ -269,7 +269,7 @@ def _contests(
     against the first (`evaluation_counts`).
     """
     comparisons = [compare_candidates(home, first, other) for other in others]
-    corrected = correct_for_many(comparisons, evaluation_counts)
+    corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
     return [
         Contest(
             first,
@@ -279,7 +279,7 @@ def _contests(
             corrected=len(others) > 1 or max(evaluation_counts) > 1,
             cause=attribution(home, first, other),
         )
-        for other, (comparison, p) in zip(others, corrected, strict=True)
+        for other, (comparison, p) in zip(others, corrected_comparisons, strict=True)
     ]
 
 
@@ -305,16 +305,16 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 
     Raises UserError BAD_ARGUMENT where none or more than `MOST_CANDIDATES` remain.
     """
-    distinct = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
-    if not 1 <= len(distinct) <= MOST_CANDIDATES:
+    distinct_ids = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
+    if not 1 <= len(distinct_ids) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
-            f"{len(distinct)} different ids were given",
+            f"{len(distinct_ids)} different ids were given",
             hint=f"Give 2 to {MOST_CANDIDATES} ids; one evaluation of several models counts as "
             "one.",
             field="ids",
         )
-    return distinct
+    return distinct_ids
 
 
 def _without_contaminated(
@@ -391,9 +391,9 @@ def _cautions(
     They are about unpaired tasks, how answers were counted, and the choice of checkpoints.
     """
     notes = []
-    unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
-    if unpaired:
-        notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
+    most_unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
+    if most_unpaired:
+        notes.append(f"Up to {most_unpaired} tasks were scored on one side only and are left out.")
     notes += dict.fromkeys(  # each note once
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
@@ -485,14 +485,14 @@ def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
     return Call("evaluate", arguments | amounts)
 
 
-def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> int:
+def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | None) -> int:
     """How many rows another evaluation should ask; no more than the split has.
 
-    `needed` is how many would decide, `compared` how many were compared. Where it is not known how
-    many are needed, twice as many as now. `split_size` is None where it is not known.
+    `needed_rows` is how many would decide, `compared_rows` how many were compared. Where it is not
+    known how many are needed, twice as many as now. `split_size` is None where it is not known.
     """
-    wanted = max(_FEWEST_ROWS, needed or 2 * compared)
-    return min(wanted, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
+    wanted_rows = max(_FEWEST_ROWS, needed_rows or 2 * compared_rows)
+    return min(wanted_rows, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:

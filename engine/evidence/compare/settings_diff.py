@@ -155,18 +155,18 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     results is attributed only if exactly one thing differs.
     """
     first_making, second_making = making_of(home, first), making_of(home, second)
-    changed = _trainings_between(home, first, second, first_making, second_making)
-    if changed is None:
-        changed = changed_names(first_making, second_making)
-    if len(changed) == 1:
-        return Attribution(changed)
-    if not changed:
+    changes = _trainings_between(home, first, second, first_making, second_making)
+    if changes is None:
+        changes = changed_names(first_making, second_making)
+    if len(changes) == 1:
+        return Attribution(changes)
+    if not changes:
         return Attribution([], _reason_for_noise(first_making, second_making))
     reason = (
-        f"{len(changed)} levers changed ({', '.join(changed)}): the difference cannot be "
+        f"{len(changes)} levers changed ({', '.join(changes)}): the difference cannot be "
         "attributed to one of them"
     )
-    return Attribution(changed, reason)
+    return Attribution(changes, reason)
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:

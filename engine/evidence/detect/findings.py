@@ -164,9 +164,9 @@ class Finding:
         """The evidence with rounded floats; None and NaN are left out."""
         numbers: dict[str, object] = {}
         for name, value in self.evidence.items():
-            shown = _in_few_digits(value) if isinstance(value, float) else value
-            if shown is not None:
-                numbers[name] = shown
+            rounded_value = _in_few_digits(value) if isinstance(value, float) else value
+            if rounded_value is not None:
+                numbers[name] = rounded_value
         return numbers
 
     @property

@@ -332,11 +332,11 @@ def _alike_signal(facts: Facts) -> dict[str, float]:
 
 def _repeated_signal(facts: Facts) -> dict[str, float]:
     """A sign of an exploited reward: the repeated share of the answers grew; {} without it."""
-    repeated = trend(facts.view_values("repeated_share"))
-    if repeated is None:
+    repeated_trend = trend(facts.view_values("repeated_share"))
+    if repeated_trend is None:
         return {}
-    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated.first)
-    return {"repeated": repeated.last} if repeated.last >= much_repeated else {}
+    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first)
+    return {"repeated": repeated_trend.last} if repeated_trend.last >= much_repeated else {}
 
 
 def _form_signal(facts: Facts) -> dict[str, float]:

@@ -285,17 +285,17 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
 
     A text that would come nearer than `gap` pixels to an earlier one is left out.
     """
-    placed: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
+    placed_labels: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
     for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
         x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
-            for other_x, other_half_width in placed
+            for other_x, other_half_width in placed_labels
         )
         if not overlaps:
-            placed.append((x, half_width))
+            placed_labels.append((x, half_width))
             parts.append(_text("tick mid", x, y, text))
     return parts
 
@@ -542,11 +542,11 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     """
     half_window = max(1, len(points) // 24)
     values = [value for _, value in points]
-    smoothed = []
+    smoothed_points = []
     for index, (step, _) in enumerate(points):
         window = values[max(0, index - half_window) : index + half_window + 1]
-        smoothed.append((step, math.fsum(window) / len(window)))
-    return smoothed
+        smoothed_points.append((step, math.fsum(window) / len(window)))
+    return smoothed_points
 
 
 def _path(frame: _Frame, points: Sequence[Point], style: str) -> str:

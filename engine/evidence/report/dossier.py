@@ -173,14 +173,14 @@ class Dossier:
         """
         if self.config is None:
             return []
-        stored = self.config.to_json()
-        sources = self.redact.value(stored["sources"])
-        chosen: list[tuple[str, object, str]] = []
-        others: list[tuple[str, object, str]] = []
-        for name, value in sorted(self.redact.value(stored["settings"]).items()):
+        config_json = self.config.to_json()
+        sources = self.redact.value(config_json["sources"])
+        chosen_settings: list[tuple[str, object, str]] = []
+        other_settings: list[tuple[str, object, str]] = []
+        for name, value in sorted(self.redact.value(config_json["settings"]).items()):
             source = str(sources.get(name, ""))
-            (chosen if source == "user" else others).append((name, value, source))
-        return chosen + others
+            (chosen_settings if source == "user" else other_settings).append((name, value, source))
+        return chosen_settings + other_settings
 
     @property
     def hashes(self) -> list[tuple[str, str]]:

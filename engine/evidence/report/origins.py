@@ -230,22 +230,22 @@ def cost(dossier: Dossier) -> Section | None:
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
     """The estimated device time as a bar, with the time used as a mark; no mark for None."""
-    expected = estimate.gpu_hours
+    expected_hours = estimate.gpu_hours
     used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
-    estimated = charts.Range(
-        low=expected.low,
-        likely=expected.likely,
-        high=expected.high,
+    estimated_range = charts.Range(
+        low=expected_hours.low,
+        likely=expected_hours.likely,
+        high=expected_hours.high,
         actual=hours_used,
         texts=(
-            duration(expected.low),
-            f"likely {duration(expected.likely)}",
-            duration(expected.high),
+            duration(expected_hours.low),
+            f"likely {duration(expected_hours.likely)}",
+            duration(expected_hours.high),
             used_text,
         ),
     )
-    wide = charts.range_bar(estimated, charts.WIDE, "Estimated and used")
-    narrow = charts.range_bar(estimated, charts.NARROW - 20, "Estimated and used")
+    wide = charts.range_bar(estimated_range, charts.WIDE, "Estimated and used")
+    narrow = charts.range_bar(estimated_range, charts.NARROW - 20, "Estimated and used")
     return blocks.Figure(wide, narrow)
 
 
@@ -254,10 +254,10 @@ def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[
 
     The money spent is one of them only if a price per hour and the hours used are known.
     """
-    expected = estimate.gpu_hours
-    bounds = f"{duration(expected.low)} to {duration(expected.high)}"
+    expected_hours = estimate.gpu_hours
+    bounds = f"{duration(expected_hours.low)} to {duration(expected_hours.high)}"
     facts = [
-        ("estimated", f"{duration(expected.likely)} ({bounds})"),
+        ("estimated", f"{duration(expected_hours.likely)} ({bounds})"),
         ("basis of the estimate", estimate.basis),
         ("estimated peak memory", size(estimate.peak_memory.total)),
     ]

@@ -109,9 +109,9 @@ def _share_below_zero(drawn_means: Sequence[float]) -> float:
     return min(max(below_zero, 0.5), resamples - 0.5) / resamples
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def _quantile(sorted_values: Sequence[float], share: float) -> float:
     """The value below which `share` of the sorted values lie, interpolated linearly."""
-    position = share * (len(ordered) - 1)
+    position = share * (len(sorted_values) - 1)
     below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    above = min(below + 1, len(sorted_values) - 1)
+    return sorted_values[below] + (position - below) * (sorted_values[above] - sorted_values[below])

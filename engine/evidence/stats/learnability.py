@@ -162,12 +162,12 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
-        scored = [sample for sample in group if not sample.error]
-        if _rewards_differ(scored):
+        scored_samples = [sample for sample in group if not sample.error]
+        if _rewards_differ(scored_samples):
             counts["effective"] += 1
         # With a failed score it is neither: that sample may have deserved another reward.
-        elif scored and len(scored) == len(group):
-            all_solved = all(sample.solved for sample in scored)
+        elif scored_samples and len(scored_samples) == len(group):
+            all_solved = all(sample.solved for sample in scored_samples)
             counts["too_easy" if all_solved else "too_hard"] += 1
     return counts
 
@@ -237,8 +237,8 @@ def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> f
     """
     if not a or not b:
         return 0.0
-    solved = len(group) if group[0].solved else 0
-    a, b = a + solved, b + len(group) - solved
+    solved_count = len(group) if group[0].solved else 0
+    a, b = a + solved_count, b + len(group) - solved_count
     return 1.0 - _chance_all_succeed(a, b, size) - _chance_all_succeed(b, a, size)
 
 
@@ -310,10 +310,10 @@ def _length_advice(result: ProbeResult) -> list[Advice]:
     """The advice to allow longer answers, where many were cut at `max_tokens`; else []."""
     if result.length is None or result.truncated_share <= CUT:
         return []
-    allowed = result.length.max_tokens
+    allowed_tokens = result.length.max_tokens
     text = (
-        f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
-        f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers"
+        f"{result.truncated_share:.0%} of the answers are cut at {allowed_tokens} "
+        f"tokens: raise max_tokens to {2 * allowed_tokens}, or ask for shorter answers"
     )
     return [Advice(lever="max_tokens", say=text)]
 
@@ -418,6 +418,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _quantile(ordered: Sequence[int], share: float) -> int:
+def _quantile(sorted_values: Sequence[int], share: float) -> int:
     """The value at `share` (0 to 1) of a sorted sequence; 0 where it is empty."""
-    return ordered[round(share * (len(ordered) - 1))] if ordered else 0
+    return sorted_values[round(share * (len(sorted_values) - 1))] if sorted_values else 0

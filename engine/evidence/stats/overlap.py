@@ -314,21 +314,22 @@ class HeldOut:
         """
         if not self._grams:
             return []
-        shared: dict[int, _SharedGrams] = {}  # position of a unit -> what these texts have of it
+        # Position of a unit -> what these texts have of it.
+        shared_grams: dict[int, _SharedGrams] = {}
         for tokens in texts:
-            self._collect_shared(tokens, shared)
+            self._collect_shared(tokens, shared_grams)
         numbers = {number for tokens in texts for number in numbers_of(tokens)}
         return [
             position
-            for position, of_unit in shared.items()
+            for position, of_unit in shared_grams.items()
             if of_unit.words_in_a_row >= COPIED_WORDS
             or self._is_large_part(position, of_unit.grams, numbers)
         ]
 
-    def _collect_shared(self, tokens: Sequence[str], shared: dict[int, _SharedGrams]) -> None:
-        """Add to `shared` the word sequences of a text that exactly one unit has.
+    def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
+        """Add to `shared_grams` the word sequences of a text that exactly one unit has.
 
-        `shared` maps the position of a unit to what was found of it so far.
+        `shared_grams` maps the position of a unit to what earlier texts have of it.
         """
         previous_position = _COMMON
         run = 0  # how many sequences in a row belong to the same unit
@@ -338,10 +339,10 @@ class HeldOut:
             previous_position = position
             if position == _COMMON:  # of several units, or of none
                 continue
-            if position not in shared:
-                shared[position] = _SharedGrams()
-            shared[position].grams.add(gram)
-            shared[position].longest_run = max(shared[position].longest_run, run)
+            if position not in shared_grams:
+                shared_grams[position] = _SharedGrams()
+            shared_grams[position].grams.add(gram)
+            shared_grams[position].longest_run = max(shared_grams[position].longest_run, run)
 
     def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
         """Whether a row contains a large part of a unit (a held-out question or answer).
@@ -380,26 +381,26 @@ def scan(
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
-    compared = _compare_in_time(train, heldout, budget_s)
-    matches = compared.matches
+    scan_result = _compare_in_time(train, heldout, budget_s)
+    matches = scan_result.matches
     counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
-    leaked = sorted(match.heldout for match in matches if match.spoils)
+    leaked_ids = sorted(match.heldout for match in matches if match.spoils)
     return {
-        "verdict": _verdict_of_scan(len(matches), len(leaked), len(heldout)),
+        "verdict": _verdict_of_scan(len(matches), len(leaked_ids), len(heldout)),
         "train": len(train),
         "heldout": len(heldout),
         **counts,  # exact, normalised, ngram
-        "leaked": leaked,
-        "compared": list(compared.shares),
-        "unindexed": compared.unindexed,
+        "leaked": leaked_ids,
+        "compared": list(scan_result.shares),
+        "unindexed": scan_result.unindexed,
         "examples": [match.to_json() for match in matches[:SHOWN]],
         "headline": headline(
             heldout=len(heldout),
             train=len(train),
             counts=counts,
             matches=matches,
-            compared_shares=compared.shares,
-            unindexed=compared.unindexed,
+            compared_shares=scan_result.shares,
+            unindexed=scan_result.unindexed,
         ),
     }
 

@@ -54,11 +54,11 @@ def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> 
         files = sorted(run.evals_dir.glob("*.jsonl"))
     else:
         files = [run.evals(step) for step in sorted(set(steps))]
-    damaged = sum(EvaluationRow.read_file(file).skipped for file in files)
-    if not damaged:
+    line_count = sum(EvaluationRow.read_file(file).skipped for file in files)
+    if not line_count:
         return []
     return [
-        f"{counted(damaged, 'damaged line')} among the stored answers of {run.id} could not be "
+        f"{counted(line_count, 'damaged line')} among the stored answers of {run.id} could not be "
         "read: those answers count for nothing here"
     ]
 
@@ -353,10 +353,10 @@ def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     """
     ends: list[float | None] = []
     for end in (low, high):
-        shown = rounded(end)
-        if shown == 0 and end is not None and abs(end) > NEGLIGIBLE:
-            shown = float(f"{end:.1g}")  # the first digit that is not 0
-        ends.append(shown)
+        rounded_end = rounded(end)
+        if rounded_end == 0 and end is not None and abs(end) > NEGLIGIBLE:
+            rounded_end = float(f"{end:.1g}")  # the first digit that is not 0
+        ends.append(rounded_end)
     return ends
 
 

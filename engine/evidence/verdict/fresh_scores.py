@@ -31,8 +31,8 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
     # With a network more are tolerated: a service outside may have changed its mind.
-    tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    fewest_above_tolerated = math.floor(tolerated * scores["scored"]) + 1
+    tolerated_share = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
+    fewest_above_tolerated = math.floor(tolerated_share * scores["scored"]) + 1
     # Confirmed: both fresh processes gave the same reward, which is not the stored one.
     return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_tolerated)
 

@@ -102,9 +102,9 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     with Store(home) as store:
         # A mark changes whenever a run of the version does.
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
-        rows = store.list_runs(_MOST_RUNS) if stale else []
-    for env_id in stale:
+        stale_env_ids = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
+        rows = store.list_runs(_MOST_RUNS) if stale_env_ids else []
+    for env_id in stale_env_ids:
         use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
         _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
     return {env_id: _stored_counts[root, env_id].use for env_id in marks}
@@ -115,9 +115,9 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 
     A run under way evaluates checkpoints without any change of the fingerprint.
     """
-    stored = _stored_counts.get((str(home.root), env_id))
+    stored_count = _stored_counts.get((str(home.root), env_id))
     _, runs_under_way, *_ = mark
-    return stored is None or stored.mark != mark or runs_under_way > 0
+    return stored_count is None or stored_count.mark != mark or runs_under_way > 0
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:

@@ -139,13 +139,13 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     `depth` is how many generations lie between this run and the one that was asked for.
     """
     run = home.run(row.run_id)
-    sealed = read_provenance(run)
-    if sealed is None or run.deleted.exists():
+    provenance = read_provenance(run)
+    if provenance is None or run.deleted.exists():
         return _verification_without_seal(run, row)
-    links = _checked_links(run, sealed)
+    links = _checked_links(run, provenance)
     for fault in _verdict_faults(run, row):  # the last link is the one of the evaluation
         links[-1] = links[-1].with_fault(fault)
-    return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
+    return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
@@ -157,7 +157,7 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
     return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict}")]
 
 
-def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
+def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
     """Check the links of a seal (each a set of files with their hashes) one by one.
 
     Each link is compared with the files as they are now. Never empty. If the seal lacks a link, or
@@ -168,14 +168,14 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     current_files = dict(_files_by_link(run, config))
     links = []
     previous_hash = ""
-    for link in sealed.links:
+    for link in provenance.links:
         # A file that was replaced but kept beside its successor counts as unchanged.
         files = current_files.get(link.name, {}) | _kept_files(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
         links = [CheckedLink("evaluation", [], ok=True)]
-    if not _is_complete(sealed):
+    if not _is_complete(provenance):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
 
@@ -189,10 +189,10 @@ def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
     return _earlier_audit(config, link.files) if link.name == "environment" else {}
 
 
-def _is_complete(sealed: Provenance) -> bool:
+def _is_complete(provenance: Provenance) -> bool:
     """Whether a seal has all links in their order, and the last one's hash as its head."""
-    names = [link.name for link in sealed.links]
-    return names == list(LINKS) and sealed.head == sealed.links[-1].hash
+    names = [link.name for link in provenance.links]
+    return names == list(LINKS) and provenance.head == provenance.links[-1].hash
 
 
 def _checked_link(
@@ -262,20 +262,21 @@ def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
     """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
-    broken = [link for link in links if not link.ok]
+    broken_links = [link for link in links if not link.ok]
     # An ancestor that cannot be checked (None) does not count as altered.
-    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]
-    if broken:
-        summary = _fault_sentence(row.run_id, broken)
-    elif altered:
+    altered_ancestors = [ancestor for ancestor in ancestors if ancestor.intact is False]
+    if broken_links:
+        summary = _fault_sentence(row.run_id, broken_links)
+    elif altered_ancestors:
         summary = (
-            f"{row.run_id} itself is intact, but what it comes from is not: {altered[0].summary}"
+            f"{row.run_id} itself is intact, but what it comes from is not: "
+            f"{altered_ancestors[0].summary}"
         )
     else:
         summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
     return Verification(
         run_id=row.run_id,
-        intact=not broken and not altered,
+        intact=not broken_links and not altered_ancestors,
         head=head,
         links=links,
         ancestors=ancestors,
@@ -283,12 +284,13 @@ def _verification_of_seal(
     )
 
 
-def _fault_sentence(run_id: str, broken: Sequence[CheckedLink]) -> str:
+def _fault_sentence(run_id: str, broken_links: Sequence[CheckedLink]) -> str:
     """Where a run is broken: its first fault, and how many more there are."""
-    first_fault = broken[0].faults[0]
-    fault_count = sum(len(link.faults) for link in broken)
+    first_link = broken_links[0]
+    first_fault = first_link.faults[0]
+    fault_count = sum(len(link.faults) for link in broken_links)
     more = f" and {fault_count - 1} more" if fault_count > 1 else ""
-    return f"{run_id} is broken at {broken[0].name}: {first_fault.file} {first_fault.what}{more}."
+    return f"{run_id} is broken at {first_link.name}: {first_fault.file} {first_fault.what}{more}."
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
@@ -330,13 +332,13 @@ def _input_files(run: RunDir) -> list[Path]:
     ]
 
 
-def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
+def _earlier_audit(config: RunConfig | None, sealed_files: Mapping[str, str]) -> dict[str, str]:
     """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
 
-    {} where no audit was sealed, or none of this hash was kept. `sealed` are the files of the link
-    "environment" (path -> SHA-256).
+    {} where no audit was sealed, or none of this hash was kept. `sealed_files` are the files of the
+    link "environment" (path -> SHA-256).
     """
-    digest = sealed.get("audit.json", "")
+    digest = sealed_files.get("audit.json", "")
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
     if config is None or not digest.isalnum():
         return {}
@@ -369,8 +371,8 @@ def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
     for ref in _models_used(config):
         parent = trained_by(home, ref)
         if parent:
-            sealed = read_provenance(home.run(parent))
-            heads[f"chain of {parent}"] = sealed.head if sealed else "not sealed"
+            provenance = read_provenance(home.run(parent))
+            heads[f"chain of {parent}"] = provenance.head if provenance else "not sealed"
     return heads
 
 
@@ -422,12 +424,12 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _differences(sealed: Mapping[str, str], current: Mapping[str, str]) -> list[Fault]:
+def _differences(sealed_files: Mapping[str, str], current_files: Mapping[str, str]) -> list[Fault]:
     """The files that are missing, changed or added since the seal; both map path -> SHA-256."""
     faults = []
-    for file, digest in sealed.items():
-        if file not in current:
+    for file, digest in sealed_files.items():
+        if file not in current_files:
             faults.append(Fault(file, "is missing"))
-        elif current[file] != digest:
+        elif current_files[file] != digest:
             faults.append(Fault(file, "was changed"))
-    return faults + [Fault(file, "was added") for file in current if file not in sealed]
+    return faults + [Fault(file, "was added") for file in current_files if file not in sealed_files]

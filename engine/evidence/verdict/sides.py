@@ -42,11 +42,11 @@ def training_sides(run_dir: RunDir) -> Sides:
     is empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
-    taught = taught_tasks(run_dir)
-    before = without_tasks(read_evaluation(run_dir.evals(0)), taught)
+    taught_ids = taught_tasks(run_dir)
+    before = without_tasks(read_evaluation(run_dir.evals(0)), taught_ids)
     after: list[EvaluationRow] = []
     if step is not None:
-        after = without_tasks(read_evaluation(run_dir.evals(step)), taught)
+        after = without_tasks(read_evaluation(run_dir.evals(step)), taught_ids)
     half = "all"
     if any(row.half for row in before):
         before, after = in_half(before, TEST), in_half(after, TEST)
@@ -58,7 +58,7 @@ def training_sides(run_dir: RunDir) -> Sides:
         after_name="no step yet" if step is None else f"step {step}",
         half=half,
         step=step,
-        taught=len(taught),
+        taught=len(taught_ids),
     )
 
 
@@ -83,10 +83,10 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
     where the config is missing.
     """
     models: dict[str, list[EvaluationRow]] = {}
-    taught = taught_tasks(run_dir)
+    taught_ids = taught_tasks(run_dir)
     refs = config.model_refs if isinstance(config, AskingConfig) else []
     for index, ref in enumerate(refs):
-        rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught)
+        rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught_ids)
         if rows:
             models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
     return models

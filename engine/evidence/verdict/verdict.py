@@ -465,11 +465,11 @@ def _comparisons_with_first(
     """
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
-    corrected = correct_for_many(comparisons, evaluation_counts)
+    corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
     # The second value of a pair is the corrected p value, which these results do not show.
     return [
         ModelComparison(ref, against=first, comparison=comparison)
-        for ref, (comparison, _) in zip(others, corrected, strict=True)
+        for ref, (comparison, _) in zip(others, corrected_comparisons, strict=True)
     ]
 
 
@@ -515,12 +515,12 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:
         return []
-    needed = tasks_for_share(outcome)
-    if needed <= outcome.n:
+    needed_tasks = tasks_for_share(outcome)
+    if needed_tasks <= outcome.n:
         return []
     other_half = _OTHER_HALF if half == TEST else ""
     return [
-        f"About {needed} reported tasks would show a change of 5 points; this run has "
+        f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
         f"{outcome.n}{other_half}."
     ]
 
@@ -545,12 +545,12 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
     """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
-    changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
+    show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
     if comparison.outcome.verdict == "better":
-        return [changed, Call("deploy", {"run_id": f"{run_id}@best"})]
+        return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
     if comparison.outcome.verdict == "unknown":
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]
-    return [changed, Call("diagnose", {"run_id": run_id})]
+    return [show_changed, Call("diagnose", {"run_id": run_id})]
 
 
 def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:
