@@ -487,7 +487,7 @@ def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
 
 
 def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
+    """What to do if no attempt is kept: evaluate training tasks, loosen `where`, or preview."""
     dropped_count = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == dropped_count:  # every attempt was at a held-out task
         first_source = sources[0]

@@ -185,7 +185,8 @@ def fit(
 def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str) -> str:
     """The cursor of the page after one with `shown_count` items; "" if nothing follows.
 
-    `total` and `step_mark` are those of `fit`.
+    `total` is the number of all matching items, on all pages; `step_mark` the step or steps that
+    were read, as `mark_of` writes them.
     """
     next_skip = reading.start.skip + shown_count
     if not shown_count or next_skip >= total:

@@ -161,7 +161,7 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     if len(changes) == 1:
         return Attribution(changes)
     if not changes:
-        return Attribution([], _reason_for_noise(first_making, second_making))
+        return Attribution(changed=[], reason=_reason_for_noise(first_making, second_making))
     reason = (
         f"{len(changes)} levers changed ({', '.join(changes)}): the difference cannot be "
         "attributed to one of them"

@@ -26,7 +26,8 @@ def against_start(
 
     Args:
         last_step: evaluations after this step are ignored; None ignores none.
-        planned: how many evaluations the run will have, see `evaluation_against_start`.
+        planned: how many evaluations the run will have in all, for a caller that tests each as it
+            comes; with 0 only those that exist are counted.
     """
     steps = _evaluated_steps(run, last_step)
     if not steps:

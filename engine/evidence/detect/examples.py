@@ -169,7 +169,9 @@ def _likeness(answer: str, reference: str) -> float:
     """
     if not reference:
         return 0.0
-    matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
+    matcher = SequenceMatcher(
+        isjunk=None, a=reference[:_COMPARED_CHARS], b=answer[:_COMPARED_CHARS]
+    )
     return matcher.ratio()
 
 

@@ -508,7 +508,7 @@ def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha:
     lost_count = sum(after[task] < before[task] for task in before)
     return _Test(
         diff=(gained_count - lost_count) / n,
-        interval=tango_interval(gained_count, lost_count, n, 1.0 - alpha),
+        interval=tango_interval(gained_count, lost_count, n, confidence=1.0 - alpha),
         p=mcnemar_midp(gained_count, lost_count),
         detectable=smallest_detectable_gap(n, gained_count + lost_count, alpha=alpha),
         method="McNemar mid-p, Tango score interval",
@@ -542,8 +542,8 @@ def _mean_test(
 def _deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
     """The standard deviation of the tasks' changes around their mean.
 
-    Where all tasks changed by the same amount, it would be 0 and promise to detect anything.
-    Instead it is then what one more task with a change of `span` would bring.
+    Where all tasks changed by the same amount, it would be 0 and promise to detect anything. Then
+    it is computed as if one more task had changed by `span` more than the others.
     """
     sd = _deviation(changes, mean)
     return span / math.sqrt(len(changes) + 1) if sd == 0.0 else sd

@@ -165,7 +165,7 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
         scored_samples = [sample for sample in group if not sample.error]
         if _rewards_differ(scored_samples):
             counts["effective"] += 1
-        # With a failed score it is neither: that sample may have deserved another reward.
+        # A task with a failed score is neither: that sample may have deserved another reward.
         elif scored_samples and len(scored_samples) == len(group):
             all_solved = all(sample.solved for sample in scored_samples)
             counts["too_easy" if all_solved else "too_hard"] += 1
@@ -348,7 +348,10 @@ def _difficulty_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _part_to_leave_out(result: ProbeResult) -> str:
-    """A sentence on the tasks to start without, as too hard or too easy; "" where these are few."""
+    """A sentence on the tasks to leave out at first, because they are too hard or too easy.
+
+    "" where few tasks are too hard and few are too easy.
+    """
     if result.too_hard >= MANY:
         return (
             f"{result.too_hard:.0%} of the tasks are never solved: start on the others, in a "
@@ -368,7 +371,7 @@ def _group_size_advice(result: ProbeResult) -> list[Advice]:
     [] where the size used is about right, or where hardly any group would teach at any size.
     """
     highest_share = max(result.gradient_share.values())
-    # So few tasks teach that no group size would help.
+    # The answers to so few tasks earn different rewards that no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return []
     text = _better_group_size(result, ENOUGH * highest_share)

@@ -434,7 +434,7 @@ def _compare_in_time(
     """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow."""
     started_at = time.monotonic()
     if not train or not heldout:  # then all there is to compare was compared
-        return _Compared([], shares=(1.0, 1.0), unindexed=0)
+        return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
     index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)
     rows = _shuffled(train, others=heldout)

@@ -278,7 +278,7 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
     """The pair of numbers that checkpoints are ranked by; the larger pair is the better one.
 
-    The first number is the mean success (or reward, or the negated loss, see `measure_of`). The
+    The first number is the mean success (else the mean reward, else the negated mean loss). The
     second is the mean reward, which breaks ties; 0 for a loss. None where nothing was scored.
     """
     measure = measure_of(rows)

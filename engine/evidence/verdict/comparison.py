@@ -226,8 +226,10 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """The sentence that failed scorings decide a verdict: what it is if they are left out, and what
-    it is if they are counted as not solved."""
+    """The sentence that a verdict depends on how failed scorings are counted.
+
+    It says what the verdict is if they are left out, and if they are counted as not solved.
+    """
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)

@@ -27,7 +27,7 @@ class HoldoutUse:
         env_id: the version.
         judged: how many training runs were judged on the test half.
         checkpoints: how many checkpoints were compared on the validation half.
-        evaluations: how many times evaluations played a model on the tasks.
+        evaluations: how many times evaluations asked a model these tasks.
     """
 
     env_id: str
@@ -152,7 +152,7 @@ def evaluations_of_pair(
 
     Args:
         env_id: the environment version they were evaluated on.
-        models: references of the models; an evaluation counts if it played all of them.
+        models: references of the models; an evaluation counts if it asked all of them.
         run_ids: evaluations up to and including the newest of these are counted, on the same split
             as that one.
     """
@@ -216,7 +216,7 @@ def pair_warnings(evaluations: int) -> list[str]:
 
 
 def _split_of(evaluation: RunDir) -> str:
-    """The split that an evaluation played; "heldout" where its config is damaged."""
+    """The split whose tasks an evaluation asked; "heldout" where its config is damaged."""
     config = evaluation.find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
@@ -239,9 +239,9 @@ def _runs_on(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
 
 
 def _models_on_heldout(home: Home, row: RunRow) -> int:
-    """How many models an evaluation has played on the held-out split.
+    """How many models an evaluation has asked the tasks of the held-out split.
 
-    0 for another split, for regrading (it plays nothing) and for a damaged config.
+    0 for another split, for regrading (which asks no model anything) and for a damaged config.
     """
     run = home.run(row.run_id)
     config = run.find_config()

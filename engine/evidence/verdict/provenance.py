@@ -213,8 +213,8 @@ def _checked_link(
 def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
     """The verifications of the runs that this one's models come from.
 
-    [] where `depth` (see `_verify`) has reached `_MOST_GENERATIONS`. A run that is no longer in the
-    database is left out.
+    `depth` is how many generations lie between this run and the one that was asked for; [] where it
+    has reached `_MOST_GENERATIONS`. A run that is no longer in the database is left out.
     """
     if depth >= _MOST_GENERATIONS:
         return []

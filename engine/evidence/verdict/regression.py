@@ -118,7 +118,7 @@ class KeptSkills:
     def every_battery(self) -> list[Battery]:
         """The batteries against the run's own start, then those against its base model.
 
-        The names of the latter say which model they are against.
+        The names of those against the base model say so.
         """
         base = self.against_base
         if base is None:
@@ -247,7 +247,7 @@ def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[Eva
 def _forgot_something(run_dir: RunDir) -> bool:
     """Whether a run forgot something by itself: its answers after training against those before.
 
-    False where it was not asked before or after.
+    False where the tasks that measure its skills were not asked both times.
     """
     before = read_evaluation(run_dir.kept("before"))
     after = read_evaluation(run_dir.kept("after"))

@@ -38,8 +38,8 @@ def training_sides(run_dir: RunDir) -> Sides:
     """The held-out rows of step 0 and of the checkpoint that stands for the run's result.
 
     Where the held-out tasks are split into halves, only the rows of the test half: the other half
-    was used to choose the checkpoint. Tasks that training rows teach are left out. The `after` side
-    is empty until a checkpoint was evaluated.
+    was used to choose the checkpoint. Tasks that stand in the training rows are left out. The
+    `after` side is empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
     taught_ids = taught_tasks(run_dir)
@@ -78,7 +78,7 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
     """The models of an evaluation: model reference -> its rows, in the order of the config.
 
-    Tasks that training rows teach are left out, and so are models without rows. A model that was
+    Tasks that stand in training rows are left out, and so are models without rows. A model that was
     named before gets its position as a suffix, as in "model (#2)". {} for other kinds of run, and
     where the config is missing.
     """

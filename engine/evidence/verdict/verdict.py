@@ -299,7 +299,7 @@ def _training_facts(
 def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[str]) -> list[str]:
     """What is wrong with the answers that a training run is judged by.
 
-    `forgotten` are sentences on skills that were lost; they stand between the others.
+    `forgotten` are sentences on skills that the model lost by training.
     """
     # The answers before training are those of step 0; `sides.step` is None if there are no later.
     return [
