@@ -55,12 +55,16 @@ class RolloutQuery:
         `step`, `where` and `cursor` are checked when they are used.
         """
         if self.pick not in PICKS:
-            raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
+            raise _bad_argument(
+                "pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}."
+            )
         # True is an int in Python, but no number here.
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
-            raise _bad("limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3.")
+            raise _bad_argument(
+                "limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3."
+            )
         if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:
-            raise _bad(
+            raise _bad_argument(
                 "max_chars",
                 f"max_chars {self.max_chars} is not from {_LEAST_CHARS} to {_MOST_CHARS}",
                 "Use max_chars=1200.",
@@ -199,6 +203,6 @@ def mark_of(step: int, *, all_steps: bool = False) -> str:
     return f"{_ALL_STEPS}{step}" if all_steps else str(step)
 
 
-def _bad(field: str, message: str, hint: str) -> UserError:
+def _bad_argument(field: str, message: str, hint: str) -> UserError:
     """The error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

@@ -384,7 +384,7 @@ def pieces(
         max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
-    for start, end in _spans_of_equal(mask, len(ids)):
+    for start, end in _spans_of_equal_mask(mask, len(ids)):
         text = clip(redact.text(decode(list(ids[start:end]))), max_chars)
         stretches.append(Piece(text, trained=bool(mask[start]), tokens=end - start))
     if len(stretches) <= max_pieces:
@@ -393,7 +393,7 @@ def pieces(
     return [*stretches[:max_pieces], Piece("…", trained=False, tokens=hidden_tokens)]
 
 
-def _spans_of_equal(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
+def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
     """The (start, end) of each run of positions below `length` whose mask is all set or all not."""
     spans = []
     start = 0
@@ -415,12 +415,12 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
         prompt_ids=all_prompt_ids[-_MOST_PROMPT_TOKENS:],
         ids=rollout.ids[:_MOST_TOKENS],
         loss_mask=[int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]],
-        tokens_cut=_cut_count(len(all_prompt_ids), len(rollout.ids)),
+        tokens_cut=_count_hidden_tokens(len(all_prompt_ids), len(rollout.ids)),
     )
     return shown_tokens if decode is None else _with_pieces(redact, shown_tokens, decode)
 
 
-def _cut_count(prompt_tokens: int, answer_tokens: int) -> int | None:
+def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
     """How many tokens of a prompt and an answer of these lengths are not shown; None instead of
     0."""
     cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)

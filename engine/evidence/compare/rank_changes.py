@@ -129,7 +129,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         models=model_moves,
         model_flips=_model_flips(model_moves),
         # A sample of the tasks where they are many: the time grows with the square of the number.
-        tasks=count_pairs(_sampled(list(task_means.values()))),
+        tasks=count_pairs(_sample_if_many(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
     )
@@ -311,7 +311,7 @@ def _scored_twice(row: EvaluationRow) -> bool:
     return not row.error and not row.error_before
 
 
-def _sampled(values: list[BeforeAfter]) -> list[BeforeAfter]:
+def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
     """All values; a random sample of `MOST_TASKS` if more than that are distinct.
 
     The same values always give the same sample.

@@ -146,7 +146,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     y = _STRIP_AXIS_Y
     return [
-        _moot_band(x_of(-effect.margin), x_of(effect.margin)),
+        _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
         _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
         _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
         _line("interval", (x_low, x_high), (y, y)),
@@ -154,7 +154,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     ]
 
 
-def _moot_band(x_start: float, x_end: float) -> str:
+def _no_difference_band(x_start: float, x_end: float) -> str:
     """The shaded band of the differences that are too small to matter."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '

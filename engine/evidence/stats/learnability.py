@@ -107,7 +107,7 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
     """The shares of the tasks that are "effective", "too_easy" and "too_hard"; 0 without tasks."""
     task_count = len(groups)
     return {
-        name: _TaskShare(count / max(1, task_count), _ends(wilson(count, task_count)))
+        name: _TaskShare(count / max(1, task_count), _interval_ends(wilson(count, task_count)))
         for name, count in _counts_by_difficulty(groups).items()
     }
 
@@ -411,7 +411,7 @@ def _rewards_differ(group: Samples) -> bool:
     return len({round(sample.reward, 9) for sample in group}) > 1
 
 
-def _ends(interval: Interval) -> list[float]:
+def _interval_ends(interval: Interval) -> list[float]:
     """The low and the high end of an interval, rounded for a result."""
     return [round(interval.low, 4), round(interval.high, 4)]
 

@@ -250,10 +250,13 @@ class HeldOut:
         """Index the question and the reference answer of a held-out task."""
         task, answer = str(row["id"]), answer_of(row)
         # Every question is indexed; of the answers only those long enough to be told apart.
-        self._add("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
-        self._add("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
+        self._index_text("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
+        # A unit that is itself an answer has no answer to go with it.
+        self._index_text("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
 
-    def _add(self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int) -> None:
+    def _index_text(
+        self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int
+    ) -> None:
         """Index one text of a held-out task, as a new unit or as one that is indexed already.
 
         Args:
@@ -436,8 +439,8 @@ def _compare_in_time(
     if not train or not heldout:  # then all there is to compare was compared
         return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
-    index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)
-    rows = _shuffled(train, others=heldout)
+    index = HeldOut(_random_rows(heldout, others=train), deadline=started_at + budget_s / 2)
+    rows = _random_rows(train, others=heldout)
     matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
     matches.sort(key=lambda match: (match.rank, match.heldout))
     return _Compared(
@@ -537,7 +540,7 @@ def answer_of(row: Mapping[str, Any]) -> str:
 
     Only the assistant's messages count; those of tools or users between them are left out.
     """
-    turns = [turn for turn in _after_prompt(row) if turn.get("role") == "assistant"]
+    turns = [turn for turn in _messages_after_prompt(row) if turn.get("role") == "assistant"]
     return "\n".join(content_of(turn) for turn in turns).strip()
 
 
@@ -551,7 +554,7 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
     return any(longer[start : start + len(shorter)] == shorter for start in range(last_start + 1))
 
 
-def _shuffled(
+def _random_rows(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
     """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
@@ -564,7 +567,7 @@ def _shuffled(
     return (rows[index] for index in order)
 
 
-def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
+def _messages_after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     """The messages after the prompt: those of the gold conversation, else of the stored answer."""
     gold = row.get("gold")
     if isinstance(gold, list):  # the gold conversation begins with the prompt

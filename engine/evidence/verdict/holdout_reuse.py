@@ -70,10 +70,10 @@ def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
     The tasks are those of `env_id`, one version of an environment. The runs on it up to and
     including `run_id` are counted; all of them if `run_id` is "" or is not among them.
     """
-    return _uses_by(home, env_id, _runs_on(home, env_id, run_id))
+    return _count_uses(home, env_id, _runs_on_version(home, env_id, run_id))
 
 
-def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
+def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
     """The uses of the held-out tasks by these runs, which all ran on `env_id`.
 
     A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
@@ -105,7 +105,7 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
         stale_env_ids = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale_env_ids else []
     for env_id in stale_env_ids:
-        use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
+        use = _count_uses(home, env_id, [row for row in rows if row.env_id == env_id])
         _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
     return {env_id: _stored_counts[root, env_id].use for env_id in marks}
 
@@ -166,7 +166,7 @@ def evaluations_of_pair(
 
 def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:
     """The evaluations on a version, oldest first, up to the newest of `run_ids`; [] without one."""
-    rows = [row for row in _runs_on(home, env_id) if row.kind == "evaluate"]
+    rows = [row for row in _runs_on_version(home, env_id) if row.kind == "evaluate"]
     positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
     return rows[: positions[-1] + 1] if positions else []
 
@@ -180,7 +180,7 @@ def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationK
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != split:
         return None
-    return _evaluation_key(config) if set(models) <= _played_models(run, config) else None
+    return _evaluation_key(config) if set(models) <= _models_with_results(run, config) else None
 
 
 def _evaluation_key(config: EvaluateConfig) -> _EvaluationKey:
@@ -221,12 +221,12 @@ def _split_of(evaluation: RunDir) -> str:
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
 
-def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:
+def _models_with_results(run: RunDir, config: EvaluateConfig) -> set[str]:
     """References of those models of an evaluation that have results."""
     return {ref for index, ref in enumerate(config.model_refs) if run.model_evals(index).exists()}
 
 
-def _runs_on(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
+def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
     """The runs on a version, oldest first, up to and including the run with the id `last_run`.
 
     All runs on the version where `last_run` is not among them.

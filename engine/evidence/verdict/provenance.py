@@ -109,7 +109,7 @@ class Verification:
 
 def seal(run_dir: RunDir) -> str:
     """Hash everything a finished run rests on and write it down. Returns the last hash."""
-    links = _with_hashes(_files_by_link(run_dir, run_dir.find_config()))
+    links = _sealed_links(_files_by_link(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
 
@@ -170,7 +170,7 @@ def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
     previous_hash = ""
     for link in provenance.links:
         # A file that was replaced but kept beside its successor counts as unchanged.
-        files = current_files.get(link.name, {}) | _kept_files(config, link)
+        files = current_files.get(link.name, {}) | _files_kept_elsewhere(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
@@ -180,7 +180,7 @@ def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
     return links
 
 
-def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
+def _files_kept_elsewhere(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
     """The files of a sealed link (path -> SHA-256) of which the sealed version was kept elsewhere.
 
     A later push may audit an environment version again and replace its audit. That is no fault as
@@ -204,7 +204,7 @@ def _checked_link(
     `current_files` holds its files as they are now (path -> SHA-256); `previous_hash` is the hash
     of the link before, "" for the first.
     """
-    faults = _differences(link.files, current_files)
+    faults = _faults_of_files(link.files, current_files)
     if link.hash != _hash(previous_hash, link.name, link.files):
         faults.append(Fault(run.chain.name, _SEAL_CHANGED))
     return CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults)
@@ -381,7 +381,7 @@ def _models_used(config: RunConfig | None) -> list[str]:
     return list(dict.fromkeys(config.model_refs)) if config else []
 
 
-def _with_hashes(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
+def _sealed_links(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
     """The links with their hashes, each of which covers the hash of the link before it.
 
     `files_by_link` holds pairs of a link's name and its files (path -> SHA-256).
@@ -424,7 +424,9 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _differences(sealed_files: Mapping[str, str], current_files: Mapping[str, str]) -> list[Fault]:
+def _faults_of_files(
+    sealed_files: Mapping[str, str], current_files: Mapping[str, str]
+) -> list[Fault]:
     """The files that are missing, changed or added since the seal; both map path -> SHA-256."""
     faults = []
     for file, digest in sealed_files.items():

@@ -324,13 +324,17 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     if names == [""]:  # all tasks are of one kind without a name
         return []
     skills = [
-        Skill(name, _mean_reward(_of_family(before, name)), _mean_reward(_of_family(after, name)))
+        Skill(
+            name,
+            _mean_reward(_rows_of_family(before, name)),
+            _mean_reward(_rows_of_family(after, name)),
+        )
         for name in names
     ]
     return sorted(skills, key=_largest_loss_first)
 
 
-def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+def _rows_of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
     """The rows on tasks of one kind; "" stands for the tasks without a kind."""
     return [row for row in rows if (row.family or "") == name]
 
@@ -354,9 +358,8 @@ def sentence_of(battery: Battery, since: str = "") -> str:
     `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
     if battery.verdict == "forgotten":
-        return (
-            f"Forgotten{since} ({battery.battery}): {_levels_text(battery)}{_most_lost(battery)}."
-        )
+        lost_text = f"{_levels_text(battery)}{_most_lost_skills(battery)}"
+        return f"Forgotten{since} ({battery.battery}): {lost_text}."
     return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
 
 
@@ -388,7 +391,7 @@ def _gap_text(battery: Battery) -> str:
     return f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
 
 
-def _most_lost(battery: Battery) -> str:
+def _most_lost_skills(battery: Battery) -> str:
     """The skills that lost most, to be put behind a sentence; "" where none lost.
 
     For example "; most of all sums 0.90 to 0.30".

@@ -189,18 +189,19 @@ def _key_of(config: Mapping[str, object]) -> str:
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id for this probe, and the run that was queued under this id before. The run is
-    None, so that a new one must be queued, if there is none or every earlier one failed or was
-    cancelled.
+    """The earlier run of this probe, or the request id to queue a new one under.
 
-    Each retry gets a request id of its own: `key` (from `_key_of`) and a number. `body` holds the
-    arguments for which the database keeps a request id. Raises UserError RUN_STATE after
-    `_MAX_RUNS` failed runs.
+    Returns (request id, run). The run is None where a new one must be queued: there is none yet, or
+    every earlier one failed or was cancelled.
+
+    Each try has a request id of its own: `key` (from `_key_of`), a dash and a number from 0. `body`
+    holds the arguments that the database keeps beside a request id. Raises UserError RUN_STATE
+    after `_MAX_RUNS` runs that failed or were cancelled.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"
         row = store.requested_run(request_id, body)
-        if row is None or row.state not in ("failed", "cancelled"):
+        if row is None or row.state not in ("failed", "cancelled"):  # a free id, or a run to use
             return request_id, row
     raise UserError(
         "RUN_STATE", f"this probe failed {_MAX_RUNS} times", hint="Read the log of one."
