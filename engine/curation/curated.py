@@ -273,7 +273,7 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     # A task row stores every prompt as messages; "text" names what the environment gave as strings.
     prompt_was_string = "prompt" in (row.get("text") or [])
     prompt = row["prompt"][0]["content"] if prompt_was_string else row["prompt"]
-    metadata = RowMetadata(Origin(record.env_id, row["id"]))
+    metadata = RowMetadata(Origin(env_id=record.env_id, task=row["id"]))
     return DatasetRow(
         id=prefix + row["id"],
         split="heldout",

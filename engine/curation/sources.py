@@ -229,7 +229,7 @@ def _answer_files(
     if row.kind == "train":
         # The model of rollouts changes at every step: the run itself stands for it.
         return [
-            _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
+            _AnswerFile(run.rollouts(step), model=row.run_id, step=step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
         ]
     if step_name:
@@ -240,7 +240,7 @@ def _answer_files(
             field="source_ids",
         )
     return [
-        _AnswerFile(run.model_evals(index), model, step=0, record=EvaluationRow)
+        _AnswerFile(run.model_evals(index), model=model, step=0, record=EvaluationRow)
         for index, model in enumerate(config.model_refs)
     ]
 

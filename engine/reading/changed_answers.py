@@ -245,7 +245,7 @@ def _later_step(reading: Reading, steps: Sequence[int]) -> int:
     """
     requested_step = reading.start.step
     if requested_step != -1:
-        return chosen_step(steps, requested_step, "held-out answers")
+        return chosen_step(steps, requested_step, missing_rows="held-out answers")
     verdict_step = result_step(reading.run)
     return steps[-1] if verdict_step is None else verdict_step
 

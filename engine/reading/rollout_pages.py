@@ -107,7 +107,7 @@ def start_of(query: RolloutQuery) -> Position:
             field="cursor",
         )
     step, skip = numbers
-    return Position(int(skip), int(step), all_steps)
+    return Position(skip=int(skip), step=int(step), all_steps=all_steps)
 
 
 def _is_number(text: str) -> bool:

@@ -117,7 +117,7 @@ def _rows_of_one_step(reading: Reading) -> Source:
     steps = run.rollout_steps()
     if not steps:
         return _held_out_answers(reading)
-    step = chosen_step(steps, reading.start.step, "rollouts")
+    step = chosen_step(steps, reading.start.step, missing_rows="rollouts")
     rollouts = TrajectoryRecord.read_file(run.rollouts(step))
     return Source(
         rows=rollouts.records,
@@ -143,9 +143,14 @@ def _held_out_answers(reading: Reading) -> Source:
             f"{row.run_id} has no rollouts yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    step = chosen_step(steps, reading.start.step, "held-out answers")
+    step = chosen_step(steps, reading.start.step, missing_rows="held-out answers")
     answers = EvaluationRow.read_file(run.evals(step))
-    return Source(answers.records, f"held-out answers at step {step}", step, answers.skipped)
+    return Source(
+        rows=answers.records,
+        description=f"held-out answers at step {step}",
+        step=step,
+        skipped=answers.skipped,
+    )
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
@@ -199,9 +204,16 @@ def model_answers(reading: Reading) -> Source:
             hint=wait_hint(row.run_id),
         )
     # In an error: "there are no answers, by index of the model, of step 7".
-    index = chosen_step(with_answers, reading.start.step, "answers, by index of the model,")
+    index = chosen_step(
+        with_answers, reading.start.step, missing_rows="answers, by index of the model,"
+    )
     answers = EvaluationRow.read_file(run.model_evals(index))
-    return Source(answers.records, f"answers of {models[index]}", index, answers.skipped)
+    return Source(
+        rows=answers.records,
+        description=f"answers of {models[index]}",
+        step=index,
+        skipped=answers.skipped,
+    )
 
 
 def wait_hint(run_id: str, **until: str) -> Hint:

@@ -305,7 +305,7 @@ def _console_position(reader: TextReader, cursor: str) -> Cursor:
     UserError BAD_CURSOR."""
     if cursor:
         return parse_cursor(cursor, "console")
-    return Cursor(reader.attempts[-1], offset=None, older=True)
+    return Cursor(attempt=reader.attempts[-1], offset=None, older=True)
 
 
 def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:

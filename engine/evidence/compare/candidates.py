@@ -294,7 +294,7 @@ class _Finder:
                 if only_model in ("", label)
             ]
 
-        return Offer(run.id, row.env_id, sampling, load)
+        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
 
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
@@ -351,7 +351,7 @@ class _Finder:
                 )
             ]
 
-        return Offer(run.id, row.env_id, sampling, load)
+        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
 
 
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:

@@ -440,7 +440,8 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:  # no number of tasks removes the differences between seeds
-        return Evidence(["One more seed on each side would tell more than tasks or attempts."])
+        note = "One more seed on each side would tell more than tasks or attempts."
+        return Evidence(notes=[note])
     return _larger_evaluation(home, contest, comparison.measure)
 
 
@@ -470,10 +471,11 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
         call = _evaluation_of(contest, split, rows=split_size, attempts=attempts)
-        return Evidence([note], [call])
+        return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+    push_call = Call("push_env", {"path": "..."})
+    return Evidence(notes=[f"{all_used}: {rows_to_add}."], calls=[push_call])
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:

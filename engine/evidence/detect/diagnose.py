@@ -149,8 +149,9 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
         with_examples = [index for index, finding in enumerate(findings) if finding.examples]
         if not with_examples:
             break
-        last = with_examples[-1]
-        findings[last] = replace(findings[last], examples=findings[last].examples[:-1])
+        last_index = with_examples[-1]
+        last = findings[last_index]
+        findings[last_index] = replace(last, examples=last.examples[:-1])
         diagnosis = replace(diagnosis, findings=findings)
     return diagnosis
 
@@ -162,8 +163,8 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     damaged file.
     """
     rows_asked, split = _rows_and_split(config)
-    # The number of rows is an argument of an evaluation and no setting. It is added to them because
-    # the advice of a finding may be to raise it, as it may be for a setting.
+    # Of an evaluation the number of rows is an argument, not a setting. It is added to the settings
+    # because the advice of a finding may be to raise it.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
     views = _views(run, config, settings, is_training=is_training)

@@ -69,7 +69,7 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
     row_losses = facts.curve("loss")
     if not row_losses:
         return None
-    lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
+    lowest_step, lowest_loss = min(heldout_losses, key=lambda step_and_loss: step_and_loss[1])
     last_step, last_loss = heldout_losses[-1]
     return _Losses(
         lowest_step=lowest_step,
@@ -200,7 +200,7 @@ def no_update(facts: Facts) -> Finding | None:
     rates, norms = _rates_and_norms(facts)
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
-    ended_by_trainer = facts.failure_kind == "no_update"  # it has found the same already
+    ended_by_trainer = facts.failure_kind == "no_update"  # the trainer came to the same conclusion
     steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None

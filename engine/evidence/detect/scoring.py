@@ -38,7 +38,7 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    It looks at the last steps if the run samples (at all steps while they are few), otherwise at
+    It judges the last steps if the run samples (all steps while they are few), otherwise
     the last held-out answers. None where scoring works.
     """
     error_shares = _scoring_error_shares(facts)

@@ -316,7 +316,7 @@ def provenance(dossier: Dossier) -> Section | None:
 def _link_station(link: SealedLink) -> Station:
     """A link of the chain as a step: its name, how many files it holds, and its hash."""
     files = counted(len(link.files), "file") if link.files else "nothing to seal"
-    return Station("link", link.name, files, code=link.hash[:_LINK_HASH])
+    return Station("link", link.name, detail=files, code=link.hash[:_LINK_HASH])
 
 
 def hashes(dossier: Dossier) -> Section | None:

@@ -59,8 +59,9 @@ def _expanded_percentile(
 ) -> Bootstrap:
     """The result of resampling, by the expanded percentile interval (Hesterberg 2015).
 
-    The percentile interval is widened to what Student's t asks for at this number of tasks, and p
-    comes from the same scale. `drawn_means` are sorted; `centre` is the mean of the data.
+    The percentile interval is widened to what Student's t asks for at this number of tasks; p is
+    computed on the same widened scale. `drawn_means` are the resampled means, sorted; `centre` is
+    the mean of the data.
     """
     df = task_count - 1
     widening = math.sqrt(task_count / df)
@@ -70,7 +71,7 @@ def _expanded_percentile(
     # The place of 0 among the drawn means, narrowed by as much as the interval was widened.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), df))
-    return Bootstrap(centre, low, high, p)
+    return Bootstrap(centre, low=low, high=high, p=p)
 
 
 def _without_spread(difference: float, task_count: int) -> Bootstrap:

@@ -227,7 +227,7 @@ class HeldOut:
         """The held-out questions that are a line or a sentence of a training row's text.
 
         In its answer, which training learns to write, that spoils the task; in its prompt it does
-        not. A question that is the whole prompt is found by `_equal_words`.
+        not. A question that is the whole prompt is a match of `_equal_words`.
         """
         for position in self._questions_inside(prompt, with_entire_text=False):
             yield _Hit("normalised", position, spoils=False)
@@ -269,13 +269,13 @@ class HeldOut:
         tokens = tokens_of(text)
         if len(tokens) < fewest_tokens:
             return
-        unit = _Unit(part, [task], tokens, tokens_of(answer))
+        unit = _Unit(part, ids=[task], tokens=tokens, answer=tokens_of(answer))
         index = self._equal_unit(unit, text)
         if index is None:
             self._add_unit(unit, text)
         else:
             self.units[index].ids.append(task)
-            # The unit may have been found by its words only; this spelling leads to it as well.
+            # The unit may equal the text in its words only; this spelling leads to it as well.
             self._exact.setdefault((part, text), index)
 
     def _add_unit(self, unit: _Unit, text: str) -> None:

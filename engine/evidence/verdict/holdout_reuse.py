@@ -123,8 +123,8 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    `verdict` is the word of the run that the warning is for, `p` the p value of its comparison;
-    None where there was no test.
+    `verdict` is that of the run which is warned, such as "better"; `p` is the p value of its
+    comparison, None where there was no test.
     """
     if use.judged < MANY:
         return []
@@ -198,7 +198,7 @@ def correction_factor(evaluations: int) -> int:
     The factor is the square of their number. The number alone would be too small, because the first
     evaluation was already tested at the full level ALPHA.
     """
-    # Measured on two equal models, evaluated four times on more and more rows: they are found to
+    # Measured on two equal models, evaluated four times on more and more rows: they seem to
     # differ in 6 of 100 cases with the square, in 8 with the number, and in 14 without either
     # (tests/engine/evidence/verdict/test_holdout_reuse.py).
     return evaluations * evaluations

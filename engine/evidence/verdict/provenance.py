@@ -143,7 +143,9 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if provenance is None or run.deleted.exists():
         return _verification_without_seal(run, row)
     links = _checked_links(run, provenance)
-    for fault in _verdict_faults(run, row):  # the last link is the one of the evaluation
+    # A verdict that the evaluations do not support is a fault of the last link, that of the
+    # evaluations.
+    for fault in _verdict_faults(run, row):
         links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
 
@@ -174,7 +176,7 @@ def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
-        links = [CheckedLink("evaluation", [], ok=True)]
+        links = [CheckedLink("evaluation", faults=[], ok=True)]
     if not _is_complete(provenance):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
@@ -245,7 +247,8 @@ def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
     elif row.state == "done":
         reason = "its seal is missing"
         intact = False
-        links = [CheckedLink("evaluation", [Fault(run.chain.name, "missing")], ok=False)]
+        missing = Fault(run.chain.name, "missing")
+        links = [CheckedLink("evaluation", faults=[missing], ok=False)]
     else:
         reason = f"it is {row.state}: runs are sealed when done"
     return Verification(

@@ -164,7 +164,8 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     batteries = _compared_batteries(before, after)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
-    return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
+    summary = " ".join(sentence_of(battery) for battery in batteries)
+    return KeptSkills(verdict=worst, batteries=batteries, summary=summary)
 
 
 def _compared_batteries(
@@ -234,7 +235,13 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     summary = " ".join(sentence_of(battery, f" since {base}") for battery in skills.batteries)
     if skills.verdict == "forgotten" and lost_by:
         summary += f" Lost by {', '.join(lost_by)}."
-    return SinceBase(base, skills.verdict, skills.batteries, summary, lost_by)
+    return SinceBase(
+        base=base,
+        verdict=skills.verdict,
+        batteries=skills.batteries,
+        summary=summary,
+        lost_by=lost_by,
+    )
 
 
 def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[EvaluationRow]:

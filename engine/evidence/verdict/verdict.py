@@ -284,8 +284,8 @@ def _training_facts(
     expected, as_expected = _expectation(expect, comparison.outcome.verdict)
     return TrainingFacts(
         half=sides.half,
-        before=LevelAt(0, comparison.before),
-        after=LevelAt(sides.step, comparison.after),
+        before=LevelAt(step=0, level=comparison.before),
+        after=LevelAt(step=sides.step, level=comparison.after),
         checkpoints_compared=sum(step > 0 for step in run_dir.eval_steps()),
         flips=flips_of(comparison, sides.before, sides.after, redact),
         expected=expected,
