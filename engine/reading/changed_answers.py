@@ -119,7 +119,8 @@ def changed_page(reading: Reading) -> ChangedPage:
         reading,
         [_changed_item(reading, change) for change in reading.shown_part(changes)],
         total=len(changes),
-        # The step by its number, so that a run that goes on does not change the next page.
+        # The number of the step, also where the latest was asked for: the run may have a later
+        # step by the time the next page is read.
         step_mark=mark_of(evaluations.step),
         page_of=lambda items: replace(page, changed=items),
         shorten=with_shorter_texts,

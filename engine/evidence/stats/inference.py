@@ -525,14 +525,14 @@ def _mean_test(
     """
     # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
     changes = {task: [after[task] - before[task]] for task in before}
-    boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
+    bootstrap = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    sd = _deviation_of_changes([change for (change,) in changes.values()], boot.mean, span)
+    sd = _deviation_of_changes([change for (change,) in changes.values()], bootstrap.mean, span)
     return _Test(
-        diff=boot.mean,
-        interval=Interval(boot.low, boot.high),
-        p=boot.p,
+        diff=bootstrap.mean,
+        interval=Interval(bootstrap.low, bootstrap.high),
+        p=bootstrap.p,
         detectable=smallest_detectable_mean(len(before), sd, alpha=alpha),
         method=f"bootstrap over tasks ({RESAMPLES} resamples)",
         span=span,

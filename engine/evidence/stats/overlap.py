@@ -324,9 +324,9 @@ class HeldOut:
         numbers = {number for tokens in texts for number in numbers_of(tokens)}
         return [
             position
-            for position, of_unit in shared_grams.items()
-            if of_unit.words_in_a_row >= COPIED_WORDS
-            or self._is_large_part(position, of_unit.grams, numbers)
+            for position, shared_with_unit in shared_grams.items()
+            if shared_with_unit.words_in_a_row >= COPIED_WORDS
+            or self._is_large_part(position, shared_with_unit.grams, numbers)
         ]
 
     def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:

@@ -248,8 +248,8 @@ def _interval_of_means(means: Mapping[str, float], measure: Measure) -> Interval
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
         solved_count = round(math.fsum(means.values()) / n * n)
         return wilson(solved_count, n)
-    boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
-    return Interval(boot.low, boot.high)
+    bootstrap = paired_bootstrap({task: [mean] for task, mean in means.items()})
+    return Interval(bootstrap.low, bootstrap.high)
 
 
 def _value_with_errors(results: Side) -> float:

@@ -333,8 +333,8 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     skills = [
         Skill(
             name,
-            _mean_reward(_rows_of_family(before, name)),
-            _mean_reward(_rows_of_family(after, name)),
+            before=_mean_reward(_rows_of_family(before, name)),
+            after=_mean_reward(_rows_of_family(after, name)),
         )
         for name in names
     ]
