@@ -162,10 +162,10 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     reply = _reply_of(selection, _redactor_of_sources(home, sources))
     warnings = _warnings(selection.outcome, choices.select, sources)
     if not preview:
-        pushed = _save(home, name, selection, choices)
-        reply = replace(reply, env_id=pushed.env_id)
+        push_reply = _save(home, name, selection, choices)
+        reply = replace(reply, env_id=push_reply.env_id)
         # The push warns of some of the same things.
-        warnings += [warning for warning in pushed.warnings if warning not in warnings]
+        warnings += [warning for warning in push_reply.warnings if warning not in warnings]
     complete_reply = replace(
         reply,
         summary=_sentence(reply, name, is_pairs=choices.select == PAIRS),
@@ -282,7 +282,7 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Decide for the attempts of one group at a training task, into `outcome`."""
+    """Keep or drop each attempt of one group at a training task; `outcome` takes the result."""
     # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
@@ -298,41 +298,47 @@ def _keep_or_drop_group(
 def _keep_pairs(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the pairs of one group, at most `max_per_task`; drop all other attempts, into `outcome`.
+    """Keep the pairs (a better and a worse attempt) of one group, at most `max_per_task`.
 
-    Pairs are made of the attempts that could become training rows.
+    Pairs are made of the attempts that could become training rows. `outcome` takes them, and counts
+    all other attempts as dropped, each with its reason.
     """
-    usable = _usable_attempts(attempts, heldout, outcome)
-    pairs = pairs_in(usable)
+    usable_attempts = _usable_attempts(attempts, heldout, outcome)
+    pairs = pairs_in(usable_attempts)
     for better, worse in pairs[: choices.max_per_task]:
         outcome.kept.append(better)
         outcome.worse.append(worse)
     surplus_pairs = pairs[choices.max_per_task :]
     outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
-    paired = {id(attempt) for pair in pairs for attempt in pair}
-    outcome.drop("unpaired", [attempt for attempt in usable if id(attempt) not in paired])
+    paired_ids = {id(attempt) for pair in pairs for attempt in pair}
+    outcome.drop(
+        "unpaired", [attempt for attempt in usable_attempts if id(attempt) not in paired_ids]
+    )
 
 
 def _usable_attempts(
     attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
 ) -> list[Attempt]:
-    """The attempts that can become training rows; the others are dropped, into `outcome`."""
-    usable: list[Attempt] = []
+    """The attempts that can become training rows; `outcome` counts the others as dropped."""
+    usable_attempts: list[Attempt] = []
     for attempt in attempts:
         reason = _drop_reason(attempt, heldout, outcome)
         if reason:
             outcome.drop(reason, [attempt])
         else:
-            usable.append(attempt)
+            usable_attempts.append(attempt)
             outcome.kept_conversations.add(_conversation_text(attempt))
-    return usable
+    return usable_attempts
 
 
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices` prefers, at most `max_per_task` unless all are
-    selected; drop the others, into `outcome`."""
+    """Keep the attempts of one group that `choices` prefers; `outcome` takes them and the others.
+
+    At most `max_per_task` are kept, unless all are selected; the others are counted as dropped,
+    each with its reason.
+    """
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
@@ -369,12 +375,18 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
 
 def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
-    """The kind of the closest match between an attempt's conversation and a held-out task, such as
-    "exact"; "" if it holds none."""
+    """How an attempt's conversation holds a held-out task: the kind of the strongest match.
+
+    A kind is a word such as "exact"; "" if the conversation holds no held-out task.
+    """
+    # The attempt as the training row it would become: "gold" is the prompt and the answer to learn.
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
     matches = heldout.matches(training_row)
-    return min(matches, key=lambda match: match.rank).kind if matches else ""
+    if not matches:
+        return ""
+    strongest = min(matches, key=lambda match: match.rank)  # the lowest rank is the strongest
+    return strongest.kind
 
 
 def _conversation_text(attempt: Attempt) -> str:
@@ -382,11 +394,11 @@ def _conversation_text(attempt: Attempt) -> str:
 
     White space around messages is left out, so that it makes no difference.
     """
-    plain = [
+    plain_messages = [
         {**message, "content": str(message.get("content") or "").strip()}
         for message in (*attempt.prompt, *attempt.messages)
     ]
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False)
+    return json.dumps(plain_messages, sort_keys=True, ensure_ascii=False)
 
 
 def _redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
@@ -442,15 +454,15 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     return warnings + _warnings_of_several_versions(sources)
 
 
-def _warnings_of_incorrect_rows(kept: Sequence[Attempt], select: str) -> list[str]:
+def _warnings_of_incorrect_rows(kept_attempts: Sequence[Attempt], select: str) -> list[str]:
     """A warning that counts the kept attempts that are not correct, where `select` could have left
     them out; else []."""
-    incorrect_count = sum(not attempt.correct for attempt in kept)
+    incorrect_count = sum(not attempt.correct for attempt in kept_attempts)
     # correct and shortest keep right answers only; of a pair both answers may be wrong.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
         return []
     return [
-        f"{incorrect_count} of the {len(kept)} rows are not correct answers; "
+        f"{incorrect_count} of the {len(kept_attempts)} rows are not correct answers; "
         'where="solved" with select="correct" keeps right ones only.'
     ]
 
@@ -465,17 +477,17 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
 
 def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
     """The error for a call that should save a dataset, but keeps no attempt."""
-    dropped = _dropped_by_reason(outcome)
+    dropped_counts = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",
-        f"nothing is left to save: {_counts_text(dropped) or 'no attempts'}",
+        f"nothing is left to save: {_counts_text(dropped_counts) or 'no attempts'}",
         hint=_advice_without_rows(outcome, sources),
         field="where" if outcome.dropped.get("where") else "source_ids",
     )
 
 
 def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
+    """What to do if no attempt is kept: evaluate training tasks, loosen `where`, or preview."""
     dropped_count = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == dropped_count:  # every attempt was at a held-out task
         first_source = sources[0]
@@ -502,17 +514,17 @@ def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
     counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
     if is_pairs:
         counts = f"{reply.kept} pairs of {reply.attempts} attempts, at {reply.tasks} tasks"
-    dropped = _counts_text(reply.dropped)
-    text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
+    dropped_text = _counts_text(reply.dropped)
+    text = f"{counts}; dropped: {dropped_text}." if dropped_text else f"{counts}."
     if reply.env_id:
         kind = "a dataset of pairs for DPO" if is_pairs else "an SFT dataset"
         return f"Saved {reply.env_id}, {kind} with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
-def _counts_text(dropped: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     """The counts as text, such as "2 heldout, 1 error"; "" if nothing was dropped."""
-    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 def _next_calls(

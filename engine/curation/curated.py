@@ -184,8 +184,9 @@ def _attempt_rows(
 ) -> list[DatasetRow]:
     """A training row of each chosen attempt, with the worse answer of its pair if it has one.
 
-    Their ids, as "task#1", are none of `used_ids`. `records` and `prefixes` have the record of each
-    environment version and the beginning of its ids, by the version's hash.
+    Each row gets an id such as "task#1" that is not in `used_ids`, and is then added there.
+    `records` and `prefixes` have the record of each environment version and the beginning of its
+    ids, by the version's hash.
     """
     rows = []
     # `worse` is empty without pairs; each attempt then has None.
@@ -272,7 +273,7 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     # A task row stores every prompt as messages; "text" names what the environment gave as strings.
     prompt_was_string = "prompt" in (row.get("text") or [])
     prompt = row["prompt"][0]["content"] if prompt_was_string else row["prompt"]
-    metadata = RowMetadata(Origin(record.env_id, row["id"]))
+    metadata = RowMetadata(Origin(env_id=record.env_id, task=row["id"]))
     return DatasetRow(
         id=prefix + row["id"],
         split="heldout",
@@ -289,6 +290,7 @@ def _answer_of(row: TaskRow) -> str | Sequence[ChatMessage] | None:
     answer = row.get("answer")  # of a task that is only scored
     if row.get("gold"):  # of a task with an answer to learn: the prompt, and the answer after it
         answer = row["gold"][len(row["prompt"]) :]
+    # "text" lists the fields that the environment gave as strings instead of messages.
     answer_was_string = "answer" in (row.get("text") or [])
     # An answer of several messages cannot be written as a string.
     if answer and answer_was_string and len(answer) == 1:

@@ -55,7 +55,8 @@ class Attempt:
     @property
     def env_hash(self) -> str:
         """The content hash of the environment version: what follows the @ of its id."""
-        return self.env_id.partition("@")[2]
+        _, _, env_hash = self.env_id.partition("@")
+        return env_hash
 
     @property
     def correct(self) -> bool:
@@ -166,14 +167,15 @@ class Rule:
         facts = facts_of(group)
         # A fact wins over a metric of the same name.
         values: dict[str, object] = {**facts.metrics, **vars(facts)}
-        scored = facts.n - facts.n_error
+        scored_count = facts.n - facts.n_error
         for name, k in self.k_by_variable.items():
-            if k > scored:
+            if k > scored_count:
                 raise self._error(
-                    f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
-                    f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
+                    f"asks for pass@{k}, but task {group[0].task!r} has {scored_count} scored "
+                    "attempts",
+                    f"Evaluate with attempts = {k}, or ask for pass@{max(scored_count, 1)}.",
                 )
-            values[name] = pass_at_k(scored, facts.n_correct, k)
+            values[name] = pass_at_k(scored_count, facts.n_correct, k)
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
@@ -210,8 +212,8 @@ class Rule:
 
 def facts_of(group: Sequence[Attempt]) -> TaskFacts:
     """The facts about the attempts at one task; `group` must have at least one."""
-    scored = [attempt for attempt in group if attempt.error is None]
-    rewards = [attempt.reward for attempt in scored]
+    scored_attempts = [attempt for attempt in group if attempt.error is None]
+    rewards = [attempt.reward for attempt in scored_attempts]
     return TaskFacts(
         avg=_mean(rewards),
         best=max(rewards, default=None),
@@ -219,11 +221,11 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
         solved=any(attempt.correct for attempt in group),
         n=len(group),
         n_correct=sum(attempt.correct for attempt in group),
-        n_error=len(group) - len(scored),
-        length=_mean([float(attempt.tokens) for attempt in scored]),
+        n_error=len(group) - len(scored_attempts),
+        length=_mean([float(attempt.tokens) for attempt in scored_attempts]),
         task=group[0].task,
         model=group[0].model,
-        metrics=_mean_metrics(scored),
+        metrics=_mean_metrics(scored_attempts),
     )
 
 

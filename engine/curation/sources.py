@@ -113,12 +113,12 @@ def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
 def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
     """Raise UserError BAD_ARGUMENT if a whole run is named beside single steps of it."""
     run_ids = [source.row.run_id for source in sources]
-    repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
+    repeated_refs = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
     # A reference without an @ means the whole run.
-    if any("@" not in ref for ref in repeated):
+    if any("@" not in ref for ref in repeated_refs):
         raise UserError(
             "BAD_ARGUMENT",
-            f"{', '.join(repeated)} name the same rollouts twice",
+            f"{', '.join(repeated_refs)} name the same rollouts twice",
             hint="Name a run once, or only single steps of it.",
             field="source_ids",
         )
@@ -151,18 +151,18 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """
     run = home.run(row.run_id)
     config = run.read_config()
-    stored = _StoredAttempts()
+    stored_attempts = _StoredAttempts()
     for file in _answer_files(run, row, config, ref, step_name):
-        stored.read(run, row, file)
-    if not stored.attempts:
+        stored_attempts.read(run, row, file)
+    if not stored_attempts.attempts:
         raise _no_rollouts(ref, row)
     return Source(
         ref=ref,
         row=row,
         record=registry.find_env(home, row.env_id),
-        attempts=stored.attempts,
-        files=stored.hashes,
-        skipped=stored.skipped,
+        attempts=stored_attempts.attempts,
+        files=stored_attempts.hashes,
+        skipped=stored_attempts.skipped,
         config=config,
     )
 
@@ -229,7 +229,7 @@ def _answer_files(
     if row.kind == "train":
         # The model of rollouts changes at every step: the run itself stands for it.
         return [
-            _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
+            _AnswerFile(run.rollouts(step), model=row.run_id, step=step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
         ]
     if step_name:
@@ -240,7 +240,7 @@ def _answer_files(
             field="source_ids",
         )
     return [
-        _AnswerFile(run.model_evals(index), model, step=0, record=EvaluationRow)
+        _AnswerFile(run.model_evals(index), model=model, step=0, record=EvaluationRow)
         for index, model in enumerate(config.model_refs)
     ]
 
@@ -398,8 +398,11 @@ def _nothing_to_regrade(row: RunRow) -> UserError:
 def _files_to_regrade(
     run: RunDir, config: RunConfig, split: str
 ) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files of answers that `stored_answers` reads, each with its model (rollouts with the run
-    and the step), and the warnings."""
+    """(the files with the answers to score again, warnings).
+
+    A file comes as a pair: the name of the model that answered, such as "r-1@step20", or for
+    rollouts "r-1, rollouts of step 20"; and the path.
+    """
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
         return [(model, run.model_evals(index)) for index, model in models], []
@@ -448,7 +451,11 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
 def _best_step(run: RunDir) -> int | None:
     """The step of a run's best checkpoint; None without one."""
     checkpoint = run.resolve_checkpoint("best")
-    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None  # from "step_000020"
+    if checkpoint is None:
+        return None
+    # A checkpoint's folder is named after its step, as in step_000020.
+    _, _, digits = checkpoint.name.rpartition("_")
+    return int(digits)
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
@@ -456,11 +463,11 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     others spread evenly."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
-    required = {steps[0], steps[-1]}
+    required_steps = {steps[0], steps[-1]}
     if best is not None and best in steps:
-        required.add(best)
-    others = [step for step in steps if step not in required]
-    return sorted(required | _evenly_spaced(others, MOST_STEPS - len(required)))
+        required_steps.add(best)
+    others = [step for step in steps if step not in required_steps]
+    return sorted(required_steps | _evenly_spaced(others, MOST_STEPS - len(required_steps)))
 
 
 def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:

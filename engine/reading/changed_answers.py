@@ -115,26 +115,29 @@ def changed_page(reading: Reading) -> ChangedPage:
         matching=len(changes),
         changed=[],
     )
-    fitted = fit(
+    fitted_changes = fit(
         reading,
         [_changed_item(reading, change) for change in reading.shown_part(changes)],
         total=len(changes),
-        # The step by its number, so that a run that goes on does not change the next page.
+        # The number of the step, also where the latest was asked for: the run may have a later
+        # step by the time the next page is read.
         step_mark=mark_of(evaluations.step),
         page_of=lambda items: replace(page, changed=items),
         shorten=with_shorter_texts,
     )
     return replace(
         page,
-        changed=fitted.items,
-        warnings=fitted.warnings + skipped_lines(evaluations.skipped),
-        next_cursor=fitted.next_cursor,
+        changed=fitted_changes.items,
+        warnings=fitted_changes.warnings + skipped_lines(evaluations.skipped),
+        next_cursor=fitted_changes.next_cursor,
     )
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """How many of the tasks changed between the two evaluations, and in which direction. With
-    several attempts at a task, each is counted."""
+    """How many answers changed between the two evaluations, and how many of them for the better.
+
+    The sentence calls them tasks; with several attempts at a task, each attempt is counted.
+    """
     before, after = evaluations.names
     shared_count = _count_of_shared_attempts(evaluations)
     better_count = sum(change.score > 0 for change in changes)
@@ -243,7 +246,7 @@ def _later_step(reading: Reading, steps: Sequence[int]) -> int:
     """
     requested_step = reading.start.step
     if requested_step != -1:
-        return chosen_step(steps, requested_step, "held-out answers")
+        return chosen_step(steps, requested_step, missing_rows="held-out answers")
     verdict_step = result_step(reading.run)
     return steps[-1] if verdict_step is None else verdict_step
 

@@ -70,9 +70,9 @@ def read_logs(
 def _check_arguments(view: str, limit: int) -> None:
     """Raises UserError BAD_ARGUMENT for a view that does not exist, or a limit out of range."""
     if view not in VIEWS:
-        raise _bad("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
+        raise _bad_argument("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
     if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
-        raise _bad("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
+        raise _bad_argument("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
 
 
 def _text_page(
@@ -89,6 +89,6 @@ def _text_page(
     return error_page(reader, cursor)
 
 
-def _bad(field: str, message: str, hint: str) -> UserError:
+def _bad_argument(field: str, message: str, hint: str) -> UserError:
     """The error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

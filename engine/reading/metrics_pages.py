@@ -122,13 +122,13 @@ def curves_page(
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
-    shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
-    choosing_half = _half_behind_heldout_metrics(run, shown.columns)
+    shown_curves = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
+    choosing_half = _half_behind_heldout_metrics(run, shown_curves.columns)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
-        summary = _curve_sentence(row, metrics, shown, choosing_half)
-    table = _table_of_curves(shown)
+        summary = _curve_sentence(row, metrics, shown_curves, choosing_half)
+    table = _table_of_curves(shown_curves)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
@@ -136,13 +136,13 @@ def curves_page(
         view="metrics",
         columns=table.heads,
         rows=table.rows,
-        curves=_summaries(shown),
-        available=_hidden_names(metrics, shown.columns),
+        curves=_summaries(shown_curves),
+        available=_hidden_names(metrics, shown_curves.columns),
         steps_logged=len(metrics.lines),
         heldout=choosing_half,
         # A run that has ended logs no further steps.
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
-        warnings=_curve_warnings(metrics, shown.selected_count),
+        warnings=_curve_warnings(metrics, shown_curves.selected_count),
     )
     return _shorten_to_fit(page)
 
@@ -184,8 +184,10 @@ def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> Choosin
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
-    """All metrics that a reader asked for: with `matches` the logged ones whose name matches, else
-    `keys`. If these are none, the main metrics.
+    """The metrics that a reader asked for, without a limit to their number.
+
+    With `matches` the logged ones whose name matches, else `keys`; where that gives no name at all,
+    the main metrics.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
@@ -332,7 +334,7 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _curve_sentence(
-    row: RunRow, metrics: Metrics, shown: _ShownCurves, choosing_half: ChoosingHalf | None
+    row: RunRow, metrics: Metrics, shown_curves: _ShownCurves, choosing_half: ChoosingHalf | None
 ) -> str:
     """The summary: the state of the run and the first and last value of its first three curves.
 
@@ -343,16 +345,17 @@ def _curve_sentence(
     lines = metrics.lines
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = _changes_of_first_curves(shown.curves)
-    shown_points = len(shown.lines)
-    thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
+    changes = _changes_of_first_curves(shown_curves.curves)
+    shown_points = len(shown_curves.lines)
+    thinning_note = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if choosing_half is not None:
         task_count, all_count = choosing_half.tasks, choosing_half.of
         heldout_note = f" (heldout_*: {task_count} of {all_count} tasks, which choose)"
     step = lines[-1]["step"]
     return (
-        f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."
+        f"{row.run_id} is {row.state} at step {step}{thinning_note}: {', '.join(changes)}"
+        f"{heldout_note}."
     )
 
 

@@ -104,8 +104,10 @@ def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedC
 def _with_row_number(
     preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
 ) -> RowPreview:
-    """The preview with the number of its row among those of the conversation, `chats`; unchanged
-    where the conversation is one row."""
+    """The preview, with the place of the shown row: "row 2 of 3", say, of its conversation.
+
+    `chats` are the rows of that conversation; where it is only one, the preview stays as it is.
+    """
     if len(chats) == 1:
         return preview
     return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
@@ -114,9 +116,9 @@ def _with_row_number(
 def _tokenized_turns(
     row: TaskRow, tools: list[ToolSchema], tokenizer: tokens.ChatTokenizer, settings: SFTSettings
 ) -> list[TokenizedChat]:
-    """What is trained of one conversation; [] where the chat template refuses it.
+    """The training rows (tokens) of one conversation; [] where the chat template refuses it.
 
-    `tools` are the tool schemas of a row that has none of its own.
+    `tools` are the environment's tool schemas, for a row that has none of its own.
     """
     tools_of_row = (row.get("metadata") or {}).get("tools") or tools
     try:

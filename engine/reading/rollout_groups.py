@@ -80,7 +80,7 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         matching=len(groups),
         groups=[],
     )
-    fitted = fit(
+    fitted_groups = fit(
         reading,
         [_group_item(reading, rows) for rows in reading.shown_part(groups)],
         total=len(groups),
@@ -90,10 +90,10 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     )
     return replace(
         page,
-        groups=fitted.items,
-        warnings=fitted.warnings + source.warnings,
-        next_cursor=fitted.next_cursor,
-        summary=_summary(page, groups, shown_count=len(fitted.items)),
+        groups=fitted_groups.items,
+        warnings=fitted_groups.warnings + source.warnings,
+        next_cursor=fitted_groups.next_cursor,
+        summary=_summary(page, groups, shown_count=len(fitted_groups.items)),
     )
 
 
@@ -133,8 +133,11 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group as a page shows it. The prompt and the answers of all members share `max_chars` of
-    the query, which elsewhere are for one rollout."""
+    """One group (the answers to one task at one step) as a page shows it.
+
+    The prompt and the answers of all members share the characters that the query allows for one
+    rollout (`max_chars`).
+    """
     redact = reading.redact
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)

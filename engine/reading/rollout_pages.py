@@ -55,12 +55,16 @@ class RolloutQuery:
         `step`, `where` and `cursor` are checked when they are used.
         """
         if self.pick not in PICKS:
-            raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
+            raise _bad_argument(
+                "pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}."
+            )
         # True is an int in Python, but no number here.
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
-            raise _bad("limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3.")
+            raise _bad_argument(
+                "limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3."
+            )
         if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:
-            raise _bad(
+            raise _bad_argument(
                 "max_chars",
                 f"max_chars {self.max_chars} is not from {_LEAST_CHARS} to {_MOST_CHARS}",
                 "Use max_chars=1200.",
@@ -103,7 +107,7 @@ def start_of(query: RolloutQuery) -> Position:
             field="cursor",
         )
     step, skip = numbers
-    return Position(int(skip), int(step), all_steps)
+    return Position(skip=int(skip), step=int(step), all_steps=all_steps)
 
 
 def _is_number(text: str) -> bool:
@@ -185,7 +189,8 @@ def fit(
 def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str) -> str:
     """The cursor of the page after one with `shown_count` items; "" if nothing follows.
 
-    `total` and `step_mark` are those of `fit`.
+    `total` is the number of all matching items, on all pages; `step_mark` the step or steps that
+    were read, as `mark_of` writes them.
     """
     next_skip = reading.start.skip + shown_count
     if not shown_count or next_skip >= total:
@@ -198,6 +203,6 @@ def mark_of(step: int, *, all_steps: bool = False) -> str:
     return f"{_ALL_STEPS}{step}" if all_steps else str(step)
 
 
-def _bad(field: str, message: str, hint: str) -> UserError:
+def _bad_argument(field: str, message: str, hint: str) -> UserError:
     """The error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

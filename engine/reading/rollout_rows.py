@@ -117,7 +117,7 @@ def _rows_of_one_step(reading: Reading) -> Source:
     steps = run.rollout_steps()
     if not steps:
         return _held_out_answers(reading)
-    step = chosen_step(steps, reading.start.step, "rollouts")
+    step = chosen_step(steps, reading.start.step, missing_rows="rollouts")
     rollouts = TrajectoryRecord.read_file(run.rollouts(step))
     return Source(
         rows=rollouts.records,
@@ -137,15 +137,20 @@ def _held_out_answers(reading: Reading) -> Source:
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
-    if not steps:  # nor rollouts, or the caller would have read those
+    if not steps:  # nor are there rollouts, which the message names: they would have been read
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no rollouts yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    step = chosen_step(steps, reading.start.step, "held-out answers")
+    step = chosen_step(steps, reading.start.step, missing_rows="held-out answers")
     answers = EvaluationRow.read_file(run.evals(step))
-    return Source(answers.records, f"held-out answers at step {step}", step, answers.skipped)
+    return Source(
+        rows=answers.records,
+        description=f"held-out answers at step {step}",
+        step=step,
+        skipped=answers.skipped,
+    )
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
@@ -199,9 +204,16 @@ def model_answers(reading: Reading) -> Source:
             hint=wait_hint(row.run_id),
         )
     # In an error: "there are no answers, by index of the model, of step 7".
-    index = chosen_step(with_answers, reading.start.step, "answers, by index of the model,")
+    index = chosen_step(
+        with_answers, reading.start.step, missing_rows="answers, by index of the model,"
+    )
     answers = EvaluationRow.read_file(run.model_evals(index))
-    return Source(answers.records, f"answers of {models[index]}", index, answers.skipped)
+    return Source(
+        rows=answers.records,
+        description=f"answers of {models[index]}",
+        step=index,
+        skipped=answers.skipped,
+    )
 
 
 def wait_hint(run_id: str, **until: str) -> Hint:
@@ -270,8 +282,8 @@ def _filter_values(row: Row) -> dict[str, object]:
     """
     metrics: dict[str, object] = dict(row.metrics or {})
     fields = {name: getattr(row, name, None) for name in FILTER_NAMES}
-    counted = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
-    return metrics | fields | counted | {"metrics": metrics}
+    counts = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
+    return metrics | fields | counts | {"metrics": metrics}
 
 
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
@@ -291,7 +303,7 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
         random.Random(seed).shuffle(shuffled)
         return shuffled
     scored = _scored_rows(rows)
-    if pick == "median" and scored:
+    if pick == "median" and scored:  # without rows there is no median
         return _nearest_to_median(scored)
     return sorted(scored, key=score, reverse=pick == "best")
 

@@ -105,7 +105,7 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
     if any(item.half for item in items):  # `about` explains that field
         page = replace(page, about=About())
-    fitted = fit(
+    fitted_rollouts = fit(
         reading,
         items,
         total=len(picked_rows),
@@ -115,10 +115,12 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     )
     return replace(
         page,
-        summary=_summary(reading, source, len(fitted.items), len(picked_rows), matching_rows),
-        rollouts=fitted.items,
-        warnings=fitted.warnings + source.warnings,
-        next_cursor=fitted.next_cursor,
+        summary=_summary(
+            reading, source, len(fitted_rollouts.items), len(picked_rows), matching_rows
+        ),
+        rollouts=fitted_rollouts.items,
+        warnings=fitted_rollouts.warnings + source.warnings,
+        next_cursor=fitted_rollouts.next_cursor,
     )
 
 
@@ -129,7 +131,7 @@ def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutIt
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
-    """A page that has only what does not depend on which rows it shows.
+    """A page that still lacks its summary, its rollouts, its warnings and its cursor.
 
     `picked_count` is the number of rows that the pick selects, on all pages.
     """

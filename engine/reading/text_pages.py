@@ -142,7 +142,10 @@ class TextReader:
         return self.matches is None or self.matches(self.redact.text(text))
 
     def page(self, path: Path, cursor: Cursor, passes: Matches) -> Page:
-        """At most `limit` lines of `path` before or after the cursor for which `passes` is true."""
+        """The lines of `path` before or after the cursor for which `passes` is true.
+
+        They are at most as many as the page was asked for (`self.limit`).
+        """
         if cursor.offset is None:
             return page_before(path, complete_size(path), self.limit, passes)
         if cursor.older:
@@ -170,16 +173,16 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     newest = Cursor(attempt=0, offset=None, older=True)
     position = parse_cursor(cursor, "events") if cursor else newest
     path = reader.run.events
-    found_page = reader.page(path, position, _event_filter(reader, keys))
-    shown = _fit_events(reader, found_page, older=position.older)
-    links = _cursors_of_page(reader, cursor, shown.page, path)
+    event_page = reader.page(path, position, _event_filter(reader, keys))
+    shown_events = _fit_events(reader, event_page, older=position.older)
+    links = _cursors_of_page(reader, cursor, shown_events.page, path)
     return EventsPage(
-        summary=_event_sentence(reader.row, shown.events),
+        summary=_event_sentence(reader.row, shown_events.events),
         run_id=reader.row.run_id,
         state=reader.row.state,
         view="events",
-        events=shown.events,
-        warnings=reader.warnings(shown.page) + skipped_lines(shown.skipped),
+        events=shown_events.events,
+        warnings=reader.warnings(shown_events.page) + skipped_lines(shown_events.skipped),
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
@@ -218,9 +221,14 @@ def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
 
 
 def _event_filter(reader: TextReader, keys: Sequence[str]) -> Matches:
-    """The test for a line: it matches the search and, if `keys` is not empty, has such a name."""
+    """The test that a line of the event log must pass to be shown.
+
+    It must match the reader's search. If `keys` is not empty, its event must have one of these
+    names too.
+    """
 
     def passes(text: str) -> bool:
+        """Whether a page shows the line `text`."""
         if not reader.passes(text):
             return False
         if not keys:
@@ -297,7 +305,7 @@ def _console_position(reader: TextReader, cursor: str) -> Cursor:
     UserError BAD_CURSOR."""
     if cursor:
         return parse_cursor(cursor, "console")
-    return Cursor(reader.attempts[-1], offset=None, older=True)
+    return Cursor(attempt=reader.attempts[-1], offset=None, older=True)
 
 
 def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:
@@ -353,12 +361,12 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     )
     # A run that is still being stopped has no such state yet, but has the reason already.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
-    recorded = read_object(reader.run.failure)
+    failure_record = read_object(reader.run.failure)
     failure = ShownFailure()
     summary = f"{row.run_id} is {row.state} and has not failed."
     if has_failed:
-        failure = _shown_failure(reader, recorded)
-        summary = _failure_sentence(reader, recorded, failure.kind)
+        failure = _shown_failure(reader, failure_record)
+        summary = _failure_sentence(reader, failure_record, failure.kind)
     # Without a failure `last_checkpoint` is None.
     can_resume = bool(failure.last_checkpoint) and row.state != "done"
     resume = Call("submit_train", {"resume": row.run_id})
@@ -384,29 +392,29 @@ def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) ->
     )
 
 
-def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None) -> str:
+def _failure_sentence(reader: TextReader, failure_record: JsonObject, kind: str | None) -> str:
     """The summary of a failure: the run, its state, the kind of the failure and the reason.
 
-    `recorded` is what the trainer wrote about its failure, {} if it wrote nothing.
+    `failure_record` is what the trainer wrote about its failure, {} if it wrote nothing.
     """
     row = reader.row
-    message = row.reason or str(recorded.get("message") or "")
+    message = row.reason or str(failure_record.get("message") or "")
     reason = reader.redact.text(message) or "no reason was recorded"
     return clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {reason}", _SUMMARY_CHARS)
 
 
-def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
+def _shown_failure(reader: TextReader, failure_record: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
-    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Where the run's row in
-    the database has a kind, message or hint too, that of the row is shown.
+    `failure_record` is what the trainer wrote about it, {} if it wrote nothing. Where the run's row
+    in the database has a kind, message or hint too, that of the row is shown.
     """
     row = reader.row
     redact = reader.redact
-    kind = row.reason_kind or str(recorded.get("kind") or "")
-    message = row.reason or str(recorded.get("message") or "")
-    evidence = str(recorded.get("evidence") or "")
-    hint = row.hint or Hint.from_json(recorded.get("hint"))
+    kind = row.reason_kind or str(failure_record.get("kind") or "")
+    message = row.reason or str(failure_record.get("message") or "")
+    evidence = str(failure_record.get("evidence") or "")
+    hint = row.hint or Hint.from_json(failure_record.get("hint"))
     checkpoint = reader.run.latest_checkpoint()
     failure = ShownFailure(
         kind=redact.text(kind),

@@ -291,11 +291,11 @@ def _with_short_texts(value: Any, limit: int) -> Any:
     if isinstance(value, dict):
         return {name: _with_short_texts(item, limit) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):  # an instance, not the class
-        shortened = {
+        shortened_fields = {
             field.name: _with_short_texts(getattr(value, field.name), limit)
             for field in fields(value)
         }
-        return replace(value, **shortened)
+        return replace(value, **shortened_fields)
     return value
 
 
@@ -335,11 +335,11 @@ def length_of(turns: Sequence[Turn]) -> int:
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
     """Shorten a conversation to about `chars` characters: leave out turns in the middle if there
     are too many for 60 characters each, then cut long turns, all to the same length."""
-    shown = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
-    if length_of(shown) <= chars:
-        return shown
-    longest = _fair_share([len(turn.content) for turn in shown], chars)
-    return [replace(turn, content=clip(turn.content, longest)) for turn in shown]
+    shown_turns = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
+    if length_of(shown_turns) <= chars:
+        return shown_turns
+    longest = _fair_share([len(turn.content) for turn in shown_turns], chars)
+    return [replace(turn, content=clip(turn.content, longest)) for turn in shown_turns]
 
 
 def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
@@ -384,7 +384,7 @@ def pieces(
         max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
-    for start, end in _spans_of_equal(mask, len(ids)):
+    for start, end in _spans_of_equal_mask(mask, len(ids)):
         text = clip(redact.text(decode(list(ids[start:end]))), max_chars)
         stretches.append(Piece(text, trained=bool(mask[start]), tokens=end - start))
     if len(stretches) <= max_pieces:
@@ -393,7 +393,7 @@ def pieces(
     return [*stretches[:max_pieces], Piece("…", trained=False, tokens=hidden_tokens)]
 
 
-def _spans_of_equal(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
+def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
     """The (start, end) of each run of positions below `length` whose mask is all set or all not."""
     spans = []
     start = 0
@@ -411,16 +411,16 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
     all_prompt_ids = rollout.prompt_ids or []
-    shown = ShownTokens(
+    shown_tokens = ShownTokens(
         prompt_ids=all_prompt_ids[-_MOST_PROMPT_TOKENS:],
         ids=rollout.ids[:_MOST_TOKENS],
         loss_mask=[int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]],
-        tokens_cut=_cut_count(len(all_prompt_ids), len(rollout.ids)),
+        tokens_cut=_count_hidden_tokens(len(all_prompt_ids), len(rollout.ids)),
     )
-    return shown if decode is None else _with_pieces(redact, shown, decode)
+    return shown_tokens if decode is None else _with_pieces(redact, shown_tokens, decode)
 
 
-def _cut_count(prompt_tokens: int, answer_tokens: int) -> int | None:
+def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
     """How many tokens of a prompt and an answer of these lengths are not shown; None instead of
     0."""
     cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)
@@ -428,11 +428,13 @@ def _cut_count(prompt_tokens: int, answer_tokens: int) -> int | None:
     return (cut_of_prompt + cut_of_answer) or None
 
 
-def _with_pieces(redact: Redactor, shown: ShownTokens, decode: Decode) -> ShownTokens:
+def _with_pieces(redact: Redactor, shown_tokens: ShownTokens, decode: Decode) -> ShownTokens:
     """The shown tokens together with their text: the end of the prompt, and what follows it."""
-    ids = [*shown.prompt_ids, *shown.ids]
-    prompt_mask = [0] * len(shown.prompt_ids)  # no token of the prompt is trained on
-    return replace(shown, pieces=pieces(redact, ids, prompt_mask + shown.loss_mask, decode))
+    ids = [*shown_tokens.prompt_ids, *shown_tokens.ids]
+    prompt_mask = [0] * len(shown_tokens.prompt_ids)  # no token of the prompt is trained on
+    return replace(
+        shown_tokens, pieces=pieces(redact, ids, prompt_mask + shown_tokens.loss_mask, decode)
+    )
 
 
 def _few_digits(value: float | None) -> float | None:

@@ -110,8 +110,10 @@ def find_candidates(
     """
     # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
-    loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
-    candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
+    loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
+    candidates = _with_distinct_labels(
+        [candidate for candidate in loaded_candidates if candidate.rows]
+    )
     _check_count(candidates)
     _check_same_sampling(candidates)
     env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
@@ -128,12 +130,13 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
     return {ref: _offers_on(env_id, ref, offers_of_ref) for ref, offers_of_ref in offers.items()}
 
 
-def _other_envs_warning(chosen: str, others: Sequence[str]) -> list[str]:
+def _other_envs_warning(chosen_env_id: str, other_env_ids: Sequence[str]) -> list[str]:
     """A warning that the ids could be compared on other environments too; [] without others."""
-    if not others:
+    if not other_env_ids:
         return []
     return [
-        f"Compared on {chosen}; they were also evaluated on {', '.join(others)}: env_id chooses."
+        f"Compared on {chosen_env_id}; they were also evaluated on {', '.join(other_env_ids)}: "
+        "env_id chooses."
     ]
 
 
@@ -173,7 +176,7 @@ class _Finder:
     """Looks up the offers of ids in the home; reads the past evaluation runs once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
-        """Read the past evaluation runs, except those whose files were deleted.
+        """Read the newest `_LOOK_BACK` evaluation runs, except those whose files were deleted.
 
         `ids` are all ids that are to be compared.
         """
@@ -220,7 +223,7 @@ class _Finder:
         return self._own_evaluation_offers(row, checkpoint) + self._offers_of_evaluations(ref)
 
     def _offers_of_model(self, ref: str) -> list[Offer]:
-        """The evaluations of a model that no run with files here stands for."""
+        """The evaluations of a model that is no run of this home, or whose run lost its files."""
         offers = self._offers_of_evaluations(ref)
         _, _, checkpoint = ref.partition("@")
         if not checkpoint:  # training runs start from whole models, and evaluate them at step 0
@@ -276,7 +279,7 @@ class _Finder:
         sampling = sampling_of(config)
 
         def load() -> list[Candidate]:
-            """Read the rows of the models from disk."""
+            """Read the rows of the offered models from disk: one candidate for each model."""
             return [
                 Candidate(
                     label=label,
@@ -291,7 +294,7 @@ class _Finder:
                 if only_model in ("", label)
             ]
 
-        return Offer(run.id, row.env_id, sampling, load)
+        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
 
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
@@ -335,7 +338,7 @@ class _Finder:
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            """Read the rows of the step from disk."""
+            """Read the rows of the step from disk: the model `label` as the one candidate."""
             return [
                 Candidate(
                     label=label,
@@ -348,7 +351,7 @@ class _Finder:
                 )
             ]
 
-        return Offer(run.id, row.env_id, sampling, load)
+        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
 
 
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
@@ -358,9 +361,9 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     Held-out evaluations of a training run, and evaluations with one attempt, are greedy. `config`
     or `manifest` is None where the file is missing.
     """
-    recorded = (manifest or {}).get("eval_sampling") or {}
-    configured = KnownSettings.of(config.settings if config else None)
-    settings = KnownSettings.of(asdict(configured) | dict(recorded))
+    recorded_sampling = (manifest or {}).get("eval_sampling") or {}
+    configured_settings = KnownSettings.of(config.settings if config else None)
+    settings = KnownSettings.of(asdict(configured_settings) | dict(recorded_sampling))
     sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -381,11 +384,12 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
 def _choose_offers(
     ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> tuple[list[Offer], list[str]]:
-    """Choose one offer (an evaluation) per id, all on one environment, as alike as possible.
+    """Choose one offer (an evaluation) per id, all on one environment.
 
-    Returns (the offers in the order of `ids`, the other environments that all ids share). `offers`
-    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids
-    share no environment.
+    As many as possible come from the same run, and then, as many as possible were sampled in the
+    same way. Returns (the offers in the order of `ids`, the other environments that all ids share).
+    `offers` maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where
+    the ids share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
@@ -402,7 +406,7 @@ def _choose_offers(
 
 
 def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int]:
-    """(how many offers have the source of `first`, how many have its sampling)."""
+    """(how many offers come from the run of `first`, how many were sampled as `first` was)."""
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
@@ -467,13 +471,13 @@ def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
 
 def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
     """A warning where the token limit was recorded for some of the candidates only; else []."""
-    unrecorded = [
+    labels_without_limit = [
         candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
     ]
-    if not unrecorded or len(unrecorded) == len(candidates):
+    if not labels_without_limit or len(labels_without_limit) == len(candidates):
         return []
     return [
-        f"How many tokens {', '.join(unrecorded)} could answer with is not recorded; an "
+        f"How many tokens {', '.join(labels_without_limit)} could answer with is not recorded; an "
         "evaluation of all of them in one call settles it."
     ]
 
@@ -493,22 +497,21 @@ def _step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
     Any other name, "" included, stands for the checkpoint that the run reports; None where no step
     was evaluated.
     """
-    named_step = _step_in_ref(f"@{checkpoint}")
+    named_step = _step_in_ref(f"@{checkpoint}")  # it reads references, such as "r-1@step20"
     return result_step(run) if named_step is None else named_step
 
 
 def _step_in_ref(ref: str) -> int | None:
     """The step in a model reference: 20 for `run@step20`; None where it names no step."""
-    checkpoint = ref.partition("@")[2]
+    _, _, checkpoint = ref.partition("@")
     digits = checkpoint.removeprefix("step")
     return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
     """Whether `env_id` (name@hash) is `requested`, has that name or begins with `requested`."""
-    return (
-        env_id == requested or env_id.partition("@")[0] == requested or env_id.startswith(requested)
-    )
+    name, _, _ = env_id.partition("@")
+    return env_id == requested or name == requested or env_id.startswith(requested)
 
 
 def _env_ids_text(offers: Iterable[Offer]) -> str:
@@ -523,10 +526,10 @@ def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     label and source only the last is returned.
     """
     uses_of_label = Counter(candidate.label for candidate in candidates)
-    relabelled = [
+    relabelled_candidates = [
         replace(candidate, label=f"{candidate.label} in {candidate.source}")
         if uses_of_label[candidate.label] > 1
         else candidate
         for candidate in candidates
     ]
-    return list({candidate.label: candidate for candidate in relabelled}.values())
+    return list({candidate.label: candidate for candidate in relabelled_candidates}.values())

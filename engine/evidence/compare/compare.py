@@ -102,7 +102,11 @@ class Contest:
     cause: Attribution
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
-        """The contest as JSON; `method=False` leaves out the name of the statistical method."""
+        """The contest as JSON; `method=False` leaves out the name of the statistical method.
+
+        `p_adjusted` (None where there was no test) is there only if p had to be corrected, for
+        other contests or earlier evaluations.
+        """
         body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
         body |= self.comparison.to_json()
         if not method:
@@ -227,9 +231,10 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
-    """The result of the contests, without warnings; its next call shows the tasks that changed.
+    """The result of `compare_runs`, still without warnings.
 
-    The main contest is the one whose candidate is furthest ahead of the first.
+    A contest compares one candidate with the first; the main contest is that of the candidate
+    furthest ahead of the first. The next call of the result shows the tasks that changed there.
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
@@ -260,10 +265,11 @@ def _contests(
 ) -> list[Contest]:
     """Each of the other candidates compared with the first; the p values are corrected.
 
-    `evaluation_counts` says for each other candidate how often it was evaluated against the first.
+    They are corrected for the number of comparisons, and for how often each candidate was evaluated
+    against the first (`evaluation_counts`).
     """
     comparisons = [compare_candidates(home, first, other) for other in others]
-    corrected = correct_for_many(comparisons, evaluation_counts)
+    corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
     return [
         Contest(
             first,
@@ -273,7 +279,7 @@ def _contests(
             corrected=len(others) > 1 or max(evaluation_counts) > 1,
             cause=attribution(home, first, other),
         )
-        for other, (comparison, p) in zip(others, corrected, strict=True)
+        for other, (comparison, p) in zip(others, corrected_comparisons, strict=True)
     ]
 
 
@@ -299,16 +305,16 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 
     Raises UserError BAD_ARGUMENT where none or more than `MOST_CANDIDATES` remain.
     """
-    distinct = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
-    if not 1 <= len(distinct) <= MOST_CANDIDATES:
+    distinct_ids = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
+    if not 1 <= len(distinct_ids) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
-            f"{len(distinct)} different ids were given",
+            f"{len(distinct_ids)} different ids were given",
             hint=f"Give 2 to {MOST_CANDIDATES} ids; one evaluation of several models counts as "
             "one.",
             field="ids",
         )
-    return distinct
+    return distinct_ids
 
 
 def _without_contaminated(
@@ -338,7 +344,7 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result."""
+    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     return CandidateRow(
         id=candidate.label,
@@ -385,9 +391,9 @@ def _cautions(
     They are about unpaired tasks, how answers were counted, and the choice of checkpoints.
     """
     notes = []
-    unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
-    if unpaired:
-        notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
+    most_unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
+    if most_unpaired:
+        notes.append(f"Up to {most_unpaired} tasks were scored on one side only and are left out.")
     notes += dict.fromkeys(  # each note once
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
@@ -424,8 +430,9 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    A look at the failed scorings, if the verdict hangs on them; else more seeds, if a side stands
-    for several; else a larger evaluation.
+    - A look at the failed scorings, if it depends on them whether there is a difference.
+    - Else more seeds, if a candidate stands for several.
+    - Else an evaluation with more tasks or attempts.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
@@ -433,7 +440,8 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:  # no number of tasks removes the differences between seeds
-        return Evidence(["One more seed on each side would tell more than tasks or attempts."])
+        note = "One more seed on each side would tell more than tasks or attempts."
+        return Evidence(notes=[note])
     return _larger_evaluation(home, contest, comparison.measure)
 
 
@@ -453,9 +461,9 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
 
 
 def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:
-    """What would settle a comparison on all `split_size` rows of a split.
+    """What would settle a comparison that used all `split_size` rows of a split already.
 
-    More attempts at each task, or, where these would not help either, new rows.
+    More attempts at each task, or new rows where no number of attempts is known to be enough.
     """
     outcome = contest.comparison.outcome
     all_used = f"All {split_size} rows of the {split} split are used"
@@ -463,10 +471,11 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
         call = _evaluation_of(contest, split, rows=split_size, attempts=attempts)
-        return Evidence([note], [call])
+        return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+    push_call = Call("push_env", {"path": "..."})
+    return Evidence(notes=[f"{all_used}: {rows_to_add}."], calls=[push_call])
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
@@ -478,14 +487,14 @@ def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
     return Call("evaluate", arguments | amounts)
 
 
-def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> int:
+def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | None) -> int:
     """How many rows another evaluation should ask; no more than the split has.
 
-    `needed` is how many would decide, `compared` how many were compared. Where it is not known how
-    many are needed, twice as many as now. `split_size` is None where it is not known.
+    `needed_rows` is how many would decide, `compared_rows` how many were compared. Where it is not
+    known how many are needed, twice as many as now. `split_size` is None where it is not known.
     """
-    wanted = max(_FEWEST_ROWS, needed or 2 * compared)
-    return min(wanted, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
+    wanted_rows = max(_FEWEST_ROWS, needed_rows or 2 * compared_rows)
+    return min(wanted_rows, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:

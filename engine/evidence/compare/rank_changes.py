@@ -112,7 +112,7 @@ class RankChanges:
 
 
 def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
-    """Compare the old and the new reward of the same answers.
+    """Compare two rewards of the same answers: "before" is by the old reward, "after" by the new.
 
     `models` maps a model's reference to its rows. Rows that were not scored by both rewards are
     left out.
@@ -129,7 +129,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         models=model_moves,
         model_flips=_model_flips(model_moves),
         # A sample of the tasks where they are many: the time grows with the square of the number.
-        tasks=count_pairs(_sampled(list(task_means.values()))),
+        tasks=count_pairs(_sample_if_many(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
     )
@@ -146,9 +146,10 @@ def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) 
 
 
 def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
-    """Count pairs of attempts of one model at one task by what happened to their order.
+    """Count pairs of attempts (of one model at one task) by what happened to their order.
 
-    The counts are summed over all tasks and models.
+    The counts are summed over all tasks and models. Each element of `rows_of_models` holds the rows
+    of one model.
     """
     counts = PairCounts()
     for model_rows in rows_of_models:
@@ -163,6 +164,7 @@ def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
     `items` holds one (value before, value after) per item.
     """
     pairs = _pairs_by_order(items)
+    # A key is (order before, order after), where 0 means equal.
     return PairCounts(
         kept=pairs[1, 1] + pairs[-1, -1],
         reversed=pairs[1, -1] + pairs[-1, 1],
@@ -172,10 +174,11 @@ def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
 
 
 def _pairs_by_order(items: Iterable[BeforeAfter]) -> Counter[tuple[int, int]]:
-    """(order before, order after) -> number of pairs; an order is -1, 1, or 0 for equal values.
+    """Count the pairs of items by their order: (order before, order after) -> number of pairs.
 
-    Items with the same two values are grouped; they were equal before and are equal after, so pairs
-    within a group are not counted.
+    An order is 1 where the first item of a pair has the higher value, -1 where the second has, 0
+    for equal values. Items that agree in both values are counted as one group; pairs within a group
+    are equal before and after, and are left out.
     """
     pairs: Counter[tuple[int, int]] = Counter()
     groups = list(Counter(items).items())
@@ -308,7 +311,7 @@ def _scored_twice(row: EvaluationRow) -> bool:
     return not row.error and not row.error_before
 
 
-def _sampled(values: list[BeforeAfter]) -> list[BeforeAfter]:
+def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
     """All values; a random sample of `MOST_TASKS` if more than that are distinct.
 
     The same values always give the same sample.

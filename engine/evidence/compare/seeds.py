@@ -40,9 +40,9 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
-    # Joined to one, the candidates would leave nothing to compare with it. Where there are as many
-    # configurations as candidates, there is none to join.
-    if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
+    all_are_one = len(by_configuration) < 2  # joined, there would be nothing to compare with it
+    none_to_join = len(by_configuration) == len(candidates)
+    if all_are_one or none_to_join:
         return list(candidates)
     return [_joined_candidate(home, members) for members in by_configuration.values()]
 
@@ -53,11 +53,11 @@ def seed_of(home: Home, candidate: Candidate) -> int | None:
 
 
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
-    """Compare two candidates task by task.
+    """Compare two candidates task by task: `first` is the side "before", `other` the side "after".
 
-    Where either candidate stands for several seeds, the uncertainty covers tasks and seeds.
-    Otherwise, and where the rows cannot be compared (no common measure, no shared tasks), it is the
-    comparison of their rows, `compare_rows`.
+    A candidate that stands for several seeds has a member for each of them. Where either candidate
+    does, the uncertainty covers tasks and seeds. Otherwise, and where the rows cannot be compared
+    (no common measure, no shared tasks), it is the comparison of their rows, `compare_rows`.
     """
     comparison = compare_rows(first.rows, other.rows)
     measure = comparison.measure
@@ -67,10 +67,12 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     if len(members_before) == 1 and len(members_after) == 1:
         return comparison
     outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
-    # The first leaves out rows whose scoring failed; the last counts them as 0, if there are any.
+    # The first verdict leaves out rows whose scoring failed, the last counts them as 0; it is one
+    # and the same verdict if no scoring failed.
     without_failed, with_failed = outcomes[0], outcomes[-1]
-    # A verdict over seeds has no reason. One with a reason is still that of the rows; whether
-    # failed rows decide that one, `comparison` says already.
+    # A verdict with a reason was not made over seeds: it is still the one of the rows, and whether
+    # failed rows decide that one stands in `comparison` already. For a verdict over seeds, which
+    # has no reason, the call below finds out.
     is_verdict_of_rows = bool(without_failed.reason)
     errors_decide = comparison.errors_decide and is_verdict_of_rows
     comparison = replace(comparison, outcome=without_failed, errors_decide=errors_decide)
@@ -85,8 +87,10 @@ def _verdicts_over_seeds(
 ) -> list[PairedVerdict]:
     """The verdicts on several seeds, one for each way to treat rows whose scoring failed.
 
-    In the first they are left out. If there are any, a second one counts them as 0; if the two
-    differ, the failed rows decide. `comparison` is the comparison of all rows, without seeds.
+    The first leaves them out. If there are any, a second one counts them as 0.
+
+    `measure` is what is compared, such as "success"; `comparison` compares the rows of all seeds
+    together, as if they were of one model. The members of a side are one candidate for each seed.
     """
     # A common task id can only be given to the rows of all members at once.
     members = (*members_before, *members_after)
@@ -116,15 +120,17 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
         for name, value in training.setting_values.items()
         if name not in NEUTRAL and name != "seed"
     }
-    checkpoint = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds
+    # Two checkpoints of one run are no two seeds, so the checkpoint is a part of the key.
+    _, _, checkpoint = candidate.label.partition("@")
     configuration = [training.choices(), settings, checkpoint]
     return json.dumps(configuration, sort_keys=True, default=str)
 
 
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
-    """The candidates of one configuration as one candidate, with a label that says so.
+    """The candidates of one configuration as one, whose label says for how many seeds it stands.
 
-    Where any two have the same seed, the last of all the candidates is returned alone.
+    `members` differ only in their seed. Where any two have the same seed, they are not joined: the
+    last of them all is returned alone.
     """
     if len(members) == 1:
         return members[0]
@@ -155,7 +161,10 @@ def _task_means(
 
 @dataclass(frozen=True)
 class _SeedLevels:
-    """The mean over the tasks for each seed of both sides."""
+    """The mean over the tasks for each seed.
+
+    `before` are the seeds of the first candidate, `after` those of the other.
+    """
 
     before: Sequence[float]
     after: Sequence[float]
@@ -173,7 +182,10 @@ class _SeedLevels:
 
 @dataclass(frozen=True)
 class _SeedMeans:
-    """The mean value of each task (task id -> mean), one dict for each seed of both sides."""
+    """The mean value of each task (task id -> mean), one dict for each seed.
+
+    `before` are the seeds of the first candidate, `after` those of the other.
+    """
 
     before: Sequence[dict[str, float]]
     after: Sequence[dict[str, float]]
@@ -191,7 +203,10 @@ class _SeedMeans:
         )
 
     def differences(self, tasks: set[str]) -> list[float]:
-        """For each of `tasks`, its mean over the seeds after, less that over the seeds before."""
+        """The difference of each of `tasks` between the two candidates.
+
+        It is the mean over the seeds `after`, less the mean over the seeds `before`.
+        """
         return [
             _mean([means[task] for means in self.after])
             - _mean([means[task] for means in self.before])
@@ -200,10 +215,11 @@ class _SeedMeans:
 
 
 def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
-    """The verdict on several seeds, with a t interval over tasks and seeds.
+    """The verdict on two candidates, of which at least one has several seeds.
 
-    "unknown" where all seeds share fewer than two tasks. Where nothing varies, it is the verdict of
-    `comparison`, which compares the rows without regard to their seeds.
+    It has a t interval over tasks and seeds. "unknown" where all seeds share fewer than two tasks.
+    Where nothing varies, it is the verdict of `comparison`, which compares the rows without regard
+    to their seeds. `means` holds the mean of each task for each seed.
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
@@ -237,6 +253,7 @@ def _t_test(diff: float, variance: float, df: float) -> DifferenceTest:
 def _word_of_test(test: DifferenceTest, measure: Measure | None, margin: float) -> Word:
     """The verdict that a test supports; differences within `margin` count as none."""
     if test.p < ALPHA and test.interval.excludes_zero:
+        # `measure` is None only in a comparison without evidence, which has no test.
         higher_is_better = HIGHER_IS_BETTER[measure] if measure else True
         rose = test.diff > 0
         return "better" if rose == higher_is_better else "worse"

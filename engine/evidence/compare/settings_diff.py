@@ -155,18 +155,18 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     results is attributed only if exactly one thing differs.
     """
     first_making, second_making = making_of(home, first), making_of(home, second)
-    changed = _trainings_between(home, first, second, first_making, second_making)
-    if changed is None:
-        changed = changed_names(first_making, second_making)
-    if len(changed) == 1:
-        return Attribution(changed)
-    if not changed:
-        return Attribution([], _reason_for_noise(first_making, second_making))
+    changes = _trainings_between(home, first, second, first_making, second_making)
+    if changes is None:
+        changes = changed_names(first_making, second_making)
+    if len(changes) == 1:
+        return Attribution(changes)
+    if not changes:
+        return Attribution(changed=[], reason=_reason_for_noise(first_making, second_making))
     reason = (
-        f"{len(changed)} levers changed ({', '.join(changed)}): the difference cannot be "
+        f"{len(changes)} levers changed ({', '.join(changes)}): the difference cannot be "
         "attributed to one of them"
     )
-    return Attribution(changed, reason)
+    return Attribution(changes, reason)
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:
@@ -188,6 +188,7 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     for candidate in candidates:
         making = making_of(home, candidate)
         if making.config:  # a model that no run of this home trained has no settings
+            # `choices` gives the start model, the algorithm and the environment.
             settings_of[candidate.label] = making.choices() | dict(making.setting_values)
     if len(settings_of) < 2:
         return {}
@@ -217,15 +218,19 @@ def _all_equal(values: Iterable[object]) -> bool:
 def _trainings_between(
     home: Home, first: Candidate, second: Candidate, first_making: Making, second_making: Making
 ) -> list[str] | None:
-    """The trainings that lie between two models, as texts for `Attribution.changed`.
+    """What lies between two models where one was trained further into the other, as texts.
 
-    [] for one and the same checkpoint, ["checkpoint"] for two of one run. None where both were
-    trained and neither descends from the other: then their settings are to be compared.
+    - [] for one and the same checkpoint, ["checkpoint"] for two checkpoints of one run.
+    - The trainings in between where one model descends from the other, as "training of r-1".
+    - "base model" and each training where at least one model is a base model (or one whose training
+      is not known) that is no ancestor of the other.
+    - None where both were trained and neither descends from the other: the caller then compares
+      their settings.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
-    # One may descend from the other. A base model has no run; its label is its reference.
+    # `ancestors` names a trained model by its run, and a base model by its reference, its label.
     first_name = first_making.run_id or first.label
     second_name = second_making.run_id or second.label
     trainings = _trainings_since(home, first_making, ancestor=second_name)
@@ -233,9 +238,9 @@ def _trainings_between(
         trainings = _trainings_since(home, second_making, ancestor=first_name)
     if trainings is not None:
         return trainings
-    if first_making.config and second_making.config:  # both were trained
+    both_were_trained = bool(first_making.config and second_making.config)
+    if both_were_trained:
         return None
-    # At least one is a base model, and the other was not trained from it.
     return ["base model", *_trainings_of(first_making), *_trainings_of(second_making)]
 
 
@@ -245,15 +250,16 @@ def _trainings_of(making: Making) -> list[str]:
 
 
 def _trainings_since(home: Home, descendant: Making, ancestor: str) -> list[str] | None:
-    """The trainings that a model went through since an ancestor; None where it is no ancestor.
+    """The trainings that led from the model `ancestor` to `descendant`, the newest first.
 
-    `ancestor` is the id of a run, or the name of a base model.
+    `ancestor` is the id of the run that trained it, or the reference of a base model. None where
+    `descendant` was not trained from it.
     """
-    ancestor_names = ancestors(home, descendant)
-    if ancestor not in ancestor_names:
+    newest_first = ancestors(home, descendant)  # run ids, and at last the base model
+    if ancestor not in newest_first:
         return None
-    runs_between = ancestor_names[: ancestor_names.index(ancestor)]
-    return [f"training of {run_id}" for run_id in runs_between]
+    runs_since = newest_first[: newest_first.index(ancestor)]
+    return [f"training of {run_id}" for run_id in runs_since]
 
 
 def _was_chosen(making: Making, name: str) -> bool:

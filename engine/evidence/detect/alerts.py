@@ -172,7 +172,7 @@ class Watch:
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
-        # Raised is what was present several times in a row and has no active alert.
+        # Alerts are raised for findings that were present several times in a row and have none yet.
         to_raise = [
             finding
             for finding_id, finding in findings_now.items()

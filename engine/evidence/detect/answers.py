@@ -208,7 +208,7 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
 
 
 def _references_fit_easily(facts: Facts) -> bool:
-    """Whether reference answers need only a part of `max_tokens`; False where it is not known."""
+    """Whether reference answers need only a part of `max_tokens`; False where either is unknown."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
     if gold_tokens is None or not isinstance(max_tokens, int):
         return False

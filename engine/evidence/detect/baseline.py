@@ -26,7 +26,8 @@ def against_start(
 
     Args:
         last_step: evaluations after this step are ignored; None ignores none.
-        planned: how many evaluations the run will have, see `evaluation_against_start`.
+        planned: how many evaluations the run will have in all, for a caller that tests each as it
+            comes; with 0 only those that exist are counted.
     """
     steps = _evaluated_steps(run, last_step)
     if not steps:
@@ -40,10 +41,11 @@ def evaluation_against_start(
 ) -> StartComparison | None:
     """The evaluation of `step` compared with step 0, task by task; `rows` are its answers.
 
-    None where either evaluation has no rows of the half of the tasks that every evaluation asks.
+    Only the tasks that every evaluation asks are compared (where the held-out tasks are split, the
+    half that chooses the checkpoint). None where one of the two has no rows of them.
 
-    `planned` is how many evaluations the run will have in all. It is given where every one of them
-    is tested as it comes; 0 counts only those that exist.
+    `planned` is how many evaluations the run will have in all, for a caller that tests each as it
+    comes; with 0 only those that exist are counted.
     """
     taught_ids = taught_tasks(run)  # their answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))

@@ -42,7 +42,11 @@ class Detector:
 
 
 def _was_recorded(name: str, facts: Facts) -> bool:
-    """Whether the run left what a detector reads by this name (see `Detector.reads`)."""
+    """Whether the run left what a detector reads under this name.
+
+    A name is that of a metric or of a figure of a view, or "rescored" (answers scored again), or
+    "kept" (skills measured before and after).
+    """
     if name == "rescored" and facts.rescoring.get("scored"):
         return True
     if name == "kept" and facts.kept_skills is not None:

@@ -149,8 +149,9 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
         with_examples = [index for index, finding in enumerate(findings) if finding.examples]
         if not with_examples:
             break
-        last = with_examples[-1]
-        findings[last] = replace(findings[last], examples=findings[last].examples[:-1])
+        last_index = with_examples[-1]
+        last = findings[last_index]
+        findings[last_index] = replace(last, examples=last.examples[:-1])
         diagnosis = replace(diagnosis, findings=findings)
     return diagnosis
 
@@ -162,8 +163,8 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     damaged file.
     """
     rows_asked, split = _rows_and_split(config)
-    # The number of rows is an argument of an evaluation and no setting. It is added to them because
-    # the advice of a finding may be to raise it, as it may be for a setting.
+    # Of an evaluation the number of rows is an argument, not a setting. It is added to the settings
+    # because the advice of a finding may be to raise it.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
     views = _views(run, config, settings, is_training=is_training)
@@ -293,10 +294,10 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The answers of an evaluation's last model that has any, as a list of one view (in numbers).
+    """The figures on an evaluation's answers: one `View`, of the last model that has answers.
 
-    Where no model has answers, the views of the rollouts: a probe (samples taken before a run)
-    writes rollouts instead.
+    Where no model has any, the views of the rollouts: a probe (samples taken before a run) writes
+    rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
     for index in reversed(range(model_count)):

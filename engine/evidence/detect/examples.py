@@ -116,6 +116,7 @@ class Examples:
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
+            # Hardly any answer is right then: the example shows how near one came.
             return self._nearest_to_reference(rows)
         first_by_task: dict[str, Answer] = {}
         for row in rows:
@@ -168,7 +169,9 @@ def _likeness(answer: str, reference: str) -> float:
     """
     if not reference:
         return 0.0
-    matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
+    matcher = SequenceMatcher(
+        isjunk=None, a=reference[:_COMPARED_CHARS], b=answer[:_COMPARED_CHARS]
+    )
     return matcher.ratio()
 
 

@@ -109,6 +109,7 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
     `to` is None where the new value is not known; `why` is the reason, "" without one.
     """
     new_values = {} if to is None else {name: to}
+    # A few settings (`_ARGUMENTS`) are given as arguments of the call that submits a run.
     change = Change(arguments=new_values) if name in _ARGUMENTS else Change(settings=new_values)
     return Lever(Hint(why, change=change), setting=name, now=now)
 
@@ -116,8 +117,8 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
 def edit_lever(text: str, change: Change | None = None) -> Lever:
     """A lever (the one change to try next) that is no setting: `text` says what to edit by hand.
 
-    `change` is what it changes in the call that submitted the run; None where it changes nothing
-    there.
+    `change` holds the arguments or settings to change when the run is submitted again; None where
+    they stay as they were.
     """
     return Lever(Hint(text, change=change))
 
@@ -163,9 +164,9 @@ class Finding:
         """The evidence with rounded floats; None and NaN are left out."""
         numbers: dict[str, object] = {}
         for name, value in self.evidence.items():
-            shown = _in_few_digits(value) if isinstance(value, float) else value
-            if shown is not None:
-                numbers[name] = shown
+            rounded_value = _in_few_digits(value) if isinstance(value, float) else value
+            if rounded_value is not None:
+                numbers[name] = rounded_value
         return numbers
 
     @property

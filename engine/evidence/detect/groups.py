@@ -179,7 +179,7 @@ def too_easy(facts: Facts) -> Finding | None:
     solved_share = mean_or_none(facts.view_values("solved_share")[: limits.LEAST])
     if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
         return None
-    if effective_share >= limits.EFFECTIVE_NONE:
+    if effective_share >= limits.EFFECTIVE_NONE:  # enough groups still give a gradient
         return None
     return _too_easy_finding(facts, effective_share, solved_share)
 
@@ -383,8 +383,8 @@ def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None where it is, where nearly all tasks are solved so that it could hardly be, or where neither
-    success nor reward was measured both times.
+    None where the result is above that of step 0, where nearly all tasks are solved (so that it
+    could hardly rise), or where neither success nor reward was measured both times.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
@@ -462,7 +462,7 @@ def _nearly_all_solved(solved_share: float) -> bool:
 def _not_all_solved(facts: Facts) -> bool:
     """Whether the first steps left tasks unsolved; True where success is not reported.
 
-    Equal texts that are right are no fault: they come from a model that knows the answer.
+    It tells apart groups of equal answers: equal right ones are no fault, the model knows the task.
     """
     solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS

@@ -69,7 +69,7 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
     row_losses = facts.curve("loss")
     if not row_losses:
         return None
-    lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
+    lowest_step, lowest_loss = min(heldout_losses, key=lambda step_and_loss: step_and_loss[1])
     last_step, last_loss = heldout_losses[-1]
     return _Losses(
         lowest_step=lowest_step,
@@ -200,7 +200,7 @@ def no_update(facts: Facts) -> Finding | None:
     rates, norms = _rates_and_norms(facts)
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
-    ended_by_trainer = facts.failure_kind == "no_update"  # it has found the same already
+    ended_by_trainer = facts.failure_kind == "no_update"  # the trainer came to the same conclusion
     steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
@@ -403,7 +403,10 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
 
 
 def _remark_on_halves(rows_available: int | None) -> str:
-    """What to know of more held-out rows in training; `rows_available` None is unknown."""
+    """The remark beside the advice to evaluate a training run on more held-out rows.
+
+    `rows_available` is how many the environment has; None where that is not known.
+    """
     remark = "half of them are reported"
     if rows_available is None:
         remark += "; the environment needs as many held-out tasks"
@@ -489,14 +492,14 @@ def _worse_after(facts: Facts, step: int) -> bool:
 
     Compares the means of the five steps before and after. False where either side has fewer steps.
     """
-    has_rows = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO: their loss counts, not a reward
-    curve = facts.curve("loss" if has_rows else "reward_mean")
+    judged_by_loss = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO, which have no reward
+    curve = facts.curve("loss" if judged_by_loss else "reward_mean")
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
     after = [value for at_step, value in curve if at_step > step][: limits.LEAST]
     if len(before) < limits.LEAST or len(after) < limits.LEAST:
         return False
     rise = mean(after) - mean(before)
-    worsening = rise if has_rows else -rise  # a loss gets worse by rising
+    worsening = rise if judged_by_loss else -rise  # a loss gets worse by rising
     return worsening > _noise_of_difference(before, after)
 
 

@@ -38,7 +38,7 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    It looks at the last steps if the run samples (at all steps while they are few), otherwise at
+    It judges the last steps if the run samples (all steps while they are few), otherwise
     the last held-out answers. None where scoring works.
     """
     error_shares = _scoring_error_shares(facts)
@@ -307,7 +307,10 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
 
 
 def _length_signal(facts: Facts) -> dict[str, float]:
-    """The signal that answers became much longer or shorter, with the factor; {} without it."""
+    """A sign of an exploited reward: answers became much longer or shorter; {} without it.
+
+    The number is the factor by which their mean length changed.
+    """
     growth = _growth_factor(trend(facts.view_values("mean_tokens")))
     if growth >= limits.LENGTH_UP:
         return {"longer": growth}
@@ -317,7 +320,10 @@ def _length_signal(facts: Facts) -> dict[str, float]:
 
 
 def _alike_signal(facts: Facts) -> dict[str, float]:
-    """The signal that answers to different tasks became alike, with their share; {} without it."""
+    """A sign of an exploited reward: answers to different tasks became alike; {} without it.
+
+    The number is the share of answers that are like another task's.
+    """
     alike = trend(facts.view_values("alike_share"))
     if alike and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
         return {"alike": alike.last}
@@ -325,16 +331,19 @@ def _alike_signal(facts: Facts) -> dict[str, float]:
 
 
 def _repeated_signal(facts: Facts) -> dict[str, float]:
-    """The signal that answers repeat themselves more, with the repeated share; {} without it."""
-    repeated = trend(facts.view_values("repeated_share"))
-    if repeated is None:
+    """A sign of an exploited reward: the repeated share of the answers grew; {} without it."""
+    repeated_trend = trend(facts.view_values("repeated_share"))
+    if repeated_trend is None:
         return {}
-    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated.first)
-    return {"repeated": repeated.last} if repeated.last >= much_repeated else {}
+    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first)
+    return {"repeated": repeated_trend.last} if repeated_trend.last >= much_repeated else {}
 
 
 def _form_signal(facts: Facts) -> dict[str, float]:
-    """The signal that the form of the answers rose to nearly full marks; {} without it."""
+    """A sign of an exploited reward: the score for form rose to nearly full marks; {} without it.
+
+    A signal maps its name to the number that shows it.
+    """
     form = trend(facts.view_values("form_score"))
     if form and form.change >= limits.FORM_RISE and form.last >= limits.FORM_FULL:
         return {"form_only": form.last}
@@ -342,7 +351,10 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 
 
 def _judge_signal(facts: Facts) -> dict[str, float]:
-    """The signal that a judge rates ever more answers highly that are wrong; {} without it."""
+    """A sign of an exploited reward: a judge rates more and more wrong answers highly.
+
+    Gives the share of such answers at the end; {} without the sign.
+    """
     judge_gap = trend(facts.view_values("judge_gap"))
     if judge_gap and judge_gap.last > limits.JUDGE_GAP and judge_gap.rose:
         return {"judge": judge_gap.last}

@@ -92,7 +92,7 @@ def _lower_rate(learning_rate: object) -> Lever:
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:
-    """Whether the reward fell by much less than success did; False where it is not known.
+    """Whether the reward fell by much less than success did; False where a reward is not known.
 
     The loss of reward is measured in parts of the larger reward, to compare it with a share. It
     must stay below `HELD_PART` of the loss of success, and in any case below `SUCCESS_FOLLOWS`.

@@ -320,14 +320,14 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
     None where the series is too short, where the level is not above `limit`, and where it clearly
     falls and is below `TOO_MUCH_TO_WAIT`.
     """
-    recent = window(values)
-    if not recent:
+    recent_values = window(values)
+    if not recent_values:
         return None
-    level = mean(recent)
+    level = mean(recent_values)
     if level <= limit:
         return None
     can_wait = level <= limits.TOO_MUCH_TO_WAIT
-    return None if can_wait and _clearly_falls(values, recent) else level
+    return None if can_wait and _clearly_falls(values, recent_values) else level
 
 
 def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:

@@ -146,7 +146,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     y = _STRIP_AXIS_Y
     return [
-        _moot_band(x_of(-effect.margin), x_of(effect.margin)),
+        _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
         _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
         _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
         _line("interval", (x_low, x_high), (y, y)),
@@ -154,7 +154,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     ]
 
 
-def _moot_band(x_start: float, x_end: float) -> str:
+def _no_difference_band(x_start: float, x_end: float) -> str:
     """The shaded band of the differences that are too small to matter."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
@@ -164,7 +164,7 @@ def _moot_band(x_start: float, x_end: float) -> str:
 
 def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     """The texts below the axis: the ends of the interval, and "no change" at 0."""
-    unit = " points" if effect.is_share else ""  # only the headline shows it
+    unit = " points" if effect.is_share else ""  # the headline shows the unit, the axis does not
     low_text = signed(effect.low, effect.is_share).removesuffix(unit)
     high_text = signed(effect.high, effect.is_share).removesuffix(unit)
     # The first labels have priority: "no change" is left out where it would overlap the numbers.
@@ -285,17 +285,17 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
 
     A text that would come nearer than `gap` pixels to an earlier one is left out.
     """
-    placed: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
+    placed_labels: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
     for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
         x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
-            for other_x, other_half_width in placed
+            for other_x, other_half_width in placed_labels
         )
         if not overlaps:
-            placed.append((x, half_width))
+            placed_labels.append((x, half_width))
             parts.append(_text("tick mid", x, y, text))
     return parts
 
@@ -410,7 +410,7 @@ class _Frame:
     def around(curve: Curve, width: int, height: int) -> "_Frame":
         """The frame of a drawing of `width` by `height` pixels, with room for the labels.
 
-        `curve` has points or marks.
+        `curve` has at least one point or mark; its `last_step` may lengthen the axis beyond them.
         """
         steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
@@ -444,7 +444,8 @@ def _right_margin(curve: Curve) -> float:
     if end is None:
         return _LEAST_RIGHT
     _, end_value = end
-    label_length = len(axis_text(end_value, curve.is_share)) + 1  # the dot at the end
+    # One character more, for the dot that the line ends with.
+    label_length = len(axis_text(end_value, curve.is_share)) + 1
     # The label is bold, so its characters are wider.
     return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
 
@@ -541,11 +542,11 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     """
     half_window = max(1, len(points) // 24)
     values = [value for _, value in points]
-    smoothed = []
+    smoothed_points = []
     for index, (step, _) in enumerate(points):
         window = values[max(0, index - half_window) : index + half_window + 1]
-        smoothed.append((step, math.fsum(window) / len(window)))
-    return smoothed
+        smoothed_points.append((step, math.fsum(window) / len(window)))
+    return smoothed_points
 
 
 def _path(frame: _Frame, points: Sequence[Point], style: str) -> str:

@@ -173,14 +173,14 @@ class Dossier:
         """
         if self.config is None:
             return []
-        stored = self.config.to_json()
-        sources = self.redact.value(stored["sources"])
-        chosen: list[tuple[str, object, str]] = []
-        others: list[tuple[str, object, str]] = []
-        for name, value in sorted(self.redact.value(stored["settings"]).items()):
+        config_json = self.config.to_json()
+        sources = self.redact.value(config_json["sources"])
+        chosen_settings: list[tuple[str, object, str]] = []
+        other_settings: list[tuple[str, object, str]] = []
+        for name, value in sorted(self.redact.value(config_json["settings"]).items()):
             source = str(sources.get(name, ""))
-            (chosen if source == "user" else others).append((name, value, source))
-        return chosen + others
+            (chosen_settings if source == "user" else other_settings).append((name, value, source))
+        return chosen_settings + other_settings
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
@@ -292,7 +292,8 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         is_current = run.id == row.run_id
         newest_first.append(_training_station(run_row, checkpoint, current=is_current))
         start_ref = started_from(run)
-    return [Station("base", start_ref, "base model"), *reversed(newest_first)]
+    base = Station("base", start_ref, detail="base model")
+    return [base, *reversed(newest_first)]
 
 
 def _stations_of_evaluation(row: RunRow, config: RunConfig | None) -> list[Station]:
@@ -300,7 +301,7 @@ def _stations_of_evaluation(row: RunRow, config: RunConfig | None) -> list[Stati
     model_refs = config.model_refs if config else []
     env_id = config.env_id if config else ""
     models = [Station("model", model_ref) for model_ref in model_refs]
-    return [*models, Station("evaluate", row.run_id, env_id, current=True)]
+    return [*models, Station("evaluate", row.run_id, detail=env_id, current=True)]
 
 
 def _training_station(row: RunRow, checkpoint: str, *, current: bool) -> Station:
@@ -350,7 +351,8 @@ def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure)
     if measure != "success":
         return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
-    return HeldOutResult(step, mean, wilson(round(mean * task_count), task_count))
+    solved_count = round(mean * task_count)
+    return HeldOutResult(step, mean, interval=wilson(solved_count, task_count))
 
 
 def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:

@@ -35,7 +35,7 @@ def audit(dossier: Dossier) -> Section | None:
     if audit_result is None:
         return None
     conclusion = _audit_conclusion(audit_result, dossier.reward_risk_accepted)
-    # The page shows the conclusion in its lead, below.
+    # A line is a sequence of texts and tags. The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
@@ -71,7 +71,7 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
-    # On how many rows the reference answer (gold) earns more; "" where that was not measured.
+    # The share of rows whose reference answer (gold) earns more; "" where that was not measured.
     gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
@@ -230,22 +230,22 @@ def cost(dossier: Dossier) -> Section | None:
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
     """The estimated device time as a bar, with the time used as a mark; no mark for None."""
-    expected = estimate.gpu_hours
+    expected_hours = estimate.gpu_hours
     used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
-    estimated = charts.Range(
-        low=expected.low,
-        likely=expected.likely,
-        high=expected.high,
+    estimated_range = charts.Range(
+        low=expected_hours.low,
+        likely=expected_hours.likely,
+        high=expected_hours.high,
         actual=hours_used,
         texts=(
-            duration(expected.low),
-            f"likely {duration(expected.likely)}",
-            duration(expected.high),
+            duration(expected_hours.low),
+            f"likely {duration(expected_hours.likely)}",
+            duration(expected_hours.high),
             used_text,
         ),
     )
-    wide = charts.range_bar(estimated, charts.WIDE, "Estimated and used")
-    narrow = charts.range_bar(estimated, charts.NARROW - 20, "Estimated and used")
+    wide = charts.range_bar(estimated_range, charts.WIDE, "Estimated and used")
+    narrow = charts.range_bar(estimated_range, charts.NARROW - 20, "Estimated and used")
     return blocks.Figure(wide, narrow)
 
 
@@ -254,10 +254,10 @@ def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[
 
     The money spent is one of them only if a price per hour and the hours used are known.
     """
-    expected = estimate.gpu_hours
-    bounds = f"{duration(expected.low)} to {duration(expected.high)}"
+    expected_hours = estimate.gpu_hours
+    bounds = f"{duration(expected_hours.low)} to {duration(expected_hours.high)}"
     facts = [
-        ("estimated", f"{duration(expected.likely)} ({bounds})"),
+        ("estimated", f"{duration(expected_hours.likely)} ({bounds})"),
         ("basis of the estimate", estimate.basis),
         ("estimated peak memory", size(estimate.peak_memory.total)),
     ]
@@ -316,7 +316,7 @@ def provenance(dossier: Dossier) -> Section | None:
 def _link_station(link: SealedLink) -> Station:
     """A link of the chain as a step: its name, how many files it holds, and its hash."""
     files = counted(len(link.files), "file") if link.files else "nothing to seal"
-    return Station("link", link.name, files, code=link.hash[:_LINK_HASH])
+    return Station("link", link.name, detail=files, code=link.hash[:_LINK_HASH])
 
 
 def hashes(dossier: Dossier) -> Section | None:
@@ -380,6 +380,7 @@ def training(dossier: Dossier) -> Section | None:
     ]
     if dossier.device_hours is not None:
         facts.append(("device time", duration(dossier.device_hours)))
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
 
 
@@ -409,6 +410,7 @@ def use(dossier: Dossier) -> Section | None:
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 
@@ -419,4 +421,5 @@ def limits(dossier: Dossier) -> Section:
         "environment version. It says nothing about other tasks, about skills that were not "
         "evaluated, or about safety."
     )
+    # No title: that is the heading on the page, and a model card is Markdown only.
     return Section(title="", short="What is not known", blocks=[blocks.Paragraph([text])])

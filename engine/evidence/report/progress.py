@@ -63,7 +63,10 @@ def _held_out_line(dossier: Dossier) -> str:
 
 
 def _uses_text(holdout_use: HoldoutUse) -> str:
-    """What held-out tasks were used for, such as "2 runs judged, 8 checkpoints compared"."""
+    """What held-out tasks were used for, such as "2 runs judged, 8 checkpoints compared".
+
+    Only the count of runs has a singular.
+    """
     runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
     text = f"{runs} judged, {holdout_use.checkpoints} checkpoints compared"
     if holdout_use.evaluations:
@@ -111,8 +114,11 @@ def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
 def _best_step(dossier: Dossier) -> int | None:
     """The step of the run's best checkpoint; None without one."""
     checkpoint = dossier.run.resolve_checkpoint("best")
+    if checkpoint is None:
+        return None
     # A checkpoint's folder is named after its step, as in step_000020.
-    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None
+    _, _, digits = checkpoint.name.rpartition("_")
+    return int(digits)
 
 
 def _legend(curve: charts.Curve) -> list[tuple[str, str]]:

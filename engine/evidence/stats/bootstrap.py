@@ -59,8 +59,9 @@ def _expanded_percentile(
 ) -> Bootstrap:
     """The result of resampling, by the expanded percentile interval (Hesterberg 2015).
 
-    The percentile interval is widened to what Student's t asks for at this number of tasks, and p
-    comes from the same scale. `drawn_means` are sorted; `centre` is the mean of the data.
+    The percentile interval is widened to what Student's t asks for at this number of tasks; p is
+    computed on the same widened scale. `drawn_means` are the resampled means, sorted; `centre` is
+    the mean of the data.
     """
     df = task_count - 1
     widening = math.sqrt(task_count / df)
@@ -70,7 +71,7 @@ def _expanded_percentile(
     # The place of 0 among the drawn means, narrowed by as much as the interval was widened.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), df))
-    return Bootstrap(centre, low, high, p)
+    return Bootstrap(centre, low=low, high=high, p=p)
 
 
 def _without_spread(difference: float, task_count: int) -> Bootstrap:
@@ -109,9 +110,9 @@ def _share_below_zero(drawn_means: Sequence[float]) -> float:
     return min(max(below_zero, 0.5), resamples - 0.5) / resamples
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def _quantile(sorted_values: Sequence[float], share: float) -> float:
     """The value below which `share` of the sorted values lie, interpolated linearly."""
-    position = share * (len(ordered) - 1)
+    position = share * (len(sorted_values) - 1)
     below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    above = min(below + 1, len(sorted_values) - 1)
+    return sorted_values[below] + (position - below) * (sorted_values[above] - sorted_values[below])

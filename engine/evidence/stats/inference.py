@@ -88,10 +88,10 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
     if n <= 0:
         return Interval(-1.0, 1.0)
     z = normal_quantile(0.5 + confidence / 2.0)
-    observed = (b - c) / n
+    observed_difference = (b - c) / n
     # Where all tasks were lost (or gained) the bound is the end of the scale: nothing to search.
-    low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed)
-    high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed, high=1.0)
+    low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed_difference)
+    high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed_difference, high=1.0)
     return Interval(low, high)
 
 
@@ -262,12 +262,12 @@ def _critical_losses(discordant: int, alpha: float) -> int:
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p values of several tests, in their order, corrected by Holm (1979) for their number."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted = [0.0] * len(p_values)
+    adjusted_p_values = [0.0] * len(p_values)
     largest = 0.0  # an adjusted p is never below that of a smaller p
     for rank, index in enumerate(order):
         largest = max(largest, (len(p_values) - rank) * p_values[index])
-        adjusted[index] = min(1.0, largest)
-    return adjusted
+        adjusted_p_values[index] = min(1.0, largest)
+    return adjusted_p_values
 
 
 @dataclass(frozen=True)
@@ -350,13 +350,13 @@ def paired_verdict(
         alpha: level of the test; the interval has confidence 1 - alpha.
         seed: of the bootstrap.
     """
-    shared = _shared_tasks(before, after)
-    counts = _Counts.of(before, after, shared)
+    shared_tasks = _shared_tasks(before, after)
+    counts = _Counts.of(before, after, shared_tasks)
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
         return counts.unknown_verdict(refusal)
-    means_before = {task: _mean(before.values[task]) for task in shared}
-    means_after = {task: _mean(after.values[task]) for task in shared}
+    means_before = {task: _mean(before.values[task]) for task in shared_tasks}
+    means_after = {task: _mean(after.values[task]) for task in shared_tasks}
     test = _test_of_means(means_before, means_after, alpha, seed)
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
@@ -504,13 +504,13 @@ def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha:
     Both mappings are task id -> value, of the same tasks.
     """
     n = len(before)
-    gained = sum(after[task] > before[task] for task in before)
-    lost = sum(after[task] < before[task] for task in before)
+    gained_count = sum(after[task] > before[task] for task in before)
+    lost_count = sum(after[task] < before[task] for task in before)
     return _Test(
-        diff=(gained - lost) / n,
-        interval=tango_interval(gained, lost, n, 1.0 - alpha),
-        p=mcnemar_midp(gained, lost),
-        detectable=smallest_detectable_gap(n, gained + lost, alpha=alpha),
+        diff=(gained_count - lost_count) / n,
+        interval=tango_interval(gained_count, lost_count, n, confidence=1.0 - alpha),
+        p=mcnemar_midp(gained_count, lost_count),
+        detectable=smallest_detectable_gap(n, gained_count + lost_count, alpha=alpha),
         method="McNemar mid-p, Tango score interval",
         span=1.0,
     )
@@ -525,14 +525,14 @@ def _mean_test(
     """
     # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
     changes = {task: [after[task] - before[task]] for task in before}
-    boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
+    bootstrap = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    sd = _deviation_of_changes([change for (change,) in changes.values()], boot.mean, span)
+    sd = _deviation_of_changes([change for (change,) in changes.values()], bootstrap.mean, span)
     return _Test(
-        diff=boot.mean,
-        interval=Interval(boot.low, boot.high),
-        p=boot.p,
+        diff=bootstrap.mean,
+        interval=Interval(bootstrap.low, bootstrap.high),
+        p=bootstrap.p,
         detectable=smallest_detectable_mean(len(before), sd, alpha=alpha),
         method=f"bootstrap over tasks ({RESAMPLES} resamples)",
         span=span,
@@ -542,8 +542,8 @@ def _mean_test(
 def _deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
     """The standard deviation of the tasks' changes around their mean.
 
-    Where all tasks changed by the same amount, it would be 0 and promise to detect anything.
-    Instead it is then what one more task with a change of `span` would bring.
+    Where all tasks changed by the same amount, it would be 0 and promise to detect anything. Then
+    it is computed as if one more task had changed by `span` more than the others.
     """
     sd = _deviation(changes, mean)
     return span / math.sqrt(len(changes) + 1) if sd == 0.0 else sd

@@ -107,7 +107,7 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
     """The shares of the tasks that are "effective", "too_easy" and "too_hard"; 0 without tasks."""
     task_count = len(groups)
     return {
-        name: _TaskShare(count / max(1, task_count), _ends(wilson(count, task_count)))
+        name: _TaskShare(count / max(1, task_count), _interval_ends(wilson(count, task_count)))
         for name, count in _counts_by_difficulty(groups).items()
     }
 
@@ -162,12 +162,12 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
-        scored = [sample for sample in group if not sample.error]
-        if _rewards_differ(scored):
+        scored_samples = [sample for sample in group if not sample.error]
+        if _rewards_differ(scored_samples):
             counts["effective"] += 1
-        # With a failed score it is neither: that sample may have deserved another reward.
-        elif scored and len(scored) == len(group):
-            all_solved = all(sample.solved for sample in scored)
+        # A task with a failed score is neither: that sample may have deserved another reward.
+        elif scored_samples and len(scored_samples) == len(group):
+            all_solved = all(sample.solved for sample in scored_samples)
             counts["too_easy" if all_solved else "too_hard"] += 1
     return counts
 
@@ -205,6 +205,7 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
     no such samples.
     """
     usable_groups = [group for group in scored_groups if group]
+    # Beta(a, b) is the distribution of the solve rates over the tasks.
     a, b = _solve_rate_prior(
         [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
     )
@@ -236,8 +237,8 @@ def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> f
     """
     if not a or not b:
         return 0.0
-    solved = len(group) if group[0].solved else 0
-    a, b = a + solved, b + len(group) - solved
+    solved_count = len(group) if group[0].solved else 0
+    a, b = a + solved_count, b + len(group) - solved_count
     return 1.0 - _chance_all_succeed(a, b, size) - _chance_all_succeed(b, a, size)
 
 
@@ -309,10 +310,10 @@ def _length_advice(result: ProbeResult) -> list[Advice]:
     """The advice to allow longer answers, where many were cut at `max_tokens`; else []."""
     if result.length is None or result.truncated_share <= CUT:
         return []
-    allowed = result.length.max_tokens
+    allowed_tokens = result.length.max_tokens
     text = (
-        f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
-        f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers"
+        f"{result.truncated_share:.0%} of the answers are cut at {allowed_tokens} "
+        f"tokens: raise max_tokens to {2 * allowed_tokens}, or ask for shorter answers"
     )
     return [Advice(lever="max_tokens", say=text)]
 
@@ -321,7 +322,8 @@ def _variety_advice(result: ProbeResult) -> list[Advice]:
     """The advice to sample more freely, where the answers to a task are nearly equal; else []."""
     if result.distinct_share is None:  # it was not measured
         return []
-    # Where half of the tasks teach, there is enough variety whatever the texts.
+    # Where the answers to half of the tasks earn different rewards, there is enough variety,
+    # however alike the texts are.
     if result.distinct_share >= ALIKE or result.effective >= 0.5:
         return []
     text = "the answers of a group are nearly the same: raise temperature"
@@ -346,7 +348,10 @@ def _difficulty_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _part_to_leave_out(result: ProbeResult) -> str:
-    """A sentence on the tasks to start without, as too hard or too easy; "" where these are few."""
+    """A sentence on the tasks to leave out at first, because they are too hard or too easy.
+
+    "" where few tasks are too hard and few are too easy.
+    """
     if result.too_hard >= MANY:
         return (
             f"{result.too_hard:.0%} of the tasks are never solved: start on the others, in a "
@@ -366,7 +371,7 @@ def _group_size_advice(result: ProbeResult) -> list[Advice]:
     [] where the size used is about right, or where hardly any group would teach at any size.
     """
     highest_share = max(result.gradient_share.values())
-    # So few tasks teach that no group size would help.
+    # The answers to so few tasks earn different rewards that no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return []
     text = _better_group_size(result, ENOUGH * highest_share)
@@ -406,7 +411,7 @@ def _rewards_differ(group: Samples) -> bool:
     return len({round(sample.reward, 9) for sample in group}) > 1
 
 
-def _ends(interval: Interval) -> list[float]:
+def _interval_ends(interval: Interval) -> list[float]:
     """The low and the high end of an interval, rounded for a result."""
     return [round(interval.low, 4), round(interval.high, 4)]
 
@@ -416,6 +421,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _quantile(ordered: Sequence[int], share: float) -> int:
+def _quantile(sorted_values: Sequence[int], share: float) -> int:
     """The value at `share` (0 to 1) of a sorted sequence; 0 where it is empty."""
-    return ordered[round(share * (len(ordered) - 1))] if ordered else 0
+    return sorted_values[round(share * (len(sorted_values) - 1))] if sorted_values else 0

@@ -212,7 +212,8 @@ class HeldOut:
     ) -> Iterator[_Hit]:
         """The units that have the same words as the answer or the question of a training row.
 
-        With another answer the same words of a question are another task.
+        The same words of a question with another answer are another task, hence no match. Equal
+        questions spoil a task (learning the row teaches it); equal answers may be chance.
         """
         position = self._normalised.get(("answer", " ".join(answer_tokens)))
         if position is not None:
@@ -226,7 +227,7 @@ class HeldOut:
         """The held-out questions that are a line or a sentence of a training row's text.
 
         In its answer, which training learns to write, that spoils the task; in its prompt it does
-        not. A question that is the whole prompt is found by `_equal_words`.
+        not. A question that is the whole prompt is a match of `_equal_words`.
         """
         for position in self._questions_inside(prompt, with_entire_text=False):
             yield _Hit("normalised", position, spoils=False)
@@ -249,10 +250,13 @@ class HeldOut:
         """Index the question and the reference answer of a held-out task."""
         task, answer = str(row["id"]), answer_of(row)
         # Every question is indexed; of the answers only those long enough to be told apart.
-        self._add("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
-        self._add("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
+        self._index_text("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
+        # A unit that is itself an answer has no answer to go with it.
+        self._index_text("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
 
-    def _add(self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int) -> None:
+    def _index_text(
+        self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int
+    ) -> None:
         """Index one text of a held-out task, as a new unit or as one that is indexed already.
 
         Args:
@@ -265,13 +269,13 @@ class HeldOut:
         tokens = tokens_of(text)
         if len(tokens) < fewest_tokens:
             return
-        unit = _Unit(part, [task], tokens, tokens_of(answer))
+        unit = _Unit(part, ids=[task], tokens=tokens, answer=tokens_of(answer))
         index = self._equal_unit(unit, text)
         if index is None:
             self._add_unit(unit, text)
         else:
             self.units[index].ids.append(task)
-            # The unit may have been found by its words only; this spelling leads to it as well.
+            # The unit may equal the text in its words only; this spelling leads to it as well.
             self._exact.setdefault((part, text), index)
 
     def _add_unit(self, unit: _Unit, text: str) -> None:
@@ -286,6 +290,7 @@ class HeldOut:
     def _add_grams(self, unit: _Unit, index: int) -> None:
         """Index the word sequences of the unit at `index`, if the index has room for them."""
         if len(self._grams) > MOST_GRAMS:  # the index is full
+            # A text shorter than one sequence has none, so nothing of it is left out.
             unit.skipped = len(unit.tokens) >= GRAM_WORDS
             return
         for gram in grams_of(unit.tokens):
@@ -312,21 +317,22 @@ class HeldOut:
         """
         if not self._grams:
             return []
-        shared: dict[int, _SharedGrams] = {}  # position of a unit -> what these texts have of it
+        # Position of a unit -> what these texts have of it.
+        shared_grams: dict[int, _SharedGrams] = {}
         for tokens in texts:
-            self._collect_shared(tokens, shared)
+            self._collect_shared(tokens, shared_grams)
         numbers = {number for tokens in texts for number in numbers_of(tokens)}
         return [
             position
-            for position, of_unit in shared.items()
-            if of_unit.words_in_a_row >= COPIED_WORDS
-            or self._is_large_part(position, of_unit.grams, numbers)
+            for position, shared_with_unit in shared_grams.items()
+            if shared_with_unit.words_in_a_row >= COPIED_WORDS
+            or self._is_large_part(position, shared_with_unit.grams, numbers)
         ]
 
-    def _collect_shared(self, tokens: Sequence[str], shared: dict[int, _SharedGrams]) -> None:
-        """Add to `shared` the word sequences of a text that exactly one unit has.
+    def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
+        """Add to `shared_grams` the word sequences of a text that exactly one unit has.
 
-        `shared` maps the position of a unit to what was found of it so far.
+        `shared_grams` maps the position of a unit to what earlier texts have of it.
         """
         previous_position = _COMMON
         run = 0  # how many sequences in a row belong to the same unit
@@ -336,16 +342,20 @@ class HeldOut:
             previous_position = position
             if position == _COMMON:  # of several units, or of none
                 continue
-            if position not in shared:
-                shared[position] = _SharedGrams()
-            shared[position].grams.add(gram)
-            shared[position].longest_run = max(shared[position].longest_run, run)
+            if position not in shared_grams:
+                shared_grams[position] = _SharedGrams()
+            shared_grams[position].grams.add(gram)
+            shared_grams[position].longest_run = max(shared_grams[position].longest_run, run)
 
     def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
-        """Whether half of the sequences that only one unit has, and all of its numbers, are given.
+        """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        `index` is the position of the unit; `grams` are those of its own sequences, and `numbers`
-        are all numbers, that a row contains.
+        That is at least half of the word sequences that no other unit has, and all its numbers.
+
+        Args:
+            index: the position of the unit.
+            grams: which of those word sequences the row contains.
+            numbers: all numbers that the row contains.
         """
         unit = self.units[index]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
@@ -374,26 +384,26 @@ def scan(
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
-    compared = _compare_in_time(train, heldout, budget_s)
-    matches = compared.matches
+    scan_result = _compare_in_time(train, heldout, budget_s)
+    matches = scan_result.matches
     counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
-    leaked = sorted(match.heldout for match in matches if match.spoils)
+    leaked_ids = sorted(match.heldout for match in matches if match.spoils)
     return {
-        "verdict": _verdict_of_scan(len(matches), len(leaked), len(heldout)),
+        "verdict": _verdict_of_scan(len(matches), len(leaked_ids), len(heldout)),
         "train": len(train),
         "heldout": len(heldout),
         **counts,  # exact, normalised, ngram
-        "leaked": leaked,
-        "compared": list(compared.shares),
-        "unindexed": compared.unindexed,
+        "leaked": leaked_ids,
+        "compared": list(scan_result.shares),
+        "unindexed": scan_result.unindexed,
         "examples": [match.to_json() for match in matches[:SHOWN]],
         "headline": headline(
             heldout=len(heldout),
             train=len(train),
             counts=counts,
             matches=matches,
-            compared_shares=compared.shares,
-            unindexed=compared.unindexed,
+            compared_shares=scan_result.shares,
+            unindexed=scan_result.unindexed,
         ),
     }
 
@@ -426,11 +436,11 @@ def _compare_in_time(
 ) -> _Compared:
     """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow."""
     started_at = time.monotonic()
-    if not train or not heldout:
-        return _Compared([], shares=(1.0, 1.0), unindexed=0)
+    if not train or not heldout:  # then all there is to compare was compared
+        return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
-    index = HeldOut(_shuffled(heldout, others=train), deadline=started_at + budget_s / 2)
-    rows = _shuffled(train, others=heldout)
+    index = HeldOut(_random_rows(heldout, others=train), deadline=started_at + budget_s / 2)
+    rows = _random_rows(train, others=heldout)
     matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
     matches.sort(key=lambda match: (match.rank, match.heldout))
     return _Compared(
@@ -530,7 +540,7 @@ def answer_of(row: Mapping[str, Any]) -> str:
 
     Only the assistant's messages count; those of tools or users between them are left out.
     """
-    turns = [turn for turn in _after_prompt(row) if turn.get("role") == "assistant"]
+    turns = [turn for turn in _messages_after_prompt(row) if turn.get("role") == "assistant"]
     return "\n".join(content_of(turn) for turn in turns).strip()
 
 
@@ -544,7 +554,7 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
     return any(longer[start : start + len(shorter)] == shorter for start in range(last_start + 1))
 
 
-def _shuffled(
+def _random_rows(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
     """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
@@ -557,7 +567,7 @@ def _shuffled(
     return (rows[index] for index in order)
 
 
-def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
+def _messages_after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     """The messages after the prompt: those of the gold conversation, else of the stored answer."""
     gold = row.get("gold")
     if isinstance(gold, list):  # the gold conversation begins with the prompt

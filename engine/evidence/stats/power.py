@@ -55,6 +55,7 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
     if len(repeated_tasks) < 2:
         return None
     noise = _GapNoise.of(before, after, repeated_tasks)
+    # Only more attempts than there are now are asked about.
     for attempts in range(noise.fewest_attempts + 1, MOST_ATTEMPTS + 1):
         sd = noise.deviation_with(attempts)
         if smallest_detectable_mean(len(repeated_tasks), sd) <= margin:

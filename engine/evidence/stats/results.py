@@ -55,11 +55,11 @@ def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> 
         files = sorted(run.evals_dir.glob("*.jsonl"))
     else:
         files = [run.evals(step) for step in sorted(set(steps))]
-    damaged = sum(EvaluationRow.read_file(file).skipped for file in files)
-    if not damaged:
+    line_count = sum(EvaluationRow.read_file(file).skipped for file in files)
+    if not line_count:
         return []
     return [
-        f"{counted(damaged, 'damaged line')} among the stored answers of {run.id} could not be "
+        f"{counted(line_count, 'damaged line')} among the stored answers of {run.id} could not be "
         "read: those answers count for nothing here"
     ]
 
@@ -221,6 +221,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     Tasks with the same prompt count as one. The interval is Wilson's where each task is either
     solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
     """
+    # One list of rows is given, so a list of one comes back.
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
@@ -256,8 +257,8 @@ def _interval_of_means(means: Mapping[str, float], measure: Measure) -> Interval
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
         solved_count = round(math.fsum(means.values()) / n * n)
         return wilson(solved_count, n)
-    boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
-    return Interval(boot.low, boot.high)
+    bootstrap = paired_bootstrap({task: [mean] for task, mean in means.items()})
+    return Interval(bootstrap.low, bootstrap.high)
 
 
 def _value_with_errors(results: Side) -> float:
@@ -286,7 +287,7 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
     """The pair of numbers that checkpoints are ranked by; the larger pair is the better one.
 
-    The first number is the mean success (or reward, or the negated loss, see `measure_of`). The
+    The first number is the mean success (else the mean reward, else the negated mean loss). The
     second is the mean reward, which breaks ties; 0 for a loss. None where nothing was scored.
     """
     measure = measure_of(rows)
@@ -361,10 +362,10 @@ def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     """
     ends: list[float | None] = []
     for end in (low, high):
-        shown = rounded(end)
-        if shown == 0 and end is not None and abs(end) > NEGLIGIBLE:
-            shown = float(f"{end:.1g}")  # the first digit that is not 0
-        ends.append(shown)
+        rounded_end = rounded(end)
+        if rounded_end == 0 and end is not None and abs(end) > NEGLIGIBLE:
+            rounded_end = float(f"{end:.1g}")  # the first digit that is not 0
+        ends.append(rounded_end)
     return ends
 
 

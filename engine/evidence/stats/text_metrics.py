@@ -58,10 +58,10 @@ def alike_share(texts: Sequence[str]) -> float | None:
         return None
     texts_in_pieces = [pieces(text) for text in texts]
     neighbours = zip(texts_in_pieces, [*texts_in_pieces[1:], texts_in_pieces[0]], strict=True)
-    return sum(_alike(first, second) for first, second in neighbours) / len(texts)
+    return sum(_say_the_same(first, second) for first, second in neighbours) / len(texts)
 
 
-def _alike(first: list[str], second: list[str]) -> bool:
+def _say_the_same(first: list[str], second: list[str]) -> bool:
     """Whether two texts, each split into words and signs (`pieces`), say the same.
 
     They do if they are equal, or if both are long and share most of their four-grams (the Jaccard

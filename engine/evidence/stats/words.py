@@ -28,8 +28,8 @@ def tokens_of(text: str) -> list[str]:
     elsewhere they are punctuation or markup and are left out.
     """
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
-    raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
-    return [token for index, token in enumerate(raw) if _has_meaning(raw, index)]
+    tokens = _TOKEN.findall(_APOSTROPHE.sub("", text))
+    return [token for index, token in enumerate(tokens) if _has_meaning(tokens, index)]
 
 
 def segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
@@ -72,47 +72,52 @@ def numbers_of(tokens: Iterable[str]) -> set[str]:
     return {token for token in tokens if token[0].isdigit()}
 
 
-def _has_meaning(raw: Sequence[str], index: int) -> bool:
+def _has_meaning(tokens: Sequence[str], index: int) -> bool:
     """Whether the token at `index` is more than punctuation or markup.
 
     An operator has meaning if it has operands, an opening bracket if an operator stands before it,
     and a closing bracket if an operator follows it. Any other token has meaning.
     """
-    token = raw[index]
+    token = tokens[index]
     if token in _OPERATORS:
-        return _has_operands(raw, index)
+        return _has_operands(tokens, index)
     if token in "([":
-        return index > 0 and raw[index - 1] in _OPERATORS
+        return index > 0 and tokens[index - 1] in _OPERATORS
     if token in ")]":
-        return index + 1 < len(raw) and raw[index + 1] in _OPERATORS
+        return index + 1 < len(tokens) and tokens[index + 1] in _OPERATORS
     return True
 
 
-def _has_operands(raw: Sequence[str], index: int) -> bool:
+def _has_operands(tokens: Sequence[str], index: int) -> bool:
     """Whether the operator at `index` has the operands that it needs."""
-    left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
+    left, right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
     # Three operators need an operand on one side only: 5%, -3, √2.
-    if raw[index] == "%":
+    if tokens[index] == "%":
         return left
-    if raw[index] in "-√":
+    if tokens[index] in "-√":
         return right
     # The operand on the right may have a sign, as in 3 * -2.
-    minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
-    return left and (right or (minus_follows and _is_operand(raw, index + 2)))
+    minus_follows = index + 1 < len(tokens) and tokens[index + 1] == "-"
+    return left and (right or (minus_follows and _is_operand(tokens, index + 2)))
 
 
-def _is_operand(raw: Sequence[str], index: int) -> bool:
+def _is_operand(tokens: Sequence[str], index: int) -> bool:
     """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
 
-    `raw` are the tokens of a text. False where `index` is not in the list.
+    `tokens` are the tokens of a text. False where `index` is not in the list.
     """
-    if not 0 <= index < len(raw):
+    if not 0 <= index < len(tokens):
         return False
-    token = raw[index]
+    token = tokens[index]
     if token in _OPERATORS:
         return False
     if token in "()[]":
-        # A bracket counts as the token next to it on its inside does; another bracket does not.
+        # A bracket is an operand if the token next to it, on its inner side, is one; a bracket next
+        # to another bracket is not.
         inside = index + 1 if token in "([" else index - 1
-        return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
+        return (
+            0 <= inside < len(tokens)
+            and tokens[inside] not in "()[]"
+            and _is_operand(tokens, inside)
+        )
     return len(token) == 1 or token[0].isdigit()

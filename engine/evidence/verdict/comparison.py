@@ -131,6 +131,8 @@ def without_evidence(measure: Measure | None, reason: str) -> Comparison:
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
     """Compare two evaluations task by task, by a measure that both have.
 
+    "better" means that the model of `after` is better than that of `before`.
+
     Tasks with the same prompt count as one task (`results.with_one_id_per_prompt`). The verdict is
     "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
     failed scorings are counted.
@@ -169,7 +171,8 @@ def _outcomes(
     """The verdict on two evaluations for each value that a failed scoring can be counted as.
 
     First the verdict with failed scorings left out; if any failed, also the one that counts them
-    as 0, except for a loss. `margin` is as in `paired_verdict`.
+    as 0, except for a loss. `margin` is how small a difference counts as none; with None it is a
+    share of the span of the values.
     """
     return [
         paired_verdict(
@@ -237,8 +240,10 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """The sentence that failed scorings decide a verdict: what it is if they are left out, and what
-    it is if they are counted as not solved."""
+    """The sentence that a verdict depends on how failed scorings are counted.
+
+    It says what the verdict is if they are left out, and if they are counted as not solved.
+    """
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)

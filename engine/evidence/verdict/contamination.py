@@ -82,7 +82,7 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
     """A sentence about held-out tasks in training rows, as a list; [] where there are none. It ends
-    with the number of tasks that `taught_tasks` lets the verdict leave out."""
+    with the number of tasks that the verdict leaves out, because training rows ask them."""
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":
         return []

@@ -123,7 +123,8 @@ def _flip_example(
     Each text is shown with at most `chars` characters.
     """
 
-    def shown(text: str) -> str:
+    def shown_text(text: str) -> str:
+        """The text without secrets, cut."""
         return clip(redact.text(text), chars)
 
     prompt = row_after.prompt if row_after else None
@@ -131,9 +132,9 @@ def _flip_example(
         prompt = row_before.prompt
     return FlipExample(
         task=redact.text(task)[:_TASK_ID_CHARS],
-        prompt=shown(text_of(prompt)),
-        before=shown(answer_text(row_before) if row_before else ""),
-        after=shown(answer_text(row_after) if row_after else ""),
+        prompt=shown_text(text_of(prompt)),
+        before=shown_text(answer_text(row_before) if row_before else ""),
+        after=shown_text(answer_text(row_after) if row_after else ""),
         reward_before=rounded(row_before.reward if row_before else None),
         reward_after=rounded(row_after.reward if row_after else None),
     )

@@ -11,9 +11,10 @@ from envs.audit import rescore
 
 
 def rescored(run_dir: RunDir) -> dict[str, Any]:
-    """The stored `Rescoring` of a run's answers, written by engine/runs/stored_answers.py.
+    """What came of scoring a run's answers a second time, written by engine/runs/stored_answers.py.
 
-    {} where the answers were not scored again, or the file is damaged.
+    It has the fields of `Rescoring`. {} where the answers were not scored again, or the file is
+    damaged.
     """
     return read_object(run_dir.rescored)
 
@@ -24,14 +25,14 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     That is so where two fresh processes agree with each other and not with the stored rewards, on
     more answers than are tolerated. `scores` is a stored rescoring, {} where there is none.
     """
-    # Random: two fresh processes disagree ("wavering"), or the audit found the scorer to be so.
+    # Random: two fresh processes disagree ("wavering"), or the scorer was so in the audit.
     is_random = scores.get("wavering") or scores.get("deterministic") is False
     # Examples are the answers whose reward came out differently.
     if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
     # With a network more are tolerated: a service outside may have changed its mind.
-    tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    fewest_above_tolerated = math.floor(tolerated * scores["scored"]) + 1
+    tolerated_share = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
+    fewest_above_tolerated = math.floor(tolerated_share * scores["scored"]) + 1
     # Confirmed: both fresh processes gave the same reward, which is not the stored one.
     return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_tolerated)
 

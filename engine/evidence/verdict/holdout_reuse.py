@@ -27,7 +27,7 @@ class HoldoutUse:
         env_id: the version.
         judged: how many training runs were judged on the test half.
         checkpoints: how many checkpoints were compared on the validation half.
-        evaluations: how many times evaluations played a model on the tasks.
+        evaluations: how many times evaluations asked a model these tasks.
     """
 
     env_id: str
@@ -61,6 +61,8 @@ class _StoredCount:
 
 _stored_counts: dict[tuple[str, str], _StoredCount] = {}  # (root of the home, env_id) -> its count
 
+_EvaluationKey = tuple[int | None, int, int | None]  # (rows, attempts, seed)
+
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
     """How often held-out tasks were used to choose a checkpoint or to judge a model.
@@ -68,10 +70,10 @@ def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
     The tasks are those of `env_id`, one version of an environment. The runs on it up to and
     including `run_id` are counted; all of them if `run_id` is "" or is not among them.
     """
-    return _uses_by(home, env_id, _runs_on(home, env_id, run_id))
+    return _count_uses(home, env_id, _runs_on_version(home, env_id, run_id))
 
 
-def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
+def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
     """The uses of the held-out tasks by these runs, which all ran on `env_id`.
 
     A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
@@ -100,10 +102,10 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     with Store(home) as store:
         # A mark changes whenever a run of the version does.
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
-        rows = store.list_runs(_MOST_RUNS) if stale else []
-    for env_id in stale:
-        use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
+        stale_env_ids = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
+        rows = store.list_runs(_MOST_RUNS) if stale_env_ids else []
+    for env_id in stale_env_ids:
+        use = _count_uses(home, env_id, [row for row in rows if row.env_id == env_id])
         _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
     return {env_id: _stored_counts[root, env_id].use for env_id in marks}
 
@@ -113,16 +115,16 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 
     A run under way evaluates checkpoints without any change of the fingerprint.
     """
-    stored = _stored_counts.get((str(home.root), env_id))
+    stored_count = _stored_counts.get((str(home.root), env_id))
     _, runs_under_way, *_ = mark
-    return stored is None or stored.mark != mark or runs_under_way > 0
+    return stored_count is None or stored_count.mark != mark or runs_under_way > 0
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    `verdict` is the word of the run that the warning is for, `p` the p value of its comparison;
-    None where there was no test.
+    `verdict` is that of the run which is warned, such as "better"; `p` is the p value of its
+    comparison, None where there was no test.
     """
     if use.judged < MANY:
         return []
@@ -150,7 +152,7 @@ def evaluations_of_pair(
 
     Args:
         env_id: the environment version they were evaluated on.
-        models: references of the models; an evaluation counts if it played all of them.
+        models: references of the models; an evaluation counts if it asked all of them.
         run_ids: evaluations up to and including the newest of these are counted, on the same split
             as that one.
     """
@@ -164,26 +166,25 @@ def evaluations_of_pair(
 
 def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:
     """The evaluations on a version, oldest first, up to the newest of `run_ids`; [] without one."""
-    rows = [row for row in _runs_on(home, env_id) if row.kind == "evaluate"]
+    rows = [row for row in _runs_on_version(home, env_id) if row.kind == "evaluate"]
     positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
     return rows[: positions[-1] + 1] if positions else []
 
 
-def _key_of_test(
-    run: RunDir, split: str, models: Sequence[str]
-) -> tuple[int | None, int, int | None] | None:
-    """The `_evaluation_key` of an evaluation run that played all of `models` on `split`, else None.
+def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationKey | None:
+    """What tells an evaluation of all of `models` on `split` from a repeat of it.
 
-    None for regrading too: it scores answers again that were counted before.
+    None where the run is no such evaluation. None for regrading too: it scores answers again that
+    were counted before.
     """
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != split:
         return None
-    return _evaluation_key(config) if set(models) <= _played_models(run, config) else None
+    return _evaluation_key(config) if set(models) <= _models_with_results(run, config) else None
 
 
-def _evaluation_key(config: EvaluateConfig) -> tuple[int | None, int, int | None]:
-    """(rows, attempts, seed) of an evaluation: two that differ in it are two tests.
+def _evaluation_key(config: EvaluateConfig) -> _EvaluationKey:
+    """(rows, attempts, seed) of an evaluation: two evaluations with equal keys are one test.
 
     A single attempt is greedy by default, so another seed makes no new test; the seed is None then.
     """
@@ -197,7 +198,7 @@ def correction_factor(evaluations: int) -> int:
     The factor is the square of their number. The number alone would be too small, because the first
     evaluation was already tested at the full level ALPHA.
     """
-    # Measured on two equal models, evaluated four times on more and more rows: they are found to
+    # Measured on two equal models, evaluated four times on more and more rows: they seem to
     # differ in 6 of 100 cases with the square, in 8 with the number, and in 14 without either
     # (tests/engine/evidence/verdict/test_holdout_reuse.py).
     return evaluations * evaluations
@@ -215,17 +216,17 @@ def pair_warnings(evaluations: int) -> list[str]:
 
 
 def _split_of(evaluation: RunDir) -> str:
-    """The split that an evaluation played; "heldout" where its config is damaged."""
+    """The split whose tasks an evaluation asked; "heldout" where its config is damaged."""
     config = evaluation.find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
 
-def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:
+def _models_with_results(run: RunDir, config: EvaluateConfig) -> set[str]:
     """References of those models of an evaluation that have results."""
     return {ref for index, ref in enumerate(config.model_refs) if run.model_evals(index).exists()}
 
 
-def _runs_on(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
+def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
     """The runs on a version, oldest first, up to and including the run with the id `last_run`.
 
     All runs on the version where `last_run` is not among them.
@@ -238,9 +239,9 @@ def _runs_on(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
 
 
 def _models_on_heldout(home: Home, row: RunRow) -> int:
-    """How many models an evaluation has played on the held-out split.
+    """How many models an evaluation has asked the tasks of the held-out split.
 
-    0 for another split, for regrading (it plays nothing) and for a damaged config.
+    0 for another split, for regrading (which asks no model anything) and for a damaged config.
     """
     run = home.run(row.run_id)
     config = run.find_config()

@@ -31,7 +31,7 @@ def trained_by(home: Home, ref: str) -> str:
     "r-1" for "r-1@step20". "" for any other model: a path, a hub id, or a run that is not a
     training run or is gone.
     """
-    name = ref.partition("@")[0]
+    name, _, _ = ref.partition("@")
     if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run
         return ""
     config = home.run(name).find_config()  # None where there is no run of this name

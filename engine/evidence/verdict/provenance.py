@@ -109,7 +109,7 @@ class Verification:
 
 def seal(run_dir: RunDir) -> str:
     """Hash everything a finished run rests on and write it down. Returns the last hash."""
-    links = _with_hashes(_files_by_link(run_dir, run_dir.find_config()))
+    links = _sealed_links(_files_by_link(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
 
@@ -139,13 +139,15 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     `depth` is how many generations lie between this run and the one that was asked for.
     """
     run = home.run(row.run_id)
-    sealed = read_provenance(run)
-    if sealed is None or run.deleted.exists():
+    provenance = read_provenance(run)
+    if provenance is None or run.deleted.exists():
         return _verification_without_seal(run, row)
-    links = _checked_links(run, sealed)
-    for fault in _verdict_faults(run, row):  # the last link is the one of the evaluation
+    links = _checked_links(run, provenance)
+    # A verdict that the evaluations do not support is a fault of the last link, that of the
+    # evaluations.
+    for fault in _verdict_faults(run, row):
         links[-1] = links[-1].with_fault(fault)
-    return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
+    return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
@@ -157,51 +159,54 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
     return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict}")]
 
 
-def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
-    """The links of a seal (files with their hashes), each held against the files as they are now.
+def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
+    """Check the links of a seal (each a set of files with their hashes) one by one.
 
-    Never empty. If the seal lacks a link or its head is not the last link's hash, the last link has
-    that as a fault.
+    Each link is compared with the files as they are now. Never empty. If the seal lacks a link, or
+    its head (the hash that stands for all links) is not the last link's hash, that is one more
+    fault of the last link.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
     links = []
     previous_hash = ""
-    for link in sealed.links:
-        files = current_files.get(link.name, {}) | _kept_files(config, link)
+    for link in provenance.links:
+        # A file that was replaced but kept beside its successor counts as unchanged.
+        files = current_files.get(link.name, {}) | _files_kept_elsewhere(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
-        links = [CheckedLink("evaluation", [], ok=True)]
-    if not _is_complete(sealed):
+        links = [CheckedLink("evaluation", faults=[], ok=True)]
+    if not _is_complete(provenance):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
 
 
-def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
-    """The files (path -> SHA-256) of a link that were replaced since, but kept as they were.
+def _files_kept_elsewhere(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
+    """The files of a sealed link (path -> SHA-256) of which the sealed version was kept elsewhere.
 
-    A later push may audit a version again. That is no fault as long as the audit that was sealed is
-    kept.
+    A later push may audit an environment version again and replace its audit. That is no fault as
+    long as the audit that was sealed is kept. {} for links other than "environment".
     """
     return _earlier_audit(config, link.files) if link.name == "environment" else {}
 
 
-def _is_complete(sealed: Provenance) -> bool:
+def _is_complete(provenance: Provenance) -> bool:
     """Whether a seal has all links in their order, and the last one's hash as its head."""
-    names = [link.name for link in sealed.links]
-    return names == list(LINKS) and sealed.head == sealed.links[-1].hash
+    names = [link.name for link in provenance.links]
+    return names == list(LINKS) and provenance.head == provenance.links[-1].hash
 
 
 def _checked_link(
     run: RunDir, link: SealedLink, current_files: Mapping[str, str], previous_hash: str
 ) -> CheckedLink:
-    """One sealed link, held against its own hash and against its files as they are now.
+    """Check one link of a seal: whether its files, and the link itself, are as they were sealed.
 
-    `current_files` maps path -> SHA-256; `previous_hash` is the hash of the link before, "" for the
-    first.
+    A link is a named set of files with their hashes, and a hash over these and the link before.
+    `current_files` holds its files as they are now (path -> SHA-256); `previous_hash` is the hash
+    of the link before, "" for the first.
     """
-    faults = _differences(link.files, current_files)
+    faults = _faults_of_files(link.files, current_files)
     if link.hash != _hash(previous_hash, link.name, link.files):
         faults.append(Fault(run.chain.name, _SEAL_CHANGED))
     return CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults)
@@ -210,8 +215,8 @@ def _checked_link(
 def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
     """The verifications of the runs that this one's models come from.
 
-    [] where `depth` (see `_verify`) has reached `_MOST_GENERATIONS`. A run that is no longer in the
-    database is left out.
+    `depth` is how many generations lie between this run and the one that was asked for; [] where it
+    has reached `_MOST_GENERATIONS`. A run that is no longer in the database is left out.
     """
     if depth >= _MOST_GENERATIONS:
         return []
@@ -242,7 +247,8 @@ def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
     elif row.state == "done":
         reason = "its seal is missing"
         intact = False
-        links = [CheckedLink("evaluation", [Fault(run.chain.name, "missing")], ok=False)]
+        missing = Fault(run.chain.name, "missing")
+        links = [CheckedLink("evaluation", faults=[missing], ok=False)]
     else:
         reason = f"it is {row.state}: runs are sealed when done"
     return Verification(
@@ -259,20 +265,21 @@ def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
     """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
-    broken = [link for link in links if not link.ok]
+    broken_links = [link for link in links if not link.ok]
     # An ancestor that cannot be checked (None) does not count as altered.
-    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]
-    if broken:
-        summary = _fault_sentence(row.run_id, broken)
-    elif altered:
+    altered_ancestors = [ancestor for ancestor in ancestors if ancestor.intact is False]
+    if broken_links:
+        summary = _fault_sentence(row.run_id, broken_links)
+    elif altered_ancestors:
         summary = (
-            f"{row.run_id} itself is intact, but what it comes from is not: {altered[0].summary}"
+            f"{row.run_id} itself is intact, but what it comes from is not: "
+            f"{altered_ancestors[0].summary}"
         )
     else:
         summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
     return Verification(
         run_id=row.run_id,
-        intact=not broken and not altered,
+        intact=not broken_links and not altered_ancestors,
         head=head,
         links=links,
         ancestors=ancestors,
@@ -280,20 +287,21 @@ def _verification_of_seal(
     )
 
 
-def _fault_sentence(run_id: str, broken: Sequence[CheckedLink]) -> str:
+def _fault_sentence(run_id: str, broken_links: Sequence[CheckedLink]) -> str:
     """Where a run is broken: its first fault, and how many more there are."""
-    first_fault = broken[0].faults[0]
-    fault_count = sum(len(link.faults) for link in broken)
+    first_link = broken_links[0]
+    first_fault = first_link.faults[0]
+    fault_count = sum(len(link.faults) for link in broken_links)
     more = f" and {fault_count - 1} more" if fault_count > 1 else ""
-    return f"{run_id} is broken at {broken[0].name}: {first_fault.file} {first_fault.what}{more}."
+    return f"{run_id} is broken at {first_link.name}: {first_fault.file} {first_fault.what}{more}."
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """The files that each link of the sealed record names, as they are now: pairs of the link's
-    name and its files, in the order of LINKS.
+    """The files that belong to each link (named set of files) of a run's seal, as they are now.
 
-    The files map path -> SHA-256; a file that is missing is left out. Where the config is missing
-    (None) the environment is not known, so the links environment, data and curation have no files.
+    Gives (name of the link, path -> SHA-256), in the order of LINKS; a file that is missing is left
+    out. Where the config is missing (None) the environment is not known, so the links environment,
+    data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
     yield from _environment_links(env)
@@ -317,7 +325,7 @@ def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _input_files(run: RunDir) -> list[Path]:
     """The files that a run was given: its config, manifest, found overlaps, and adapters."""
-    folder_of_model_adapters = run.model_adapter(0).parent
+    folder_of_model_adapters = run.model_adapter(0).parent  # those of all models lie side by side
     return [
         run.config,
         run.manifest,
@@ -327,13 +335,13 @@ def _input_files(run: RunDir) -> list[Path]:
     ]
 
 
-def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
+def _earlier_audit(config: RunConfig | None, sealed_files: Mapping[str, str]) -> dict[str, str]:
     """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
 
-    {} where no audit was sealed, or none of this hash was kept. `sealed` are the files of the link
-    "environment" (path -> SHA-256).
+    {} where no audit was sealed, or none of this hash was kept. `sealed_files` are the files of the
+    link "environment" (path -> SHA-256).
     """
-    digest = sealed.get("audit.json", "")
+    digest = sealed_files.get("audit.json", "")
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
     if config is None or not digest.isalnum():
         return {}
@@ -366,8 +374,8 @@ def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
     for ref in _models_used(config):
         parent = trained_by(home, ref)
         if parent:
-            sealed = read_provenance(home.run(parent))
-            heads[f"chain of {parent}"] = sealed.head if sealed else "not sealed"
+            provenance = read_provenance(home.run(parent))
+            heads[f"chain of {parent}"] = provenance.head if provenance else "not sealed"
     return heads
 
 
@@ -376,7 +384,7 @@ def _models_used(config: RunConfig | None) -> list[str]:
     return list(dict.fromkeys(config.model_refs)) if config else []
 
 
-def _with_hashes(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
+def _sealed_links(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
     """The links with their hashes, each of which covers the hash of the link before it.
 
     `files_by_link` holds pairs of a link's name and its files (path -> SHA-256).
@@ -419,12 +427,14 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _differences(sealed: Mapping[str, str], current: Mapping[str, str]) -> list[Fault]:
+def _faults_of_files(
+    sealed_files: Mapping[str, str], current_files: Mapping[str, str]
+) -> list[Fault]:
     """The files that are missing, changed or added since the seal; both map path -> SHA-256."""
     faults = []
-    for file, digest in sealed.items():
-        if file not in current:
+    for file, digest in sealed_files.items():
+        if file not in current_files:
             faults.append(Fault(file, "is missing"))
-        elif current[file] != digest:
+        elif current_files[file] != digest:
             faults.append(Fault(file, "was changed"))
-    return faults + [Fault(file, "was added") for file in current if file not in sealed]
+    return faults + [Fault(file, "was added") for file in current_files if file not in sealed_files]

@@ -118,7 +118,7 @@ class KeptSkills:
     def every_battery(self) -> list[Battery]:
         """The batteries against the run's own start, then those against its base model.
 
-        The names of the latter say which model they are against.
+        The names of those against the base model say so.
         """
         base = self.against_base
         if base is None:
@@ -164,7 +164,8 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     batteries = _compared_batteries(before, after)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
-    return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
+    summary = " ".join(sentence_of(battery) for battery in batteries)
+    return KeptSkills(verdict=worst, batteries=batteries, summary=summary)
 
 
 def _compared_batteries(
@@ -234,7 +235,13 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     summary = " ".join(sentence_of(battery, f" since {base}") for battery in skills.batteries)
     if skills.verdict == "forgotten" and lost_by:
         summary += f" Lost by {', '.join(lost_by)}."
-    return SinceBase(base, skills.verdict, skills.batteries, summary, lost_by)
+    return SinceBase(
+        base=base,
+        verdict=skills.verdict,
+        batteries=skills.batteries,
+        summary=summary,
+        lost_by=lost_by,
+    )
 
 
 def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[EvaluationRow]:
@@ -247,7 +254,7 @@ def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[Eva
 def _forgot_something(run_dir: RunDir) -> bool:
     """Whether a run forgot something by itself: its answers after training against those before.
 
-    False where it was not asked before or after.
+    False where the tasks that measure its skills were not asked both times.
     """
     before = read_evaluation(run_dir.kept("before"))
     after = read_evaluation(run_dir.kept("after"))
@@ -324,13 +331,17 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     if names == [""]:  # all tasks are of one kind without a name
         return []
     skills = [
-        Skill(name, _mean_reward(_of_family(before, name)), _mean_reward(_of_family(after, name)))
+        Skill(
+            name,
+            before=_mean_reward(_rows_of_family(before, name)),
+            after=_mean_reward(_rows_of_family(after, name)),
+        )
         for name in names
     ]
     return sorted(skills, key=_largest_loss_first)
 
 
-def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+def _rows_of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
     """The rows on tasks of one kind; "" stands for the tasks without a kind."""
     return [row for row in rows if (row.family or "") == name]
 
@@ -354,9 +365,8 @@ def sentence_of(battery: Battery, since: str = "") -> str:
     `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
     if battery.verdict == "forgotten":
-        return (
-            f"Forgotten{since} ({battery.battery}): {_levels_text(battery)}{_most_lost(battery)}."
-        )
+        lost_text = f"{_levels_text(battery)}{_most_lost_skills(battery)}"
+        return f"Forgotten{since} ({battery.battery}): {lost_text}."
     return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
 
 
@@ -388,7 +398,7 @@ def _gap_text(battery: Battery) -> str:
     return f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
 
 
-def _most_lost(battery: Battery) -> str:
+def _most_lost_skills(battery: Battery) -> str:
     """The skills that lost most, to be put behind a sentence; "" where none lost.
 
     For example "; most of all sums 0.90 to 0.30".

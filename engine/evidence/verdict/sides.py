@@ -35,18 +35,18 @@ class Sides:
 
 
 def training_sides(run_dir: RunDir) -> Sides:
-    """The rows of step 0 and of the checkpoint that stands for the run's result.
+    """The held-out rows of step 0 and of the checkpoint that stands for the run's result.
 
-    They are those of the test half, which chose no checkpoint, or of all held-out tasks where these
-    were not split into halves. Tasks that training rows teach are left out. The `after` side is
-    empty until a checkpoint was evaluated.
+    Where the held-out tasks are split into halves, only the rows of the test half: the other half
+    was used to choose the checkpoint. Tasks that stand in the training rows are left out. The
+    `after` side is empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
-    taught = taught_tasks(run_dir)
-    before = without_tasks(read_evaluation(run_dir.evals(0)), taught)
+    taught_ids = taught_tasks(run_dir)
+    before = without_tasks(read_evaluation(run_dir.evals(0)), taught_ids)
     after: list[EvaluationRow] = []
     if step is not None:
-        after = without_tasks(read_evaluation(run_dir.evals(step)), taught)
+        after = without_tasks(read_evaluation(run_dir.evals(step)), taught_ids)
     half = "all"
     if any(row.half for row in before):
         before, after = in_half(before, TEST), in_half(after, TEST)
@@ -58,7 +58,7 @@ def training_sides(run_dir: RunDir) -> Sides:
         after_name="no step yet" if step is None else f"step {step}",
         half=half,
         step=step,
-        taught=len(taught),
+        taught=len(taught_ids),
     )
 
 
@@ -78,15 +78,15 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
     """The models of an evaluation: model reference -> its rows, in the order of the config.
 
-    Tasks that training rows teach are left out, and so are models without rows. A model that was
+    Tasks that stand in training rows are left out, and so are models without rows. A model that was
     named before gets its position as a suffix, as in "model (#2)". {} for other kinds of run, and
     where the config is missing.
     """
     models: dict[str, list[EvaluationRow]] = {}
-    taught = taught_tasks(run_dir)
+    taught_ids = taught_tasks(run_dir)
     refs = config.model_refs if isinstance(config, AskingConfig) else []
     for index, ref in enumerate(refs):
-        rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught)
+        rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught_ids)
         if rows:
             models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
     return models
@@ -116,4 +116,5 @@ def _step_named_best(run_dir: RunDir) -> int | None:
     if best_folder is None:
         return None
     # A checkpoint's folder is named after its step, as in step_000020.
-    return int(best_folder.name.rpartition("_")[2])
+    _, _, digits = best_folder.name.rpartition("_")
+    return int(digits)

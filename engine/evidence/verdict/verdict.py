@@ -238,7 +238,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
     facts = _training_facts(run_dir, config, sides, comparison, redact)
-    # The model that the run started from, if it did not improve on it.
+    # The model that the run started from, where the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
     if start is not None:
@@ -246,6 +246,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
+        # `loss_sentences` name the skills that the model had before and has forgotten.
         summary=" ".join([*summary_sentences, *loss_sentences(facts.kept_skills)]),
         warnings=[
             *_warnings_about_answers(run_dir, sides, loss_sentences(facts.kept_skills)),
@@ -283,8 +284,8 @@ def _training_facts(
     expected, as_expected = _expectation(expect, comparison.outcome.verdict)
     return TrainingFacts(
         half=sides.half,
-        before=LevelAt(0, comparison.before),
-        after=LevelAt(sides.step, comparison.after),
+        before=LevelAt(step=0, level=comparison.before),
+        after=LevelAt(step=sides.step, level=comparison.after),
         checkpoints_compared=sum(step > 0 for step in run_dir.eval_steps()),
         flips=flips_of(comparison, sides.before, sides.after, redact),
         expected=expected,
@@ -298,7 +299,7 @@ def _training_facts(
 def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[str]) -> list[str]:
     """What is wrong with the answers that a training run is judged by.
 
-    `forgotten` are sentences on skills that were lost; they stand between the others.
+    `forgotten` are sentences on skills that the model lost by training.
     """
     # The answers before training are those of step 0; `sides.step` is None if there are no later.
     return [
@@ -464,10 +465,11 @@ def _comparisons_with_first(
     """
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
-    corrected = correct_for_many(comparisons, evaluation_counts)
+    corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
+    # The second value of a pair is the corrected p value, which these results do not show.
     return [
         ModelComparison(ref, against=first, comparison=comparison)
-        for ref, (comparison, _) in zip(others, corrected, strict=True)
+        for ref, (comparison, _) in zip(others, corrected_comparisons, strict=True)
     ]
 
 
@@ -513,12 +515,12 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:
         return []
-    needed = tasks_for_share(outcome)
-    if needed <= outcome.n:
+    needed_tasks = tasks_for_share(outcome)
+    if needed_tasks <= outcome.n:
         return []
     other_half = _OTHER_HALF if half == TEST else ""
     return [
-        f"About {needed} reported tasks would show a change of 5 points; this run has "
+        f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
         f"{outcome.n}{other_half}."
     ]
 
@@ -543,12 +545,12 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
     """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
-    changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
+    show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
     if comparison.outcome.verdict == "better":
-        return [changed, Call("deploy", {"run_id": f"{run_id}@best"})]
+        return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
     if comparison.outcome.verdict == "unknown":
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]
-    return [changed, Call("diagnose", {"run_id": run_id})]
+    return [show_changed, Call("diagnose", {"run_id": run_id})]
 
 
 def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:

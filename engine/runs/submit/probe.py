@@ -205,7 +205,7 @@ def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"
         row = store.requested_run(request_id, body)
-        if row is None or row.state not in ("failed", "cancelled"):
+        if row is None or row.state not in ("failed", "cancelled"):  # a free id, or a run to use
             return request_id, row
     raise UserError(
         "RUN_STATE", f"this probe failed {_MAX_RUNS} times", hint="Read the log of one."

@@ -46,9 +46,9 @@ def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, mak
 def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(
     home, make_run, rows, monkeypatch
 ):
-    counted, uses_by = [], holdout_reuse._uses_by
+    counted, count_uses = [], holdout_reuse._count_uses
     monkeypatch.setattr(
-        holdout_reuse, "_uses_by", lambda *given: counted.append(1) or uses_by(*given)
+        holdout_reuse, "_count_uses", lambda *given: counted.append(1) or count_uses(*given)
     )
     first = examined(make_run, rows)
     env_id = first.config["env_id"]
