@@ -60,7 +60,7 @@ def train(job: Job[DistillConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        tasks = training_tasks(job, components, context)
+        tasks = training_tasks(job, components, context, settings)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,

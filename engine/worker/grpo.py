@@ -74,7 +74,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        tasks = training_tasks(job, components, context)
+        tasks = training_tasks(job, components, context, settings)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,
@@ -104,12 +104,14 @@ def train(job: Job[GRPOConfig]) -> Result:
 
 
 def training_tasks(
-    job: Job[GRPOConfig] | Job[DistillConfig], components: Components, context: RolloutContext
+    job: Job[GRPOConfig] | Job[DistillConfig],
+    components: Components,
+    context: RolloutContext,
+    settings: GRPOSettings,
 ) -> Sequence[TaskRow]:
     """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
     an answer. How many leave none is the event `tasks_left_out`. Raises WorkerFailure (kind data)
     if none are trained on."""
-    settings = job.config.settings
     params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
     every_task = tasks_of(components, "train")
     tasks = [t for t in every_task if fits(t, context, params)]

@@ -284,23 +284,6 @@ def test_the_recipe_of_sft():
     assert (found.eval_rows, found.max_examples, found.max_length) == (300, 600, 32)
 
 
-@given(st.integers(1, 200_000), st.sampled_from([1_628_992, 135_000_000, 8_000_000_000]))
-def test_sft_makes_enough_updates_whatever_the_number_of_rows(rows: int, params: int):
-    env = replace(ENV, train_rows=rows, answered_rows=rows)
-    found = resolve("sft", env=env, model=replace(MODEL, params=params)).settings
-    enough = {1_628_992: 300, 135_000_000: 105, 8_000_000_000: 60}[params]
-    assert 3 <= found.epochs <= 20
-    assert found.steps >= enough or found.epochs == 20
-    assert found.batch_size <= max(1, min(32, rows // 8))
-    # No more is spent than what makes the updates, or three passes.
-    one_pass_less = found.steps * (found.epochs - 1) / found.epochs
-    assert found.epochs == 3 or one_pass_less < enough
-
-
-def test_sft_without_heldout_tasks_has_nothing_to_stop_by():
-    assert resolve("sft", env=replace(ENV, heldout_rows=0)).settings.stop_early == "none"
-
-
 def test_the_recipe_of_dpo():
     found = resolve("dpo").settings
     assert isinstance(found, DPOSettings)
