@@ -379,6 +379,7 @@ def _compiled_if_it_pays(
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
     choice = attempt(of_compiler, sizes, dtype, device)
     if choice.functions is not TORCH:
+        # The trial has passed; a failure in what the run compiles later must not end the run.
         compiled.tolerate_failures()
     return choice
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-LLAMA = 0  # Liger's number for this way of casting
-OFFSET = 0.0  # of the norms' weights
+# Liger's number for Llama's way of casting: x / rms(x) is computed in float32 and rounded to x's
+# dtype before it is multiplied with the weight.
+LLAMA = 0
+OFFSET = 0.0  # what Liger adds to the norms' weights; some models store them minus 1
 STAGES = 2  # of the kernel's pipeline, as Liger's own autograd node sets it
 
 
@@ -62,12 +64,13 @@ class Liger:
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
         """The gradient of x in `norm`, from the gradient `dy` of its result."""
-        return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
+        return self._norm_backward(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """(x + delta, weight * RMS norm of that sum, what the gradient needs)."""
+        """(x + delta, weight * RMS norm of that sum, what the gradient needs: the sum and its
+        1 / rms). x and delta: [N, width]."""
         y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
             x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
         )
@@ -146,7 +149,8 @@ class Liger:
         if weight is not None:
             unrotated = out[:, : heads + kv_heads]
             # The norm was made without a weight, so its gradient gets the product with it.
-            unrotated.copy_(self._norm_back(saved, None, unrotated * weight, in_place=True))
+            dnormed = unrotated * weight  # new memory, which the kernel may overwrite
+            unrotated.copy_(self._norm_backward(saved, None, dnormed, in_place=True))
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -157,7 +161,7 @@ class Liger:
         """The gradient of gate_up, from the gradient `dy` of `gate`'s result."""
         return self._gate_gradient(gate_up.contiguous(), dy.contiguous(), in_place=False)
 
-    def _norm_back(
+    def _norm_backward(
         self,
         saved: tuple[torch.Tensor, ...],
         weight: torch.Tensor | None,
@@ -165,8 +169,8 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of x in `norm`, from the gradient `dy` of its result. `in_place` lets the
-        kernel overwrite `dy`."""
+        """The gradient of x in `norm`, from the gradient `dy` of its result. `saved` and `weight`
+        as in `norm`; `in_place` lets the kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._launch_settings(width)
