@@ -198,7 +198,7 @@ class HubNetwork:
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
-        name = _hub(adapter).name
+        name = _require_hub(adapter).name
         if self._peft is not None and name in self._peft.peft_config:
             self._peft.delete_adapter(name)
             if not self._peft.peft_config:
@@ -360,7 +360,7 @@ class HubNetwork:
             with self._peft.disable_adapter():
                 yield
         else:
-            self._peft.set_adapter(_hub(adapter).name)
+            self._peft.set_adapter(_require_hub(adapter).name)
             yield
 
 
@@ -388,9 +388,9 @@ def disable_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _hub(adapter: Adapter) -> HubAdapter:
-    """Return `adapter` if it is one of a HubNetwork. Raises TypeError for one of our own
-    forward."""
+def _require_hub(adapter: Adapter) -> HubAdapter:
+    """Return `adapter` itself if a HubNetwork made it. Raises TypeError for one that was made for
+    our own forward."""
     if not isinstance(adapter, HubAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter

@@ -168,8 +168,8 @@ def _whole(take: Take, name: str) -> Linear | None:
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with its output multiplied by `factor`: weight and bias are, and the layer notes
-    the factor, by which an adapter has to be scaled too."""
+    """The layer with weight and bias multiplied by `factor`, and so its output. The result also
+    notes the factor, because an adapter on the layer has to be scaled by it too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
