@@ -160,8 +160,8 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
-        """A fresh adapter of the shape `spec`, initialised by the seed. The first one wraps the
-        model in PEFT's.
+        """A fresh adapter of the shape `spec`, initialised by the seed. With the first one the
+        model's layers are wrapped in PEFT's modules.
 
         Raises:
             WorkerFailure: kind config, when no layer of the model is among the targets.
@@ -206,7 +206,7 @@ class HubNetwork:
                 self._peft = None
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        return collate(rows, 0)  # right padding: whatever the pad is, nothing sees it
+        return collate(rows, pad=0)  # any id: it stands on the right, where no token sees it
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         return microbatches([len(r.ids) for r in rows], budget)
@@ -328,8 +328,8 @@ class HubNetwork:
         greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
         try:
             groups = sampler.generate(prompts, n=2, params=greedy)
-        # ValueError, TypeError: a cache that the model does not take. AttributeError: one without a
-        # part that it asks for. RuntimeError: states of another shape.
+        # ValueError, TypeError: the model does not take such a cache. AttributeError: it asks for a
+        # part that the cache lacks. RuntimeError: states of another shape.
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise _not_sampled(f"{type(error).__name__}: {error}") from error
         gap = 0.0
@@ -343,7 +343,7 @@ class HubNetwork:
         """How far the log-probabilities of a sampled completion are from those that the base alone
         gives it without a cache: the largest difference of a token."""
         logits = self.logits([*prompt, *completion.ids], adapter=None)
-        # Those that predict the completion's ids.
+        # The logits at a token predict the next one: those of the completion begin one before it.
         logits = logits[len(prompt) - 1 : -1, : self.vocab]
         ids = torch.tensor(completion.ids, device=logits.device)
         uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()

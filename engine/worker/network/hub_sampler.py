@@ -86,7 +86,7 @@ class _Batch:
         self.rows = [self.rows[i] for i in numbers]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
-        if _is_joinable(self.cache):
+        if _is_joinable(self.cache):  # else it has layers that `_resize` does not know
             self._drop_unseen_columns()
 
     def _drop_unseen_columns(self) -> None:
@@ -98,8 +98,8 @@ class _Batch:
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which must not be used afterwards. Before, both are padded
-        to the same number of columns, which hold one token of each row."""
+        """Add the rows of another batch, which must not be used afterwards. First both are padded
+        on the left to the same number of columns (each column holds one token of every row)."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
@@ -345,8 +345,8 @@ def _append_tokens(
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
     """Keep the rows `index` of the cache, in that order; a row may be taken several times.
 
-    What transformers calls reordering is the one such operation that every kind of layer has: keys
-    and values, and the states of convolutions and linear attention.
+    transformers calls this reordering. It is the only way to select rows that every kind of layer
+    has, those with keys and values and those with states of convolutions or linear attention.
     """
     cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do
 
@@ -361,13 +361,14 @@ def _resize(cache: DynamicCache, columns: int) -> None:
     there, which the mask must hide. A sliding layer holds only the last columns, as many as its
     window lets the next token see."""
     for layer in cache.layers:
+        # Other layers hold states that do not grow with the columns; None: nothing is held yet.
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
             continue
-        held = columns
+        held_columns = columns
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = columns
-            held = min(columns, layer.sliding_window - 1)
-        missing = held - layer.keys.shape[-2]  # a negative number of columns is dropped
+            held_columns = min(columns, layer.sliding_window - 1)  # the next token is the last
+        missing = held_columns - layer.keys.shape[-2]  # if negative, so many columns are dropped
         layer.keys = F.pad(layer.keys, (0, 0, missing, 0))
         layer.values = F.pad(layer.values, (0, 0, missing, 0))
 
