@@ -35,8 +35,9 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x), in float32. `normed` = x / rms(x) and `inverse` =
-    1 / rms(x) are what `normalise` returns; `dy` is the gradient of the weighted result."""
+    """The gradient of x in weight * x / rms(x), in float32: (g - n * mean(g * n)) / rms(x) for g =
+    weight * dy, n = x / rms(x) (`normed`), 1 / rms(x) (`inverse`) and the gradient `dy` of the
+    result."""
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
     return (grad - wide_normed * mean_product) * inverse

@@ -115,7 +115,7 @@ class VllmModels:
             try:
                 if self._logprob_difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
-            except Refused:  # by the line above, or as vLLM failed
+            except Refused:  # no difference, or vLLM failed while it was measured
                 self._unload(server_name)
                 raise
             replaced_name = self._server_names.get(name)
