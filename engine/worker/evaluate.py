@@ -130,7 +130,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
     """Append the answers of the probe's only model to its file."""
-    path = job.run.model_evals(0)
+    path = job.run.model_evals(index=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Appender(path) as file:
         # Training tasks have no halves.
@@ -251,8 +251,8 @@ def _scoring_process(
 
 
 def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
-    """The tasks that the config asks for: those at its `task_indices`, or all of the split without
-    any; of these at most `rows`, in the order of `heldout.ordered`."""
+    """The tasks that the config asks for: those at its `task_indices`, or all of its split if it
+    has no indices; of these at most `rows`, in the order of `heldout.ordered`."""
     pool = tasks_of(components, config.split)
     if config.task_indices:
         pool = [pool[index] for index in config.task_indices]

@@ -85,9 +85,9 @@ class EndpointTeacher:
                 future.cancel()  # those that have not begun
         rated = []
         for trajectory, future in zip(trajectories, futures, strict=True):
-            of_completion = future.result()[len(trajectory.prompt_ids) :]
+            logprobs = future.result()[len(trajectory.prompt_ids) :]  # of the completion
             mask = trajectory.loss_mask
-            rated.append([p for p, trained in zip(of_completion, mask, strict=True) if trained])
+            rated.append([p for p, trained in zip(logprobs, mask, strict=True) if trained])
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
@@ -120,8 +120,8 @@ class EndpointTeacher:
             student: the student's name, for the message.
 
         Raises:
-            WorkerFailure: kind config, when it does not or refuses; kind infra, when it does not
-                answer.
+            WorkerFailure: kind config, when it reads them differently or refuses the request; kind
+                infra, when it does not answer.
         """
         tokens = self._ask(list(ids))["tokens"]
         # A server that does not say its tokens (None) is not checked.
@@ -139,7 +139,7 @@ class EndpointTeacher:
             )
 
     def _rate(self, ids: list[int]) -> list[float]:
-        """The log-probability of every id; of the first, which has none, 0."""
+        """The log-probability of every id; 0 for the first, which nothing precedes."""
         logprobs = self._ask(ids)["token_logprobs"]
         return [0.0, *(float(logprob) for logprob in logprobs[1 : len(ids)])]
 
@@ -224,5 +224,5 @@ def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
 
 
 def _is_logprob(value: object) -> bool:
-    """Whether it is a number, or minus infinity, and no NaN."""
+    """Whether the value is a number but not NaN; minus infinity counts."""
     return isinstance(value, int | float) and not math.isnan(value)
