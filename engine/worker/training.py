@@ -372,7 +372,7 @@ class Training:
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
-        result["measured"] = self._measured()
+        result["measured"] = self._measurements()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
@@ -399,7 +399,7 @@ class Training:
                 hint="Raise learning_rate; for grpo read zero_advantage_share first.",
             )
 
-    def _measured(self) -> Result:
+    def _measurements(self) -> Result:
         """How long the run took and how much memory, for people and for later estimates: the
         keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
         measured: Result = totals(self.job.run)  # {} for a run without a step

@@ -211,9 +211,9 @@ class HubSampler:
             if self._should_read(waiting, batch):
                 alive = len(batch.rows) if batch is not None else 0
                 fresh, logits = self._read(self._take_waiting(waiting, alive))
-                batch = _joined(batch, _drawn(fresh, logits, ending, done))
+                batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, done))
             elif batch is not None:
-                batch = _drawn(batch, self._step(batch), ending, done)
+                batch = _draw_tokens(batch, self._step(batch), ending, done)
             yield
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
@@ -301,8 +301,8 @@ class HubSampler:
         return out.logits[:, -1, : self.vocab].float()
 
 
-def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
-    """The rows of both batches in one batch. Either may be None, without rows; None if both are."""
+def _join_batches(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
+    """Put the rows of both into one batch and return it. None stands for a batch without rows."""
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
@@ -314,7 +314,9 @@ def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.T
     return torch.tensor(numbers, device=device)
 
 
-def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
+def _draw_tokens(
+    batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None
+) -> _Batch | None:
     """Let each row draw a token from its logits [rows, vocab]. Returns the batch without the rows
     that end with this token, for which `done` is called; None if all rows end."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)

@@ -115,8 +115,9 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. `d` is rotated
-    back, then taken through the norm if there was one; of values it passes unchanged."""
+    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. For queries and
+    keys `d` is rotated back, then taken through the norm if there was one; for values, which
+    `apply_rope` leaves alone, it is `d` itself."""
     by_head = d.unflatten(1, (heads + 2 * kv_heads, -1))
     gradient = rotated(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
     if saved:  # empty if heads were not normalised

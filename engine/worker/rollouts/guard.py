@@ -21,9 +21,9 @@ class Guard:
         self.error_limit = error_limit
         self.run_id = run_id
         self.state = state
-        state.setdefault("silent_steps", 0)
-        state.setdefault("played", 0)
-        state.setdefault("errors", 0)
+        state.setdefault("silent_steps", 0)  # the latest steps in a row without an advantage
+        state.setdefault("played", 0)  # completions of the whole run
+        state.setdefault("errors", 0)  # those of them that could not be scored
 
     def check(self, step: int, batch: RolloutBatch) -> None:
         """Count the rollouts of a step, and end the run if it cannot learn.
