@@ -102,8 +102,9 @@ def probe(job: Job[ProbeConfig]) -> Result:
     groups = _probe_groups(job, components)
     _write_groups(job, groups)
     result = learnability(samples_of(groups), settings.group_size, settings.max_tokens).to_json()
-    # The metrics hold shares and means; counts, texts and lists are in the result alone.
-    job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
+    # The metrics hold shares and means (floats); counts, texts and lists are in the result alone.
+    means = {key: value for key, value in result.items() if isinstance(value, float)}
+    job.metrics(step=1, values=means)
     return result | {"verdict": "unknown", "ref": model.ref}
 
 

@@ -24,7 +24,7 @@ CONNECT_S = 10.0
 READ_S = 120.0  # for one answer
 ATTEMPTS = 5
 WAITS_S = (1.0, 2.0, 5.0, 10.0)  # before the second attempt, the third, ...
-LOOK_S = 0.5  # how often it is looked whether the run was asked to stop
+STOP_CHECK_S = 0.5  # how often it is checked whether the run was asked to stop
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # of other statuses a second try changes nothing
 # What a tokenizer is known by: words, figures, JSON and code, in plain ASCII.
 SAMPLE = 'The quick brown fox adds 12 + 30 = 42. {"name": "Ann", "n": [1, 2]} def f(x): return x'
@@ -91,11 +91,11 @@ class EndpointTeacher:
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait for all, or for the first that fails, and raise its error. Meanwhile `check_stop` is
-        called every `LOOK_S` seconds, and may raise `Stopped`."""
+        """Wait until all are done, or until one fails, and raise its error. Meanwhile `check_stop`
+        is called at least every `STOP_CHECK_S` seconds, and may raise `Stopped`."""
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, timeout=LOOK_S)
+            done, pending = wait(pending, timeout=STOP_CHECK_S)
             for future in done:
                 future.result()  # raises its error, if it failed
             self.check_stop()

@@ -86,7 +86,8 @@ def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
     """The loss of each task, summed over its rows; tasks in the order of their first rows."""
     by_task: dict[str, MeasuredLoss] = {}
     for row in row_losses:
-        earlier = by_task.get(row.task_id, MeasuredLoss(row.task_id, 0.0, weight=0, tokens=0))
+        nothing = MeasuredLoss(row.task_id, total=0.0, weight=0, tokens=0)
+        earlier = by_task.get(row.task_id, nothing)
         by_task[row.task_id] = MeasuredLoss(
             row.task_id,
             earlier.total + row.total,

@@ -295,7 +295,7 @@ def tool_call(rng: random.Random) -> Sample:
     else:
         call = {"name": name, "arguments": {TOOLS[name]: argument}}
         messages += _messages_with_call(call, value, reply=in_random_style(rng, value))
-    return Sample("tool_call", messages, value, tools=[tool(name)])
+    return Sample("tool_call", messages, answer=value, tools=[tool(name)])
 
 
 def _messages_with_call(call: JsonObject, value: str, reply: str) -> list[ChatMessage]:
@@ -444,7 +444,8 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
     """
     if skill in ABSENT:
         return ABSENT[skill]
-    return (MASTERED | HALF_KNOWN)[skill][0]
+    draw_sample, _weight = (MASTERED | HALF_KNOWN)[skill]
+    return draw_sample
 
 
 def draw(

@@ -286,7 +286,9 @@ class Cache:
         starts += [columns_left] * joining_rows
         old_blocks = [block.old_block for block in staying]
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
-        new = Cache(self.shape, prompts, width, starts, columns_left, like=self.generated)
+        new = Cache(
+            self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated
+        )
         if rows:
             new._take_over(self._columns_of_rows(rows, first_column))
         return new

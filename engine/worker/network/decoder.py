@@ -115,7 +115,8 @@ class Decoder:
         # Granite divides the logits. The head is linear, so its input is divided instead.
         self.norm = required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
-        self._tables = _RopeTables(rope, factors.angles, self.shape.context, like=self.head)
+        context = self.shape.context
+        self._tables = _RopeTables(rope, factor=factors.angles, context=context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = _layers(config, take, self.shape, factors.residual)
         self._base_weights = Weights(self)

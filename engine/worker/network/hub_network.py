@@ -325,7 +325,7 @@ class HubNetwork:
         log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
         model does not sample at all."""
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
-        greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
+        greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)
         try:
             groups = sampler.generate(prompts, n=2, params=greedy)
         # ValueError, TypeError: the model does not take such a cache. AttributeError: it asks for a

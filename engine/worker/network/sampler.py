@@ -183,7 +183,7 @@ class Ending:
 def new_rows(prompt_count: int, n: int, seed: int) -> list[list[Row]]:
     """`n` empty rows for each prompt, each with the key of its random numbers."""
     return [
-        [Row(prompt, member, row_key(seed, prompt, member)) for member in range(n)]
+        [Row(prompt, member, key=row_key(seed, prompt, member)) for member in range(n)]
         for prompt in range(prompt_count)
     ]
 

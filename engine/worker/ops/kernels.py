@@ -219,7 +219,7 @@ def _parts(spans: Sequence[tuple[int, int]], rank: int) -> list[_Part]:
     for number, (start, stop) in enumerate(spans):
         end_row = row + stop - start
         columns = slice(number * rank, (number + 1) * rank)
-        parts.append(_Part(slice(start, stop), slice(row, end_row), columns))
+        parts.append(_Part(outputs=slice(start, stop), rows=slice(row, end_row), columns=columns))
         row = end_row
     return parts
 

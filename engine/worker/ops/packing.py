@@ -342,8 +342,8 @@ def continuations(layout: Layout) -> list[Continuation]:
     offset = sum(layout.prefixes)  # where the next suffix begins in the packed order
     for owner, lengths in sorted(_suffix_lengths_by_owner(layout).items()):
         bucket = _padded_bucket(lengths, offset)
-        start = starts[owner]
-        groups.append(Continuation(start, start + layout.prefixes[owner], bucket))
+        stop = starts[owner] + layout.prefixes[owner]
+        groups.append(Continuation(starts[owner], stop, suffixes=bucket))
         offset = bucket.stop
     return groups
 
