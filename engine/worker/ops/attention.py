@@ -161,7 +161,7 @@ class BlockAttention(torch.autograd.Function):
 
     Args of `apply`:
         qkv: [N, heads + 2 kv_heads, dim] float32: rotated queries and keys, and values.
-        prefixes, suffixes: the plan of their layout.
+        prefixes, suffixes: where the sequences stand among the N tokens, by buckets.
         kv_heads: number of key heads.
 
     Returns:
@@ -176,8 +176,8 @@ class BlockAttention(torch.autograd.Function):
         suffixes: Sequence[Continuation],
         kv_heads: int,
     ) -> torch.Tensor:
-        """The attention's output [N, heads * dim]. What the backward pass needs of the buckets is
-        saved in one list, with its number of tensors for each bucket in `ctx.counts`."""
+        """The attention's output [N, heads * dim]. The tensors that the backward pass needs of each
+        bucket are saved in one list; `ctx.counts` says how many of them belong to each bucket."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
         kept_by_bucket: list[list[torch.Tensor]] = []

@@ -485,8 +485,7 @@ def _chunk_logprobs(
     if entropy is not None:
         # The entropy below is computed from logits around 0, which are rounded least.
         logits.sub_(greatest[:, None])
-    # On a CPU the probabilities are written over the logits if no entropy reads those again: fewer
-    # bytes to move.
+    # On a CPU the probabilities replace the logits if no entropy reads those again: fewer bytes.
     in_place = entropy is None and logits.device.type == "cpu"
     probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
     # The likeliest token's log-probability. Every other one is this plus (logit - greatest); the

@@ -47,20 +47,20 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     """
     config = text_part(read_json(base_path / "config.json"))
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
+    model, tokenizer = load_transformers(base_path, pick_device("cpu"), precision="float32")
     network = HubNetwork(
         model, vocab=known_ids(model.config, tokenizer), why="exported by transformers"
     )
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])  # any text would do
-    merged, gap = _merged(network, adapter, ids)
+    merged, gap = _merge_and_compare(network, adapter, ids)
     _check_gap(gap)
     dtype = getattr(torch, saved_dtype)  # the merged model is written in the base's number format
     _write_model(merged, dtype, tokenizer, out)
     return gap
 
 
-def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
+def _merge_and_compare(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
     """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
     model; the largest difference of its logits from those of base + adapter on the prompt
     `ids`)."""
