@@ -122,7 +122,7 @@ def update(
 
     The loss is divided by the size of all scored trajectories of the batch, trained or not. So the
     gradient does not depend on how the batch is split, nor on leaving out groups of equal rewards.
-    If no trajectory can move the policy, there is no optimizer step, and all metrics but `kl` are 0.
+    If no trajectory can move the policy, there is no optimizer step: all metrics are 0, `kl` None.
     """
     # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
