@@ -125,9 +125,9 @@ def _attended_by_blocks(
 
 
 def _blocks(length: int, group: int) -> list[tuple[slice, int]]:
-    """Divide `length` tokens into blocks. For each block: the places of its queries, and the number
-    of tokens up to its end, whose keys the block may see. Each token has `group` queries, one for
-    each query head that shares the key head."""
+    """Divide `length` tokens into blocks. Returns for each block (where its queries stand among all
+    queries; how many tokens there are up to its end, whose keys the block may see). Each token has
+    `group` queries side by side, one for each query head that shares the key head."""
     blocks = []
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)

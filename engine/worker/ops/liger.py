@@ -208,11 +208,11 @@ class Liger:
         # Triton needs powers of two.
         padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv_heads)
         padded_dim = self._next_power_of_2(dim)
-        stride = all_heads.stride(0)
+        stride = all_heads.stride(0)  # from one token to the next
         self._rope[(count,)](
-            all_heads,
+            all_heads,  # begins with the queries
             stride,
-            all_heads[:, heads:],
+            all_heads[:, heads:],  # begins with the keys
             stride,
             cos,
             cos.stride(0),
