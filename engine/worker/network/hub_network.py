@@ -306,7 +306,8 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """A sampler on this model; the first one is compared with the model's own forward.
+        """A sampler on this model. At the first call it is checked that sampling gives the same
+        log-probabilities as the model's forward pass over whole rows.
 
         Raises:
             WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
@@ -315,7 +316,7 @@ class HubNetwork:
         sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
         if not self._sampling_checked:
             probe = HubSampler(self.model, needs, self.vocab, self.with_adapter)
-            probe.prompts_at_once = 1  # so that prompts join rows that are under way
+            probe.prompts_at_once = 1  # so that later prompts join rows under way, as in a run
             self._check_sampling(probe)
             self._sampling_checked = True
         return sampler

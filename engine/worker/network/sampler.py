@@ -197,13 +197,13 @@ def draw(
     logits: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row. Returns (ids, their log-probabilities), both [rows]. The
-    log-probabilities are those of the distribution drawn from, after all of `params`; greedy
-    ones are at temperature 1.
+    log-probabilities are those of the distribution that is drawn from, after all of `params`; if
+    the likeliest ids are taken (greedy), those at temperature 1.
 
     Args:
         logits: [rows, vocab] float32; overwritten.
         params: only temperature, top_p, top_k and min_p are read here.
-        random_numbers: [rows], from `uniforms`; None draws greedily.
+        random_numbers: [rows], from `uniforms`; None takes the likeliest id.
     """
     if params.temperature == 0 or random_numbers is None:
         token = logits.argmax(-1)

@@ -325,21 +325,21 @@ class _LigerFunctions:
 def of_liger(kernels: Liger) -> Pointwise:
     """The set of functions `liger`: the Triton kernels of liger-kernel. Some take other arguments
     than a `Pointwise` does and are called through `_LigerFunctions`."""
-    wrapped = _LigerFunctions(kernels)
+    with_other_arguments = _LigerFunctions(kernels)
     return Pointwise(
         name=f"liger {kernels.version}",
         norm=kernels.norm,
         norm_gradient=kernels.norm_gradient,
         add_norm=kernels.add_norm,
         add_norm_gradient=kernels.add_norm_gradient,
-        apply_rope=wrapped.apply_rope,
-        apply_rope_gradient=wrapped.apply_rope_gradient,
+        apply_rope=with_other_arguments.apply_rope,
+        apply_rope_gradient=with_other_arguments.apply_rope_gradient,
         gate=kernels.gate,
         # Liger's gradient computes silu(gate) again, so nothing is saved for it.
         gate_again=lambda gate_up: (kernels.gate(gate_up), None),
         gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
-        plain_norm=wrapped.plain_norm,
-        plain_apply_rope=wrapped.plain_apply_rope,
+        plain_norm=with_other_arguments.plain_norm,
+        plain_apply_rope=with_other_arguments.plain_apply_rope,
     )
 
 

@@ -124,8 +124,8 @@ class Liger:
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
             queries_and_keys = all_heads[:, : heads + kv_heads]
-            # `norm` saves its input, and the product below overwrites the original. For a single
-            # row, which is contiguous, `norm` alone would make no copy.
+            # A copy, since `norm` saves its input for the gradient and the product below overwrites
+            # the original. `norm` itself copies only what has gaps, and a single row has none.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, None, eps)
             torch.mul(normed, weight, out=queries_and_keys)

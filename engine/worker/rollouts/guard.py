@@ -52,8 +52,8 @@ class Guard:
         """Count the completions of a step and those that could not be scored.
 
         Raises:
-            WorkerFailure: kind reward, when of all completions of the run (at least
-                `ERRORS_JUDGED_FROM`) a larger share than the limit could not be scored.
+            WorkerFailure: kind reward, when a larger share of the run's completions than the limit
+                could not be scored; not before there are `ERRORS_JUDGED_FROM` of them.
         """
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)
