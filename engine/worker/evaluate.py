@@ -96,7 +96,7 @@ def probe(job: Job[ProbeConfig]) -> Result:
     `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure as `evaluate` does.
     """
     settings = job.config.settings
-    model = job.config.models[0]
+    model = job.config.models[0]  # the only one
     components = prepare(job, Path(model.base_path))
     job.event("started", "probe", total_steps=1)
     groups = _probe_groups(job, components)

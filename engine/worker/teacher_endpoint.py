@@ -66,7 +66,7 @@ class EndpointTeacher:
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=AT_ONCE),
         )
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # set by `close`; ends the pause before another attempt
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
 
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:

@@ -46,6 +46,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         WorkerFailure: when the adapter does not fit the base, or that difference is too large.
     """
     config = text_part(read_json(base_path / "config.json"))
+    # The base's number format; older models call the key torch_dtype.
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), precision="float32")
     network = HubNetwork(
@@ -55,8 +56,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])  # any text would do
     merged, gap = _merge_and_compare(network, adapter, ids)
     _check_gap(gap)
-    dtype = getattr(torch, saved_dtype)  # the merged model is written in the base's number format
-    _write_model(merged, dtype, tokenizer, out)
+    _write_model(merged, getattr(torch, saved_dtype), tokenizer, out)
     return gap
 
 
@@ -106,7 +106,8 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
     Raises, besides what `merge` raises, NotExportable if GGUF cannot hold the model, and
     ImportError without the package gguf.
     """
-    # Needs the package gguf: refused before minutes are spent on merging.
+    # Here and not at the top, because it needs the package gguf, which not everyone has; before
+    # merging, so that it does not fail after minutes.
     from engine.models.gguf.exporter import export_gguf  # noqa: PLC0415
 
     temporary = out.with_name(f".{out.name}.merged")
