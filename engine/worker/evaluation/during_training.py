@@ -190,8 +190,8 @@ class HeldoutEvaluation:
         """The losses of the conversations of one half; empty where they are not measured."""
         if self.losses is None:
             return ()
-        tasks = {task for task, task_half in self.half_of_task.items() if task_half == half}
-        return self.losses.measure(self.policy, tasks, self.budget)
+        task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
+        return self.losses.measure(self.policy, task_ids, self.budget)
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
         """The row for the evaluation file of a task whose loss was measured and that was not

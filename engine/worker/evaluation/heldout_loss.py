@@ -35,8 +35,8 @@ class HeldoutLoss(Protocol):
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The losses of those conversations that belong to `tasks`, with at most `budget` tokens in
-        a forward pass. Gradients and random state do not change."""
+        """The losses of those conversations whose task id is in `tasks`, with at most `budget`
+        tokens in a forward pass. Gradients and random state do not change."""
         ...
 
 
@@ -58,8 +58,8 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
-        the number of supervised tokens in all its rows."""
+        """The loss of each conversation whose task id is in `tasks`; see `HeldoutLoss`. Its weight
+        is the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in policy.base.network.split([r.row for r in rows], budget):

@@ -298,6 +298,7 @@ class _Batch:
         logits = self.forward.step(self._last_token, cache.positions, cache.attend)
         random_numbers = None  # greedy
         if self._random_numbers is not None:
+            # By a tensor and not a number: each replay of a captured step takes another column.
             random_numbers = self._random_numbers.index_select(1, cache.next_column)[:, 0]
         return draw(logits, self.ending.params, random_numbers)
 
