@@ -171,7 +171,7 @@ class EndpointTeacher:
         WorkerFailure."""
         problem = ""
         for attempt in range(ATTEMPTS):
-            if attempt:
+            if attempt:  # a pause before every attempt but the first; `close` ends it
                 self._closed.wait(WAITS_S[attempt - 1])
             try:
                 return self._post_once(body)

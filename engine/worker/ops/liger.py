@@ -148,7 +148,7 @@ class Liger:
         self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
             unrotated = out[:, : heads + kv_heads]
-            # The norm was made without a weight, so its gradient gets the product with it.
+            # The kernel's norm had no weight: its result was multiplied with it, so the gradient is.
             dnormed = unrotated * weight  # new memory, which the kernel may overwrite
             unrotated.copy_(self._norm_backward(saved, None, dnormed, in_place=True))
         return out
