@@ -166,7 +166,7 @@ class HeldoutEvaluation:
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
         rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
         answers = [answer for group in groups for answer in group.members]
-        self._episodes += len(answers)  # these three for `habits`
+        self._episodes += len(answers)  # these three sums are read by `habits`
         self._tokens += sum(answer.trained_tokens for answer in answers)
         self._turns += sum(answer.turns for answer in answers)
         summary = heldout.summarise(answers)

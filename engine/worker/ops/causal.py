@@ -350,7 +350,8 @@ def _sums_by_key(
     """
     prompt_weights, own_weights = _split_columns(weights, prompt_length, rows)
     of_prompt = torch.bmm(prompt_weights.transpose(1, 2), x)
-    return of_prompt, torch.bmm(own_weights.transpose(1, 2), _by_row(x, rows))
+    own = torch.bmm(own_weights.transpose(1, 2), _by_row(x, rows))
+    return of_prompt, own
 
 
 def _joint_gradient(

@@ -148,7 +148,7 @@ class Liger:
         self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
             unrotated = out[:, : heads + kv_heads]
-            # The kernel's norm had no weight: its result was multiplied with it, so the gradient is.
+            # `apply_rope` normalised without the weight and multiplied the result with it.
             dnormed = unrotated * weight  # new memory, which the kernel may overwrite
             unrotated.copy_(self._norm_backward(saved, None, dnormed, in_place=True))
         return out
