@@ -50,6 +50,7 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
 def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
     """For each task the key that decides its half: its prompt, or its id if it has no prompt. If
     all tasks have the same prompt, which would put them all into one half, their ids are used."""
+    # "id ": no id may equal the key of a prompt.
     keys = [
         prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}" for task in tasks
     ]

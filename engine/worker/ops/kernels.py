@@ -182,13 +182,13 @@ def _factor_gradients(
     parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
     input; each part is one of the spans of outputs in `placement`, with r columns of its own."""
     scale = placement.scale
-    low_rank = linear(x, a.to(x.dtype))
+    low_rank = linear(x, a.to(x.dtype))  # x A^T
     d_low_rank = torch.empty_like(low_rank)
     db = torch.empty_like(b)
     for part in _parts(placement.spans, rank=b.shape[1]):
         grad = dense(dy[:, part.outputs])
-        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())
-        # Transposed products: faster, since one side has few columns.
+        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())  # dy_i B_i
+        # dy_i^T (x A_i^T), as a transposed product: faster, since one side has few columns.
         db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()
     db.mul_(scale)
     d_low_rank.mul_(scale)
