@@ -100,6 +100,7 @@ def loading_of(config: RunConfig) -> Loading:
                 precision=settings.precision,
                 quantization=settings.quantization,
                 steps=settings.steps,
+                # SFT's setting is a word; only "require" makes every answer begin with a thought.
                 thinking=settings.thinking == "require",
             )
         case DPOConfig(settings=settings):
@@ -193,8 +194,8 @@ def sampler_rows(base: Base) -> int:
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """A context with the environment's process, which runs until exit; with None for a dataset
-    without a scorer, which needs no process.
+    """A context that yields the environment's process, which runs until exit; it yields None for a
+    dataset without a scorer, which needs no process.
 
     Raises:
         WorkerFailure: kind env_import, when the environment cannot be started.
@@ -226,11 +227,11 @@ def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
 def evaluation_limits(
     job: Job[SFTConfig] | Job[DPOConfig], components: Components
 ) -> EvaluationLimits:
-    """The limits of answers in the evaluations of an SFT or DPO run, whose settings have none. They
-    follow from the lengths in the dataset and the model's context."""
+    """How long answers may get in the evaluations of an SFT or DPO run, whose settings do not say
+    it: it follows from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
-    # DPO has no such setting and keeps the reasoning that conversations have.
+    # DPO has no setting `thinking`: it keeps the reasoning that conversations have.
     thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
     facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
     limits = defaults.exam_limits(

@@ -5,7 +5,7 @@ policy itself writes, the divergence of the policy p from the teacher q, the mea
 log p(token) - log q(token) (the reverse KL of GKD, arXiv 2306.13649, on samples of the student
 alone). Its gradient is that of a policy gradient whose advantage is log q - log p of that very
 token, with a discount of 0: no token answers for those after it, and nothing is compared within a
-group (thinkingmachines.ai/blog/on-policy-distillation). p is what the sampler said it drew with.
+group (thinkingmachines.ai/blog/on-policy-distillation). p is the one that the sampler drew with.
 
 A step is that of GRPO (grpo.py) with another advantage: the batch is sampled and scored by
 `BatchSource`, the teacher reads it (teachers.py), `update` of grpo.py moves the adapter, once per
@@ -92,9 +92,9 @@ def train(job: Job[DistillConfig]) -> Result:
 def read_by_teacher(
     training: Training, teacher: Teacher, batch: RolloutBatch, step: int, budget: int
 ) -> dict[str, float]:
-    """Have the teacher read the scored completions of the batch, at most `budget` tokens at once,
-    and set the advantages of their tokens. Returns the metrics of `assign`, and `teacher_s`, the
-    seconds that the teacher took."""
+    """Have the teacher read the scored completions of the batch of `step`, at most `budget` tokens
+    at once, and set the advantages of their tokens. Returns the metrics of `assign`, and
+    `teacher_s`, the seconds that the teacher took."""
     rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
     began = time.monotonic()
     by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
@@ -112,8 +112,9 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
         temperature=1.0,
         top_p=1.0,
         loss="dapo",
-        advantage="group_center",  # replaced by `assign`
-        clip_low=0.2,  # neither acts: the ratio of the only update of a batch is 1
+        advantage="group_center",  # any: `assign` replaces the advantages
+        # The clipping does not act: in the only update of a batch every ratio is 1.
+        clip_low=0.2,
         clip_high=0.28,
         kl_coef=0.0,
         updates_per_batch=1,

@@ -95,7 +95,8 @@ def update(
     # Runs the pass, again in smaller microbatches if memory runs out.
     sums = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
-    training.meter.count_microbatch(rows)  # the whole batch: the counts only add up
+    # The whole batch in one call: the counts of its microbatches would only be added up.
+    training.meter.count_microbatch(rows)
     training.require_finite(sums.loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -209,7 +210,7 @@ class RenderedPairs:
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> RenderedPairs:
-    """Render the pairs of those tasks that have one, and count the cut and the split ones."""
+    """Render the pairs of those tasks that have one, and count the cut and the split pairs."""
     rendered_or_none = [_pair(job, components, task) for task in tasks]
     rendered = [each for each in rendered_or_none if each is not None]
     return RenderedPairs(

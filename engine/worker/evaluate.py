@@ -96,14 +96,15 @@ def probe(job: Job[ProbeConfig]) -> Result:
     `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure as `evaluate` does.
     """
     settings = job.config.settings
-    model = job.config.models[0]
+    model = job.config.models[0]  # the only one
     components = prepare(job, Path(model.base_path))
     job.event("started", "probe", total_steps=1)
     groups = _probe_groups(job, components)
     _write_groups(job, groups)
     result = learnability(samples_of(groups), settings.group_size, settings.max_tokens).to_json()
-    # The metrics hold shares and means; counts, texts and lists are in the result alone.
-    job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
+    # The metrics hold shares and means (floats); counts, texts and lists are in the result alone.
+    means = {key: value for key, value in result.items() if isinstance(value, float)}
+    job.metrics(step=1, values=means)
     return result | {"verdict": "unknown", "ref": model.ref}
 
 
@@ -130,7 +131,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
     """Append the answers of the probe's only model to its file."""
-    path = job.run.model_evals(0)
+    path = job.run.model_evals(index=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Appender(path) as file:
         # Training tasks have no halves.
@@ -251,8 +252,8 @@ def _scoring_process(
 
 
 def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
-    """The tasks that the config asks for: those at its `task_indices`, or all of the split without
-    any; of these at most `rows`, in the order of `heldout.ordered`."""
+    """The tasks that the config asks for: those at its `task_indices`, or all of its split if it
+    has no indices; of these at most `rows`, in the order of `heldout.ordered`."""
     pool = tasks_of(components, config.split)
     if config.task_indices:
         pool = [pool[index] for index in config.task_indices]

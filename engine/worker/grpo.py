@@ -128,9 +128,9 @@ def update(
     """Do the optimizer steps on the batch with number `step`, with at most `budget` tokens in the
     model at once. Returns metrics of the loss by name; `kl` is None without a KL term.
 
-    The loss is divided by the size of all scored trajectories of the batch, trained or not: neither
-    microbatches nor leaving out uniform groups changes the gradient. If no trajectory can move the
-    policy, there is no optimizer step: all metrics are 0 then, `kl` None.
+    The loss is divided by the size of all scored trajectories of the batch, trained or not. So the
+    gradient does not depend on how the batch is split, nor on leaving out groups of equal rewards.
+    If no trajectory can move the policy, there is no optimizer step: all metrics are 0, `kl` None.
     """
     # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]

@@ -80,7 +80,7 @@ def measure(device: torch.device) -> dict[str, float]:
     model = small_model(device)
     weights = parameters(model)
     # The last id is kept as the end token of `time_decoding`, which must never be sampled.
-    network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
+    network = DecoderNetwork(Decoder.of(model), vocab=VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
     # weights need none of their own. Decoding goes forward only.
@@ -142,8 +142,9 @@ def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -
 
 
 def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
-    """Split the time of some work into a part per unit, which takes `operations` operations, and a
-    fixed part: the slope of the line through two measurements, and its value at no units.
+    """Split the time of some work into a fixed part and a part that grows with its size, by two
+    measurements of it, each (units of work, seconds). A unit takes `operations` operations. The
+    line through both gives the seconds of a unit (its slope) and the fixed ones (at no units).
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.

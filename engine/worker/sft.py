@@ -83,7 +83,8 @@ def update(
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
     # Runs the pass, again in smaller microbatches if memory runs out.
     loss, microbatches = training.within_memory(step, budget, supervised_pass)
-    training.meter.count_microbatch(batch)  # the whole batch: the counts only add up
+    # The whole batch in one call: the counts of its microbatches would only be added up.
+    training.meter.count_microbatch(batch)
     training.require_finite(loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -114,7 +115,7 @@ class SupervisedPass:
 
     def __init__(self, policy: Policy, batch: Sequence[Row], *, packing: bool) -> None:
         """Prepare passes over the rows in `batch`, which add to the gradients of `policy`. With
-        `packing` rows share forward passes."""
+        `packing` several rows go through the model together, without it each goes alone."""
         self.policy = policy
         self.batch = batch
         self.packing = packing
@@ -284,8 +285,8 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
 
 
 def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
-    """Render a task's conversation. Returns for each of its rows (the row, cut at max_length; how
-    many ids it has uncut)."""
+    """Render a task's conversation (`gold`). Returns for each of its rows (the row, cut at
+    max_length; how many ids it has uncut)."""
     settings = job.config.settings
     rendered = components.renderer.rows(
         task["gold"], tools_of(components, task), settings.loss_on, settings.thinking
@@ -295,9 +296,10 @@ def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list
 
 
 def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row | None:
-    """The last row of a task's conversation; None where it has no token to train."""
+    """The row that ends with the last turn of a task's conversation, which is the only row unless
+    the chat template splits the conversation. None if it has no token to train."""
     rows = _rows_of(job, components, task)
     if not rows:
         return None
-    last_row, _ = rows[-1]
+    last_row, _uncut_length = rows[-1]
     return last_row if any(last_row.loss_mask) else None

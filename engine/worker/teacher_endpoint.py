@@ -24,7 +24,7 @@ CONNECT_S = 10.0
 READ_S = 120.0  # for one answer
 ATTEMPTS = 5
 WAITS_S = (1.0, 2.0, 5.0, 10.0)  # before the second attempt, the third, ...
-LOOK_S = 0.5  # how often it is looked whether the run was asked to stop
+STOP_CHECK_S = 0.5  # how often it is checked whether the run was asked to stop
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # of other statuses a second try changes nothing
 # What a tokenizer is known by: words, figures, JSON and code, in plain ASCII.
 SAMPLE = 'The quick brown fox adds 12 + 30 = 42. {"name": "Ann", "n": [1, 2]} def f(x): return x'
@@ -66,7 +66,7 @@ class EndpointTeacher:
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=AT_ONCE),
         )
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # set by `close`; ends the pause before another attempt
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
 
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
@@ -85,17 +85,17 @@ class EndpointTeacher:
                 future.cancel()  # those that have not begun
         rated = []
         for trajectory, future in zip(trajectories, futures, strict=True):
-            of_completion = future.result()[len(trajectory.prompt_ids) :]
+            logprobs = future.result()[len(trajectory.prompt_ids) :]  # of the completion
             mask = trajectory.loss_mask
-            rated.append([p for p, trained in zip(of_completion, mask, strict=True) if trained])
+            rated.append([p for p, trained in zip(logprobs, mask, strict=True) if trained])
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait for all, or for the first that fails, and raise its error. Meanwhile `check_stop` is
-        called every `LOOK_S` seconds, and may raise `Stopped`."""
+        """Wait until all are done, or until one fails, and raise its error. Meanwhile `check_stop`
+        is called at least every `STOP_CHECK_S` seconds, and may raise `Stopped`."""
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, timeout=LOOK_S)
+            done, pending = wait(pending, timeout=STOP_CHECK_S)
             for future in done:
                 future.result()  # raises its error, if it failed
             self.check_stop()
@@ -120,8 +120,8 @@ class EndpointTeacher:
             student: the student's name, for the message.
 
         Raises:
-            WorkerFailure: kind config, when it does not or refuses; kind infra, when it does not
-                answer.
+            WorkerFailure: kind config, when it reads them differently or refuses the request; kind
+                infra, when it does not answer.
         """
         tokens = self._ask(list(ids))["tokens"]
         # A server that does not say its tokens (None) is not checked.
@@ -139,7 +139,7 @@ class EndpointTeacher:
             )
 
     def _rate(self, ids: list[int]) -> list[float]:
-        """The log-probability of every id; of the first, which has none, 0."""
+        """The log-probability of every id; 0 for the first, which nothing precedes."""
         logprobs = self._ask(ids)["token_logprobs"]
         return [0.0, *(float(logprob) for logprob in logprobs[1 : len(ids)])]
 
@@ -171,7 +171,7 @@ class EndpointTeacher:
         WorkerFailure."""
         problem = ""
         for attempt in range(ATTEMPTS):
-            if attempt:
+            if attempt:  # a pause before every attempt but the first; `close` ends it
                 self._closed.wait(WAITS_S[attempt - 1])
             try:
                 return self._post_once(body)
@@ -224,5 +224,5 @@ def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
 
 
 def _is_logprob(value: object) -> bool:
-    """Whether it is a number, or minus infinity, and no NaN."""
+    """Whether the value is a number but not NaN; minus infinity counts."""
     return isinstance(value, int | float) and not math.isnan(value)

@@ -34,7 +34,8 @@ class Teacher(Protocol):
         trajectory a list, in the order of its tokens.
 
         Args:
-            budget: the most padded tokens that may go through a model in this process at once.
+            budget: the most tokens, padding included, that may go through a model in this process
+                at once.
         """
         ...
 

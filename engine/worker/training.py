@@ -79,6 +79,7 @@ class Training:
         self.done = 0  # steps done so far
         self.state: LoopState = {}  # what the loop keeps in checkpoints, besides weights
         self.evaluation: HeldoutEvaluation | None = None
+        # Checks every step for alerts: signs of trouble in metrics and rollouts.
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.ended_by_alert = False
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
@@ -186,7 +187,7 @@ class Training:
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step):
                 yield step
-            if self.evaluation is not None and self._is_out_of_patience(self.evaluation.best):
+            if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
                 self.job.event(
                     "stopped_early", f"no better exam since step {self.evaluation.best.step}"
                 )
@@ -195,7 +196,7 @@ class Training:
             alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
-    def _is_out_of_patience(self, best: Best) -> bool:
+    def _no_longer_improves(self, best: Best) -> bool:
         """Whether `stop_early=heldout` ends the run: PATIENCE evaluations in a row without
         improvement."""
         return self.settings.stop_early == "heldout" and best.since >= PATIENCE
@@ -255,9 +256,9 @@ class Training:
         values: Mapping[str, float | None],
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
-        """End a step: evaluate, check for alerts, write the metrics and save a checkpoint, each if
-        it is due. With `stop_early=alert` an alert makes this step the last one; the last step is
-        always evaluated.
+        """End a step: evaluate if that is due, check for alerts, write the metrics, and save a
+        checkpoint if that is due. With `stop_early=alert` an alert makes this step the last one.
+        The last step is always evaluated.
 
         Args:
             step: the number of the step just done.
@@ -273,7 +274,7 @@ class Training:
         alerts, cleared_alerts = self.watch.check_step(step, values, rollouts, evaluated.rows)
         if alerts and step < self.total and self.settings.stop_early == "alert":
             self.ended_by_alert = True
-            if not evaluation_is_due:
+            if not evaluation_is_due:  # this step has become the last one
                 values |= self._evaluate(step).curves
         self.job.metrics(step, values)
         self._report_alerts(step, alerts, cleared_alerts)
@@ -371,15 +372,17 @@ class Training:
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
-        result["measured"] = self._measured()
+        result["measured"] = self._measurements()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
     def _report_best(self) -> Result:
-        """Play the test half with the best checkpoint. Returns its step and its score; only the
-        number of the last step without held-out tasks, or if no checkpoint is the best."""
+        """Play the test half of the held-out tasks with the best checkpoint. Returns `best_step`
+        and `best_score`, that checkpoint's step and score. Without held-out tasks or a best
+        checkpoint nothing is played, and `best_step`, alone, is the last step."""
         evaluation = self.evaluation
-        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:  # -1: none
+        # The best step is -1 before any checkpoint has been the best.
+        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
             return {"best_step": self.done}
         with self._timed("exam_s"):
             best_step = evaluation.report(self._load_step)
@@ -396,7 +399,7 @@ class Training:
                 hint="Raise learning_rate; for grpo read zero_advantage_share first.",
             )
 
-    def _measured(self) -> Result:
+    def _measurements(self) -> Result:
         """How long the run took and how much memory, for people and for later estimates: the
         keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
         measured: Result = totals(self.job.run)  # {} for a run without a step
@@ -444,7 +447,7 @@ class Training:
 
     def _restore_state(self, state: LoopState) -> None:
         """Take over what a checkpoint has kept of the loop: its state, the best step so far, and
-        the limit of tokens at once, which was lowered if memory had run out."""
+        how far the limit of tokens at once was lowered because memory ran out."""
         assert self.evaluation is not None  # `start` has made it before it resumes
         best = state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():

@@ -22,8 +22,8 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(predicting < row.prefix_len, in_prefix, in_suffix)",
-        "torch.where(predicting <= row.prefix_len, in_prefix, in_suffix)",
+        "torch.where(positions < row.prefix_len, if_in_prefix, if_in_suffix)",
+        "torch.where(positions <= row.prefix_len, if_in_prefix, if_in_suffix)",
         (HAND, SHARED),
     ),
     Fault(

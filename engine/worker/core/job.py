@@ -101,15 +101,15 @@ class Job(Generic[ConfigT]):
         self._stop.set()
 
 
-def require(rows: Sequence[Any], described: str, hint: str) -> None:
+def require(rows: Sequence[Any], rows_in_words: str, hint: str) -> None:
     """Raises WorkerFailure (kind data) when `rows` is empty.
 
     Args:
-        described: the rows in the words of the message "There are no ...".
+        rows_in_words: completes the message "There are no ...".
         hint: what to try.
     """
     if not rows:
-        raise WorkerFailure("data", f"There are no {described}.", hint=hint)
+        raise WorkerFailure("data", f"There are no {rows_in_words}.", hint=hint)
 
 
 def _exit_with_supervisor(descriptor: int) -> None:
@@ -120,4 +120,5 @@ def _exit_with_supervisor(descriptor: int) -> None:
             pass
     except OSError:  # our end is closed or broken: nobody watches this process either
         pass
-    os._exit(9)  # at once, whatever the main thread is doing
+    # At once, whatever the main thread is doing. Nobody is left who waits for the status.
+    os._exit(9)

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import TaskRow
 
-TRIES = 1_000  # rows looked at until one has a token to learn
+TRIES = 1_000  # rows that are rendered until one has a token to learn
 
 Item = TypeVar("Item")  # a row, or a pair of rows
 
@@ -27,10 +27,10 @@ class RowsOnDemand(Generic[Item]):
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Item:
-        """The row at `index`, or the next one that has something to learn. Raises WorkerFailure
-        (kind data) if none of TRIES rows has."""
+        """The row at `index`, or the next one that has something to learn; after the last row comes
+        the first. Raises WorkerFailure (kind data) if none of TRIES rows has."""
         for next_index in range(index, index + min(TRIES, len(self))):
-            row = self._render(self._tasks[next_index % len(self)])  # after the last, the first
+            row = self._render(self._tasks[next_index % len(self)])
             if row is not None:
                 return row
         raise WorkerFailure(

@@ -69,8 +69,8 @@ def best_after(best: Best, step: int, result: HalfResult) -> Best:
     task is not solved, a loss clearly below every earlier one, as a success of 0 can hide for long
     that the answers come nearer.
     """
-    loss = math.inf if result.loss is None else result.loss  # not measured: never wins
-    score = -loss if result.score is None else result.score
+    loss = math.inf if result.loss is None else result.loss  # not measured: decides nothing
+    score = -loss if result.score is None else result.score  # the higher the better
     is_solved = result.curves.get("heldout_success") == 1.0
     is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)
     is_better = (score, -loss) > (best.score, -best.loss)
@@ -139,7 +139,7 @@ class HeldoutEvaluation:
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
-        # Sums over everything that was played, for `habits`.
+        # How many sampled tokens, turns and episodes all evaluations had so far; see `habits`.
         self._tokens = self._turns = self._episodes = 0
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
@@ -147,8 +147,8 @@ class HeldoutEvaluation:
         write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the skills that the model has before
         training are measured too.
 
-        The validation half updates the best step. Returns its result; an empty `HalfResult` if only
-        TEST was given.
+        Returns the result of the validation half, by which the best step is chosen; an empty
+        `HalfResult` if only TEST was given.
         """
         results = self._evaluate_halves(step, halves)
         validation = results.get(heldout.VALIDATION, HalfResult({}))
@@ -192,21 +192,22 @@ class HeldoutEvaluation:
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
         rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
         answers = [answer for group in groups for answer in group.members]
-        self._episodes += len(answers)  # these three for `habits`
+        self._episodes += len(answers)  # these three sums are read by `habits`
         self._tokens += sum(answer.trained_tokens for answer in answers)
         self._turns += sum(answer.turns for answer in answers)
         summary = heldout.summarise(answers)
         return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
-        """The result of one half with its held-out loss, the mean over all tokens or pairs, added
-        to what was `played`; unchanged where no loss is measured."""
+        """Add the held-out loss of a half to `played`, the result of playing that half. The loss is
+        the mean over all supervised tokens (SFT) or all pairs (DPO). `played` itself if no loss is
+        measured."""
         measured = self._losses(half)
         if not measured:
             return played
         loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
         rows = played.rows
-        if self.context is None:  # otherwise the tasks were played: they have rows already
+        if self.context is None:  # nothing was played, so there are no rows of answers
             rows = [self._loss_row(m, half) for m in measured]
         curves = played.curves | {"heldout_loss": loss}
         return HalfResult(curves, score=played.score, loss=loss, rows=rows)
@@ -215,11 +216,12 @@ class HeldoutEvaluation:
         """The losses of the conversations of one half; empty where they are not measured."""
         if self.losses is None:
             return ()
-        tasks = {task for task, task_half in self.half_of_task.items() if task_half == half}
-        return self.losses.measure(self.policy, tasks, self.budget)
+        task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
+        return self.losses.measure(self.policy, task_ids, self.budget)
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
-        """The row of a task whose loss was measured, for the evaluation file."""
+        """The row for the evaluation file of a task whose loss was measured and that was not
+        played."""
         return EvaluationRow(
             model=self.job.run.id,
             task=measured.task_id,
@@ -253,9 +255,10 @@ class HeldoutEvaluation:
         }
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the test half with the best checkpoint, then measure with it the skills that the
-        model had before training; meanwhile a second env process scores a sample of the answers
-        again, to check that scores repeat. Returns the checkpoint's step.
+        """Play the test half with the best checkpoint, then measure how much the same checkpoint
+        has kept of the skills that the model had before training. While the skills are measured, a
+        second env process scores a sample of the test half's answers again, to check that scores
+        repeat. Returns the checkpoint's step.
 
         Args:
             load_best: loads the checkpoint of the step it is called with into the policy.

@@ -1,7 +1,7 @@
 """Evaluation on held-out tasks: their order, their two halves, and the rows that are written.
 
 The held-out tasks are ordered by the hash of their id, so every run of an environment evaluates the
-same ones. They alternate between two halves: `select` is played during training, to choose the best
+same ones. They are divided into two halves: `select` is played during training, to choose the best
 checkpoint; `report` only at step 0 and with the chosen checkpoint, so that the reported numbers
 come from tasks that chose nothing. Tasks with the same prompt are always in the same half, as they
 would give each other away.
@@ -48,8 +48,9 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
 
 
 def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
-    """For each task what decides its half: its prompt, or its id if it has none. All ids if all
-    tasks have the same prompt, which cannot divide them."""
+    """For each task the key that decides its half: its prompt, or its id if it has no prompt. If
+    all tasks have the same prompt, which would put them all into one half, their ids are used."""
+    # "id ": no id may equal the key of a prompt.
     keys = [
         prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}" for task in tasks
     ]
@@ -150,7 +151,8 @@ def rows_of(
     members of a group from 0.
 
     Args:
-        half_of_task: VALIDATION or TEST for each task id; a task that is missing counts as TEST.
+        half_of_task: VALIDATION or TEST for each task id. A task that is missing counts as TEST: it
+            chooses no checkpoint. {} for tasks that are not divided.
         model: the name of the model in the rows.
     """
     for group in groups:

@@ -35,8 +35,8 @@ class HeldoutLoss(Protocol):
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The losses of those conversations that belong to `tasks`, with at most `budget` tokens in
-        a forward pass. Gradients and random state do not change."""
+        """The losses of those conversations whose task id is in `tasks`, with at most `budget`
+        tokens in a forward pass. Gradients and random state do not change."""
         ...
 
 
@@ -58,8 +58,8 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
-        the number of supervised tokens in all its rows."""
+        """The loss of each conversation whose task id is in `tasks`; see `HeldoutLoss`. Its weight
+        is the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in policy.base.network.split([r.row for r in rows], budget):
@@ -86,7 +86,8 @@ def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
     """The loss of each task, summed over its rows; tasks in the order of their first rows."""
     by_task: dict[str, MeasuredLoss] = {}
     for row in row_losses:
-        earlier = by_task.get(row.task_id, MeasuredLoss(row.task_id, 0.0, weight=0, tokens=0))
+        nothing = MeasuredLoss(row.task_id, total=0.0, weight=0, tokens=0)
+        earlier = by_task.get(row.task_id, nothing)
         by_task[row.task_id] = MeasuredLoss(
             row.task_id,
             earlier.total + row.total,

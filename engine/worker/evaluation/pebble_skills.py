@@ -107,8 +107,9 @@ def copy_signs(rng: random.Random) -> Sample:
 
 
 def copy(rng: random.Random) -> Sample:
-    """Ask to repeat a word or, in about a third of the cases, arbitrary printable characters. A
-    model can later learn an answer form only if its characters have occurred in answers."""
+    """Ask to repeat a word or, in about a third of the cases, arbitrary printable characters. These
+    are taught because a model can later learn an answer form only if it has written the form's
+    characters before."""
     return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
@@ -293,13 +294,13 @@ def tool_call(rng: random.Random) -> Sample:
         messages.append({"role": "assistant", "content": str(rng.randint(10, 99))})
     else:
         call = {"name": name, "arguments": {TOOLS[name]: argument}}
-        messages += _called(call, value, reply=in_random_style(rng, value))
-    return Sample("tool_call", messages, value, tools=[tool(name)])
+        messages += _messages_with_call(call, value, reply=in_random_style(rng, value))
+    return Sample("tool_call", messages, answer=value, tools=[tool(name)])
 
 
-def _called(call: JsonObject, value: str, reply: str) -> list[ChatMessage]:
-    """The messages in which the assistant makes the call, the tool returns `value`, and the
-    assistant replies."""
+def _messages_with_call(call: JsonObject, value: str, reply: str) -> list[ChatMessage]:
+    """Three messages: the assistant calls a tool, the tool returns `value`, the assistant replies.
+    `call` has the keys `name` and `arguments`."""
     tool_calls = [{"id": "call_1", "type": "function", "function": call}]
     return [
         {"role": "assistant", "content": "", "tool_calls": tool_calls},
@@ -443,7 +444,8 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
     """
     if skill in ABSENT:
         return ABSENT[skill]
-    return (MASTERED | HALF_KNOWN)[skill][0]
+    draw_sample, _weight = (MASTERED | HALF_KNOWN)[skill]
+    return draw_sample
 
 
 def draw(

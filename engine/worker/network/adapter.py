@@ -123,10 +123,11 @@ def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
 
 
 def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
-    """Refuse the adapter in `folder` if its adapter_config.json is not that of a plain LoRA.
+    """Refuse the adapter in `folder` if `config`, its adapter_config.json, is not that of a plain
+    LoRA.
 
     Raises:
-        WorkerFailure: kind config, with what it has beyond one.
+        WorkerFailure: kind config, with the options that a plain LoRA does not have.
     """
     extras = [name for name in NOT_PLAIN if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
@@ -274,8 +275,8 @@ class FlatAdapter:
         return Factors(a, b, spans, _parts(projections, rank))
 
     def _next_leaf(self, rows: int, columns: int) -> torch.Tensor:
-        """The next rows * columns numbers of the buffer as a view [rows, columns]. It is a leaf for
-        autograd, and its gradient is a view of the buffer's gradient."""
+        """The next rows * columns numbers of the buffer as a view [rows, columns]. Autograd treats
+        the view as a parameter of its own, whose gradient is a view of the buffer's gradient."""
         place = slice(self._free, self._free + rows * columns)
         self._free = place.stop
         leaf = self.flat.detach()[place].view(rows, columns).requires_grad_()

@@ -69,7 +69,8 @@ class Cache:
 
         Args:
             prompts: one for each block. A block is `width` rows that continue the same prompt.
-            starts: [blocks * width], for each row the first column that it may see.
+            starts: [blocks * width], for each row the first column that it may see: a row that
+                joined after others had generated tokens must not see their columns.
             columns_written: how many columns hold tokens already; the caller copies them in.
             like: a tensor of the dtype and on the device to work in.
         """
@@ -82,18 +83,24 @@ class Cache:
         self.window_step = WINDOW_STEP.get(self.device.type, 128)
         self.queries_per_key = shape.heads // shape.kv
         self.scale = shape.head_dim**-0.5
+        # [2, layers, blocks, kv_heads, width, columns, dim], keys first.
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
-        self.window = 0  # columns that are attended to; `widen` sets it
+        self.window = 0  # how many columns are attended to, set by `widen` before the first step
         lengths = torch.tensor(prompts.lengths, device=self.device)
         self._make_counters(lengths)
         self._make_prompt_tensors(lengths)
 
     def _make_counters(self, lengths: torch.Tensor) -> None:
-        """Put the next column to write, and each row's first column and next position, on the
-        device, where a captured graph reads them. lengths: [blocks], of the prompts."""
+        """Put numbers that change from step to step on the device, where a captured graph reads
+        them: the next column to write, and each row's first column and next position.
+
+        Args:
+            lengths: [blocks], of the prompts.
+        """
         self.next_column = torch.tensor([self.columns_written], device=self.device)
         self.starts_on_device = torch.tensor(self.starts, device=self.device)
-        # [blocks * width], the position of each row's next token.
+        # [blocks * width], the position of each row's next token: its prompt's length, and one for
+        # each column since its first.
         self.positions = (
             lengths.repeat_interleave(self.width) + self.columns_written - self.starts_on_device
         )
@@ -104,7 +111,7 @@ class Cache:
         longest = self.prompts.keys.shape[3]
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
         # [blocks * kv_heads, 1, longest]
-        bias = _bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
+        bias = _hiding_bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
         self.prompt_bias = bias[:, None]
         # For each layer: [blocks * kv_heads, dim, longest] and [blocks * kv_heads, longest, dim].
         self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in self.prompts.keys]
@@ -133,7 +140,7 @@ class Cache:
         """
         if self.columns_written < self.window:
             return False
-        # The next multiple of `window_step`.
+        # The least multiple of `window_step` above the columns written.
         self.window = (self.columns_written // self.window_step + 1) * self.window_step
         allocated = self.generated.shape[5]
         if self.window > allocated:
@@ -149,29 +156,36 @@ class Cache:
         """Make the views of the window's keys and values that a step reads and writes."""
         dim, columns = self.shape.head_dim, self.generated.shape[5]
         by_row = self.generated.view(2, self.shape.layers, -1, columns, dim)
+        # Each [layers, blocks * kv_heads * width, window, dim].
         keys, values = by_row[..., : self.window, :]
         # For each layer: [blocks * kv_heads * width, dim, window].
         self.generated_keys = [k.transpose(1, 2) for k in keys.unbind()]
         # For each layer: [blocks * kv_heads * width, window, dim].
         self.generated_values = list(values.unbind())
-        # For each layer, where a step writes: [2, blocks, kv_heads, width, columns, dim].
+        # For each layer, where a step writes keys and values (axis 0):
+        # [2, blocks, kv_heads, width, columns, dim].
         self.writable = self.generated.unbind(1)
 
     def _make_bias(self) -> None:
         """Make the bias that is added to the scores of generated tokens. It hides from each row the
         columns before its first one and those that are not written yet."""
         columns = torch.arange(self.window, device=self.device)
-        masked = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
-        bias = _bias(masked, self.dtype).view(self.blocks, 1, self.width, self.window)
-        bias = bias.expand(-1, self.shape.kv, -1, -1).reshape(-1, 1, self.window)
+        hidden = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
+        by_row = _hiding_bias(hidden, self.dtype).view(self.blocks, 1, self.width, self.window)
+        # The same for every key head.
+        bias = by_row.expand(-1, self.shape.kv, -1, -1).reshape(-1, 1, self.window)
         self.generated_bias = bias.contiguous()  # [blocks * kv_heads * width, 1, window]
 
     def _make_score_buffers(self) -> None:
-        """Allocate one buffer of scores, for one softmax over prompt and generated tokens. Each of
-        its two parts gets a view, and a contiguous buffer for the product that is copied there."""
+        """Allocate the buffer `scores` [blocks * kv_heads * width, queries per key, longest prompt
+        + window]: over the prompt's tokens, then over the generated ones, for one softmax over
+        both. Each of the two parts has a contiguous buffer that its product is written into, and a
+        view of `scores` that this product is then copied to."""
         longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
         rows = self.blocks * self.shape.kv * self.width
         self.scores = self.generated.new_empty(rows, queries, longest + self.window)
+        # All rows of a block have the same prompt, so one product takes them together:
+        # [blocks * kv_heads, width * queries per key, longest].
         by_block = self.scores.view(-1, self.width * queries, longest + self.window)
         self.prompt_scores = by_block[..., :longest]
         self.generated_scores = self.scores[..., longest:]
@@ -194,48 +208,57 @@ class Cache:
 
         Args:
             layer: number of the layer.
-            heads: [rows, heads + 2 kv_heads, dim], rotated queries and keys, and values.
+            heads: [rows, heads + 2 kv_heads, dim], rotated queries and keys, and values. The rows
+                stand block by block: rows = blocks * width.
 
         Returns [rows, heads * dim].
         """
         shape, blocks, width = self.shape, self.blocks, self.width
         self._store(layer, heads[:, shape.heads :])
         q = heads[:, : shape.heads].view(blocks, width, shape.kv, self.queries_per_key, -1)
-        self._write_scores(layer, q.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim))
+        # The queries of a block that share a key head stand together.
+        by_key_head = q.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim)
+        self._write_scores(layer, by_key_head)
         # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
         torch.softmax(self.scores, -1, out=self.scores)
         return self._weighted_values(layer)
 
     def _store(self, layer: int, keys_and_values: torch.Tensor) -> None:
-        """Write keys and values of one token per row, [rows, 2 kv_heads, dim], into the column that
-        all rows write now."""
+        """Write the keys and values of one new token per row, [rows, 2 kv_heads, dim], into column
+        `next_column` of the layer, the same column for all rows."""
         shape = self.shape
-        by_place = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
-        # To [2, blocks, kv_heads, width, 1 column, dim]; axis 4 is that of the columns.
-        by_place = by_place.permute(2, 0, 3, 1, 4, 5)
-        self.writable[layer].index_copy_(4, self.next_column, by_place)
+        # [blocks, width, 2 (keys, values), kv_heads, 1 column, dim]
+        one_column = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
+        # In the order of `writable`: [2, blocks, kv_heads, width, 1 column, dim].
+        one_column = one_column.permute(2, 0, 3, 1, 4, 5)
+        columns_axis = 4
+        self.writable[layer].index_copy_(columns_axis, self.next_column, one_column)
 
     def _write_scores(self, layer: int, q: torch.Tensor) -> None:
         """Write the scores of the queries [blocks * kv_heads, width * queries per key, dim] over
-        prompt and generated tokens into `scores`."""
+        prompt and generated tokens into `scores`: query times key, scaled, plus the bias that hides
+        padding and unseen columns."""
         # Over the prompt: one product for each block, as its rows have the same keys.
         keys = self.prompt_keys[layer]
         torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_product)
         self.prompt_scores.copy_(self.prompt_product)
         # Over the generated tokens: one product for each row.
-        q = q.view(-1, self.queries_per_key, q.shape[2])
+        q = q.view(-1, self.queries_per_key, q.shape[2])  # [blocks * kv_heads * width, ...]
         keys = self.generated_keys[layer]
         torch.baddbmm(self.generated_bias, q, keys, alpha=self.scale, out=self.generated_product)
         self.generated_scores.copy_(self.generated_product)
 
     def _weighted_values(self, layer: int) -> torch.Tensor:
-        """The attention's output [rows, heads * dim], once `scores` holds the weights."""
+        """The attention's output [rows, heads * dim]: the values of prompt and generated tokens,
+        summed with the weights that the softmax has left in `scores`."""
         blocks, width, queries = self.blocks, self.width, self.queries_per_key
+        # Over the prompt, block by block: [blocks * kv_heads, width * queries, dim].
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
+        # The same memory row by row, to which the sum over the row's generated tokens is added.
         by_row = out.view(-1, queries, out.shape[2])
         by_row.baddbmm_(self.generated_scores, self.generated_values[layer])
-        by_head = out.view(blocks, self.shape.kv, width, queries, -1)
-        return by_head.transpose(1, 2).reshape(blocks * width, -1)
+        by_key_head = out.view(blocks, self.shape.kv, width, queries, -1)
+        return by_key_head.transpose(1, 2).reshape(blocks * width, -1)
 
     def rearranged(
         self,
@@ -259,26 +282,29 @@ class Cache:
         columns_left = self.columns_written - first_column
         starts = [self.starts[row] - first_column for row in rows]
         # Rows that join see only the columns from now on.
-        starts += [columns_left] * (len(fresh_blocks) * width)
+        joining_rows = len(fresh_blocks) * width
+        starts += [columns_left] * joining_rows
         old_blocks = [block.old_block for block in staying]
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
-        new = Cache(self.shape, prompts, width, starts, columns_left, like=self.generated)
+        new = Cache(
+            self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated
+        )
         if rows:
-            new._take_over(self._of_rows(rows, first_column))
+            new._take_over(self._columns_of_rows(rows, first_column))
         return new
 
     def _take_over(self, rows: torch.Tensor) -> None:
         """Write keys and values [rows, 2, layers, kv_heads, columns, dim], taken from another
-        cache, into the first columns of the first rows."""
-        by_block = rows.unflatten(0, (-1, self.width))
+        cache, into the first columns of this cache's first rows."""
+        by_block = rows.unflatten(0, (-1, self.width))  # [blocks, width, 2, ...]
         # To [2, layers, blocks, kv_heads, width, columns, dim].
         by_block = by_block.permute(2, 3, 0, 4, 1, 5, 6)
         blocks, columns = by_block.shape[2], by_block.shape[5]
         self.generated[:, :, :blocks, :, :, :columns] = by_block
 
-    def _of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
-        """Keys and values of these rows in the columns written from `first_column` on, [rows, 2,
-        layers, kv_heads, columns, dim]."""
+    def _columns_of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
+        """Keys and values of the generated tokens of the rows with these numbers, from column
+        `first_column` to the last one written: [rows, 2, layers, kv_heads, columns, dim]."""
         # [blocks, width, 2, layers, kv_heads, columns, dim]
         by_place = self.generated.permute(2, 4, 0, 1, 3, 5, 6)
         by_place = by_place[..., first_column : self.columns_written, :]
@@ -307,10 +333,10 @@ class Cache:
         )
 
 
-def _bias(masked: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to add to scores: -inf where `masked`, else 0."""
-    bias = torch.zeros(masked.shape, dtype=dtype, device=masked.device)
-    return bias.masked_fill_(masked, float("-inf"))
+def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor to add to scores: -inf where `hidden` is True, else 0."""
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return bias.masked_fill_(hidden, float("-inf"))
 
 
 def _joined(
@@ -351,9 +377,9 @@ def _stacked(
 
 
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
-    """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order, as
-    many tokens of each as both have. Both are keys or values [layers, prompts, kv_heads, tokens,
-    dim]."""
+    """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order.
+    Both are keys, or both values, [layers, prompts, kv_heads, tokens, dim], padded to different
+    lengths; what the shorter one lacks is padding."""
     tokens = min(source.shape[3], target.shape[3])
     index = torch.tensor(indices, device=source.device)
     target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)

@@ -118,15 +118,16 @@ class DecoderSampler:
         for each prompt its rows, which are filled in place."""
         if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
-        # Twice, because the position of a row that has ended still grows while others go on.
+        # The positions that a row may reach. Twice max_tokens, because the position of a row that
+        # has ended still grows while the other rows go on.
         length = max(map(len, prompts)) + 2 * params.max_tokens
         ending = self.needs.ending(params)
         queue = _queue(prompts, rows, self.max_rows)
         return self._rounds(queue, self._current_forward(length), ending, done)
 
     def _current_forward(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, for at least `length` positions. That of
-        the last call is used again if it has this adapter in this version, and enough positions."""
+        """The forward pass with the adapter as it is now, for at least `length` positions. The one
+        made before is used again if it has this adapter in this version, and enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
         current_adapter = (self._adapter, version)
         if (
@@ -134,7 +135,8 @@ class DecoderSampler:
             or self._forward_adapter != current_adapter
             or self._forward.length < length
         ):
-            # Outside inference mode: merged weights and tables are kept, and training uses them.
+            # Here and not in `_rounds`, which runs in inference mode: training uses the merged
+            # weights and the tables of positions too, and refuses tensors made in that mode.
             weights = self.decoder.weights(self._adapter)
             self._forward = None  # frees what it holds before the next is made
             self._forward = Forward(self.decoder, weights, self.vocab, length)
@@ -218,9 +220,9 @@ class _Batch:
         self.done = done
         self.graphs = graphs
         self.device = forward.decoder.device
-        self.rows: list[Row | None] = []
-        self.width = 1
-        self.alive = 0
+        self.rows: list[Row | None] = []  # block by block; None: an empty place
+        self.width = 1  # places of a block; all rows of a block have the same prompt
+        self.alive = 0  # rows that have not ended
         self.cache: Cache | None = None
         self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
@@ -258,12 +260,12 @@ class _Batch:
             self._arrange(fresh=None, fresh_groups=[])
 
     def step(self) -> None:
-        """Draw one more token for every row. A row that ends with it leaves its place."""
+        """Draw one more token for every row. A row that ends with this token leaves its place."""
         cache = self.cache
         assert cache is not None
-        if cache.widen():
+        if cache.widen():  # its tensors are new ones, for which the next steps are prepared
             self._prepare(cache)
-        cache.open_column()
+        cache.open_column()  # the column that this step writes
         if self._graph is None:
             token, logprob = self._compute()
         else:
@@ -296,6 +298,7 @@ class _Batch:
         logits = self.forward.step(self._last_token, cache.positions, cache.attend)
         random_numbers = None  # greedy
         if self._random_numbers is not None:
+            # By a tensor and not a number: each replay of a captured step takes another column.
             random_numbers = self._random_numbers.index_select(1, cache.next_column)[:, 0]
         return draw(logits, self.ending.params, random_numbers)
 
@@ -377,14 +380,15 @@ class _Batch:
         return blocks
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block. A step reads the
-        last token of each row and the key of its random numbers; both are 0 for an empty place."""
+        """Put `rows` into the places of the batch, `width` of them in each block; None leaves a
+        place empty. Also puts what a step reads of each row on the device: its last token and the
+        key of its random numbers, both 0 for an empty place."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)
         self._some_ended = False
-        last_token = [row.ids[-1] if row is not None else 0 for row in rows]
-        self._last_token = torch.tensor(last_token, device=self.device)
+        last_tokens = [row.ids[-1] if row is not None else 0 for row in rows]
+        self._last_token = torch.tensor(last_tokens, device=self.device)
         keys = [row.key if row is not None else 0 for row in rows]
         self._keys = torch.tensor(keys, device=self.device)
 
@@ -416,7 +420,8 @@ def _cost(place_count: int, width: int) -> float:
 
 
 def _best_width(sizes: Sequence[int]) -> int:
-    """The width of blocks at which a step over groups of these sizes costs least."""
+    """The width of blocks at which a step costs least (see `_cost`). Each of `sizes` is the number
+    of rows of one prompt, which stand in blocks of their own; 0 for a prompt whose rows ended."""
     candidates = {1}
     for size in set(sizes) - {0}:
         # The group in one to four blocks; more would be too narrow to be worthwhile.
@@ -429,8 +434,8 @@ class _Graph:
     """A step captured as a CUDA graph."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Run `step` once and then capture it. What it returns is overwritten by each replay, and a
-        replay reads the tensors that `step` read, with what they then hold."""
+        """Run `step` once and then capture it. A replay reads the same tensors that `step` read,
+        with the numbers they hold at that time, and overwrites the tensors that it returned."""
         # The warm-up runs on a stream of its own, as torch asks before a capture.
         warm_up = torch.cuda.Stream()
         warm_up.wait_stream(torch.cuda.current_stream())

@@ -50,9 +50,11 @@ class _StoringAttention:
     positions: torch.Tensor
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """See `Attend`. Also writes the tokens' keys and values into `prompts`."""
+        """See `Attend`. Also writes the tokens' keys and values into `prompts`, whose tensors are
+        [layers, prompts, kv_heads, longest, dim]."""
         kv_heads = self.prompts.keys.shape[2]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
+        # Token t goes to [numbers[t], :, positions[t]] of the layer: all its heads at once.
         self.prompts.keys[layer][self.numbers, :, self.positions] = k
         self.prompts.values[layer][self.numbers, :, self.positions] = v
         return self.attention(heads.flatten(1))
@@ -67,7 +69,8 @@ class Forward:
         Args:
             weights: base alone or with an adapter, merged or not.
             vocab: ids at or above it get no logits.
-            length: how many positions a row may reach; that of a row that has ended still grows.
+            length: how many positions a row may reach. The position of a row that has ended still
+                grows while others go on, so this is more than its prompt and answer have.
         """
         self.decoder = decoder
         self.length = length
@@ -88,14 +91,14 @@ class Forward:
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
         values, the logits after the last token of each, [prompts, vocab] float32)."""
-        keys_and_values = self._no_keys_yet([len(prompt) for prompt in prompts])
+        keys_and_values = self._memory_for_prompts([len(prompt) for prompt in prompts])
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
         for chunk in _chunks(keys_and_values.lengths, PREFILL_TOKENS[device.type]):
             logits[chunk] = self._read_chunk(prompts, chunk, into=keys_and_values)
         return keys_and_values, logits
 
-    def _no_keys_yet(self, lengths: list[int]) -> Prompts:
+    def _memory_for_prompts(self, lengths: list[int]) -> Prompts:
         """Memory, filled with zeros, for the keys and values of prompts of these lengths."""
         shape, decoder = self.shape, self.decoder
         size = (shape.layers, len(lengths), shape.kv, max(lengths), shape.head_dim)
@@ -176,10 +179,11 @@ class Forward:
         return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
-        """The angles at these positions, and those for layers that do not rotate."""
+        """(the angles at these positions, those for layers that do not rotate). If every layer of
+        the model rotates, the second are never used, and the first are given in their place."""
         cos, sin = (table.index_select(0, positions) for table in self.rope)
-        # Where every layer rotates, the second are never used, and not made.
-        return (cos, sin), no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
+        unrotated = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
+        return (cos, sin), unrotated
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """The norm of x with this weight; x itself without one."""
@@ -192,13 +196,15 @@ class Forward:
         qkv: torch.Tensor,
         angles: Angles,
     ) -> torch.Tensor:
-        """Queries and keys, normalised and rotated as layer `number` does it, and values, [N, heads
-        + 2 kv_heads, dim], from qkv [N, (heads + 2 kv_heads) * dim]."""
+        """Queries, keys and values [N, heads + 2 kv_heads, dim] of layer `number`, from qkv [N,
+        (heads + 2 kv_heads) * dim]; queries and keys are normalised, if the model does that, and
+        rotated. May overwrite qkv."""
+        # Some models normalise all heads of a token together (here), others each one (below).
         if layer.whole_norms is not None:
             qkv = self._wholly_normed(qkv, *layer.whole_norms)
         shape = self.shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
-        self.functions.plain_apply_rope(
+        self.functions.plain_apply_rope(  # in place
             heads, self.head_norms[number], shape.heads, shape.kv, *angles, self.eps
         )
         return heads

@@ -100,7 +100,7 @@ class Decoder:
         Args:
             config: of a model for which `unsupported` has no objection.
             take: gives each weight once, in the dtype and on the device to work in.
-            rope: as transformers makes it for the configuration.
+            rope: the rotary positions that transformers computes for the configuration.
 
         Raises:
             KeyError: for a weight that is missing.
@@ -112,10 +112,11 @@ class Decoder:
         self.head = _head(config, take, self.embedding)
         factors = Multipliers.of(config)
         self.embedding_factor = factors.embedding
-        # The head is linear, so what divides the logits may as well scale what it reads.
+        # Granite divides the logits. The head is linear, so its input is divided instead.
         self.norm = required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
-        self._tables = _RopeTables(rope, factors.angles, self.shape.context, like=self.head)
+        context = self.shape.context
+        self._tables = _RopeTables(rope, factor=factors.angles, context=context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = _layers(config, take, self.shape, factors.residual)
         self._base_weights = Weights(self)
@@ -189,7 +190,7 @@ class Decoder:
         return self._output_layer
 
     def grain(self, count: int) -> int:
-        """The number to a multiple of which `count` tokens should be padded."""
+        """`count` tokens should be padded to a multiple of this number; 1: not padded."""
         weights = self.weight_bytes // self.head.element_size()
         return grain(count, weights) if self.device.type == "cpu" else 1
 
@@ -281,34 +282,32 @@ class Decoder:
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        # `rows`: the packed tokens that predict a label, each once. `row_of_label`: which of `rows`
-        # predicts each label.
-        rows, row_of_label = batch.source.unique(return_inverse=True)
-        # On a CPU a few more rows are computed, so that products come in few sizes: the tokens in
-        # `rows` stand first.
-        computed_rows = rounded_up(rows, len(batch.ids), self.grain)
-        hidden = self.hidden(
-            batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
-        )
-        # TokenLogprobs takes one label for each hidden row.
-        if len(rows) < len(row_of_label):
-            # A prompt's last token predicts the first token of each completion: repeat its row.
-            hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
-            places = slice(len(row_of_label))  # in the order of the labels, without padding
+        # The labels are the ids of the trained tokens. `predicting` are the packed tokens that
+        # predict them, each once; label i is predicted by token predicting[row_of_label[i]].
+        predicting, row_of_label = batch.source.unique(return_inverse=True)
+        # On a CPU a few other tokens follow, so that matrix products come in few sizes.
+        computed = rounded_up(predicting, len(batch.ids), self.grain)
+        hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
+        # TokenLogprobs takes exactly one label for each hidden row.
+        if len(predicting) < len(row_of_label):  # some token predicts several labels:
+            # the last one of a prompt predicts the first token of each of its completions.
+            hidden, labels = self._repeated_by_label(hidden, batch.labels, row_of_label)
+            result_of_label = slice(len(row_of_label))  # in order; what follows is padding
         else:
-            labels = _labels_by_row(batch.labels, row_of_label, len(computed_rows))
-            places = row_of_label
+            labels = _labels_by_row(batch.labels, row_of_label, len(computed))
+            result_of_label = row_of_label
         chunk_rows = _rows_at_once(self.device, vocab)
         logprobs, entropy = TokenLogprobs.apply(
             hidden, self.output_layer(vocab), labels, inverse_temperature, chunk_rows, entropies
         )
-        return logprobs[places], entropy[places]
+        return logprobs[result_of_label], entropy[result_of_label]
 
-    def _a_row_for_each_label(
+    def _repeated_by_label(
         self, hidden: torch.Tensor, labels: torch.Tensor, row_of_label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden rows, repeated for each of their labels, and the labels; both padded so that
-        products come in few sizes."""
+        """(for each label the hidden row that predicts it, the labels), both in the order of the
+        labels and padded so that products come in few sizes. `row_of_label`: the number of that row
+        in `hidden`."""
         label_count = len(row_of_label)
         padding = -label_count % self.grain(label_count)
         hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
@@ -368,25 +367,26 @@ class _LayerStep:
         """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
         the previous layer, has not been added to it yet; None at the first layer.
 
-        Returns x and delta for the next layer; if `self.rows` is set, only those of these tokens.
+        Returns (x, delta) for the next layer; of the tokens `self.rows` alone, unless that is None.
         """
         layer, dropout = self.layer, self.shared.dropout
-        _, o, gate_up, down = self.linears
+        _, o, gate_up, down = self.linears  # the first is applied in `_rotated_heads`
         x, y = self._added_then_normed(x, delta, layer.norm_in)
         attended = self.shared.attention(self._rotated_heads(y))
         if self.rows is not None:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
-        out = self._normed(o(attended, dropout), layer.norm_attended)
-        x, y = self._added_then_normed(x, out, layer.norm_mid)
+        # A model has norms either before attention and MLP or after them; the others are None.
+        delta = self._normed(o(attended, dropout), layer.norm_attended)
+        x, y = self._added_then_normed(x, delta, layer.norm_mid)
         # The MLP: the projection `down` of silu(gate) * up.
-        out = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
-        return x, self._normed(out, layer.norm_mlp)
+        delta = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
+        return x, self._normed(delta, layer.norm_mlp)
 
     def _added_then_normed(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, its norm with this weight). Without delta nothing is added; without a weight
-        both are the same."""
+        """(x + delta, the norm of that sum with this weight). Without delta the sum is x; without a
+        weight the second is the sum itself."""
         decoder = self.shared.decoder
         if weight is None:
             total = x if delta is None else x + delta
@@ -403,12 +403,13 @@ class _LayerStep:
         return Norm.apply(x, weight, decoder.eps, decoder.functions)
 
     def _rotated_heads(self, y: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values of y [N, hidden], normalised and rotated as the layer does it,
-        [N, (heads + 2 kv_heads) * head_dim]."""
+        """Queries, keys and values [N, (heads + 2 kv_heads) * head_dim] of the layer's input y [N,
+        hidden]; queries and keys are normalised, if the model does that, and rotated."""
         layer, decoder = self.layer, self.shared.decoder
         qkv, *_ = self.linears
         heads = qkv(y, self.shared.dropout)
-        if layer.whole_norms is not None:  # of all heads together, not of each one
+        # Some models normalise all heads of a token together (here), others each one (HeadsRope).
+        if layer.whole_norms is not None:
             heads = self._wholly_normed(heads, *layer.whole_norms)
         cos, sin = self.shared.cos, self.shared.sin
         if not layer.rotated:  # this layer does not use positions
@@ -563,11 +564,13 @@ class Weights:
 
     def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
         """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
-        its number among all. Allocates memory for the merged weight if the adapter is merged."""
+        its number among all matrices. Allocates memory for the merged weight if there will be one.
+        """
         factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
         merged = torch.empty_like(linear.weight) if self.merging else None
+        # A factor that the model multiplies the layer's output by holds for the adapter's part too.
         scale = self.adapter.spec.scale * linear.factor
         return AdaptedLinear(linear, factors, scale=scale, merged=merged)
 

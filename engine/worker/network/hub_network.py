@@ -160,8 +160,8 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
-        """A fresh adapter of the shape `spec`, initialised by the seed. The first one wraps the
-        model in PEFT's.
+        """A fresh adapter of the shape `spec`, initialised by the seed. With the first one the
+        model's layers are wrapped in PEFT's modules.
 
         Raises:
             WorkerFailure: kind config, when no layer of the model is among the targets.
@@ -198,7 +198,7 @@ class HubNetwork:
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
-        name = _hub(adapter).name
+        name = _require_hub(adapter).name
         if self._peft is not None and name in self._peft.peft_config:
             self._peft.delete_adapter(name)
             if not self._peft.peft_config:
@@ -206,7 +206,7 @@ class HubNetwork:
                 self._peft = None
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        return collate(rows, 0)  # right padding: whatever the pad is, nothing sees it
+        return collate(rows, pad=0)  # any id: it stands on the right, where no token sees it
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         return microbatches([len(r.ids) for r in rows], budget)
@@ -306,7 +306,8 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """A sampler on this model; the first one is compared with the model's own forward.
+        """A sampler on this model. At the first call it is checked that sampling gives the same
+        log-probabilities as the model's forward pass over whole rows.
 
         Raises:
             WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
@@ -315,7 +316,7 @@ class HubNetwork:
         sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
         if not self._sampling_checked:
             probe = HubSampler(self.model, needs, self.vocab, self.with_adapter)
-            probe.prompts_at_once = 1  # so that prompts join rows that are under way
+            probe.prompts_at_once = 1  # so that later prompts join rows under way, as in a run
             self._check_sampling(probe)
             self._sampling_checked = True
         return sampler
@@ -325,11 +326,11 @@ class HubNetwork:
         log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
         model does not sample at all."""
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
-        greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
+        greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)
         try:
             groups = sampler.generate(prompts, n=2, params=greedy)
-        # ValueError, TypeError: a cache that the model does not take. AttributeError: one without a
-        # part that it asks for. RuntimeError: states of another shape.
+        # ValueError, TypeError: the model does not take such a cache. AttributeError: it asks for a
+        # part that the cache lacks. RuntimeError: states of another shape.
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise _not_sampled(f"{type(error).__name__}: {error}") from error
         gap = 0.0
@@ -343,7 +344,7 @@ class HubNetwork:
         """How far the log-probabilities of a sampled completion are from those that the base alone
         gives it without a cache: the largest difference of a token."""
         logits = self.logits([*prompt, *completion.ids], adapter=None)
-        # Those that predict the completion's ids.
+        # The logits at a token predict the next one: those of the completion begin one before it.
         logits = logits[len(prompt) - 1 : -1, : self.vocab]
         ids = torch.tensor(completion.ids, device=logits.device)
         uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
@@ -360,7 +361,7 @@ class HubNetwork:
             with self._peft.disable_adapter():
                 yield
         else:
-            self._peft.set_adapter(_hub(adapter).name)
+            self._peft.set_adapter(_require_hub(adapter).name)
             yield
 
 
@@ -388,9 +389,9 @@ def disable_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _hub(adapter: Adapter) -> HubAdapter:
-    """Return `adapter` if it is one of a HubNetwork. Raises TypeError for one of our own
-    forward."""
+def _require_hub(adapter: Adapter) -> HubAdapter:
+    """Return `adapter` itself if a HubNetwork made it. Raises TypeError for one that was made for
+    our own forward."""
     if not isinstance(adapter, HubAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter

@@ -86,7 +86,7 @@ class _Batch:
         self.rows = [self.rows[i] for i in numbers]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
-        if _is_joinable(self.cache):
+        if _is_joinable(self.cache):  # else it has layers that `_resize` does not know
             self._drop_unseen_columns()
 
     def _drop_unseen_columns(self) -> None:
@@ -98,8 +98,8 @@ class _Batch:
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which must not be used afterwards. Before, both are padded
-        to the same number of columns, which hold one token of each row."""
+        """Add the rows of another batch, which must not be used afterwards. First both are padded
+        on the left to the same number of columns (each column holds one token of every row)."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
@@ -211,9 +211,9 @@ class HubSampler:
             if self._should_read(waiting, batch):
                 alive = len(batch.rows) if batch is not None else 0
                 fresh, logits = self._read(self._take_waiting(waiting, alive))
-                batch = _joined(batch, _drawn(fresh, logits, ending, done))
+                batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, done))
             elif batch is not None:
-                batch = _drawn(batch, self._step(batch), ending, done)
+                batch = _draw_tokens(batch, self._step(batch), ending, done)
             yield
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
@@ -301,8 +301,8 @@ class HubSampler:
         return out.logits[:, -1, : self.vocab].float()
 
 
-def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
-    """The rows of both batches in one batch. Either may be None, without rows; None if both are."""
+def _join_batches(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
+    """Put the rows of both into one batch and return it. None stands for a batch without rows."""
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
@@ -314,7 +314,9 @@ def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.T
     return torch.tensor(numbers, device=device)
 
 
-def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
+def _draw_tokens(
+    batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None
+) -> _Batch | None:
     """Let each row draw a token from its logits [rows, vocab]. Returns the batch without the rows
     that end with this token, for which `done` is called; None if all rows end."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
@@ -345,8 +347,8 @@ def _append_tokens(
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
     """Keep the rows `index` of the cache, in that order; a row may be taken several times.
 
-    What transformers calls reordering is the one such operation that every kind of layer has: keys
-    and values, and the states of convolutions and linear attention.
+    transformers calls this reordering. It is the only way to select rows that every kind of layer
+    has, those with keys and values and those with states of convolutions or linear attention.
     """
     cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do
 
@@ -361,13 +363,14 @@ def _resize(cache: DynamicCache, columns: int) -> None:
     there, which the mask must hide. A sliding layer holds only the last columns, as many as its
     window lets the next token see."""
     for layer in cache.layers:
+        # Other layers hold states that do not grow with the columns; None: nothing is held yet.
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
             continue
-        held = columns
+        held_columns = columns
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = columns
-            held = min(columns, layer.sliding_window - 1)
-        missing = held - layer.keys.shape[-2]  # a negative number of columns is dropped
+            held_columns = min(columns, layer.sliding_window - 1)  # the next token is the last
+        missing = held_columns - layer.keys.shape[-2]  # if negative, so many columns are dropped
         layer.keys = F.pad(layer.keys, (0, 0, missing, 0))
         layer.values = F.pad(layer.values, (0, 0, missing, 0))
 

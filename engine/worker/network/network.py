@@ -132,7 +132,7 @@ class DecoderNetwork:
         return self.decoder.new_adapter(spec, seed)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        _flat(adapter).applied = None
+        _require_flat(adapter).applied = None
 
     def collate(self, rows: Sequence[Row]) -> Packed:
         return pack(rows, self.decoder.grain)
@@ -143,11 +143,11 @@ class DecoderNetwork:
         microbatch. There are as few microbatches as the budget allows, of about the same size: the
         largest one decides how much memory a step takes."""
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
-        groups, sizes = _filled(rows, order, budget)
+        groups, sizes = _fill_in_order(rows, order, budget)
         # The lowest limit, tried from an equal share upwards, that needs no more microbatches.
         limit = math.ceil(sum(sizes) / len(groups)) if groups else budget
         while limit < budget:
-            even_groups, _ = _filled(rows, order, limit)
+            even_groups, _ = _fill_in_order(rows, order, limit)
             if len(even_groups) == len(groups):
                 return even_groups
             limit = math.ceil(limit * LIMIT_GROWTH)
@@ -186,18 +186,18 @@ class DecoderNetwork:
         return DecoderSampler(self.decoder, needs, self.vocab)
 
     def _weights(self, adapter: Adapter | None) -> Weights:
-        return self.decoder.weights(_flat(adapter) if adapter is not None else None)
+        return self.decoder.weights(_require_flat(adapter) if adapter is not None else None)
 
 
-def _flat(adapter: Adapter) -> FlatAdapter:
-    """Return `adapter` if it is one of our own forward. Raises TypeError for one of a
-    HubNetwork."""
+def _require_flat(adapter: Adapter) -> FlatAdapter:
+    """Return `adapter` itself if it was made for our own forward. Raises TypeError for one that a
+    HubNetwork made."""
     if not isinstance(adapter, FlatAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter
 
 
-def _filled(
+def _fill_in_order(
     rows: Sequence[Row], order: Sequence[int], limit: int
 ) -> tuple[list[list[int]], list[int]]:
     """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in

@@ -58,10 +58,10 @@ class Base:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for a leased device id, `cpu` or `cuda:N`.
+    """The torch device for `name`, `cpu` or `cuda:N`: the CPU too if torch sees no GPU.
 
-    The lease makes one GPU visible, so its number does not matter. If there is no GPU, it is the
-    CPU.
+    A run is given one device when it starts, and its process sees only that GPU; so N, its number
+    in the machine, does not matter.
     """
     use_gpu = name.startswith("cuda") and torch.cuda.is_available()
     return torch.device("cuda" if use_gpu else "cpu")
@@ -130,7 +130,8 @@ def _load_decoder_network(
     steps: int,
 ) -> tuple[DecoderNetwork | None, str]:
     """Load the model in `path` for our own forward. Returns (the network, ""), or (None, why not)
-    if its logits differ from transformers'.
+    if its logits differ from transformers'. They are compared once for each model; later loads
+    trust the result in `comparisons_file`.
 
     Args:
         config: transformers' configuration of the model; our own forward supports it.
@@ -139,20 +140,20 @@ def _load_decoder_network(
     """
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
+    # The rotary positions that an earlier comparison stored, if the logits agreed. With them the
+    # files are read directly: transformers' model classes take over 100 MB and a second to import.
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    # An earlier comparison passed and stored the rope: none is needed now, and transformers' model
-    # classes, which take over 100 MB and a second, are not imported.
     if known_rope is not None:
-        # KeyError: weights under names that only transformers can map; `_compared_decoder` loads
-        # them through transformers.
+        # KeyError: weights under names that only transformers can map. The model is then loaded
+        # through transformers below, and compared again.
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), ""
-    decoder, choice, difference = _compared_decoder(path, vocab, device, precision, choice)
+    decoder, used_choice, difference = _compared_decoder(path, vocab, device, precision, choice)
     if difference <= TOLERANCE[decoder.dtype]:
-        kernels = choice.functions.name
+        kernels = used_choice.functions.name
         comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
-        return DecoderNetwork(decoder, vocab, choice), ""
+        return DecoderNetwork(decoder, vocab, used_choice), ""
     return None, f"logits differ from transformers' by {difference:.1e}"
 
 
@@ -160,10 +161,11 @@ def _compared_decoder(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> tuple[Decoder, Choice, float]:
     """Load the model in `path` with transformers, make our own decoder of it, and compare their
-    logits on a few ids. `choice` is the set of functions to try in the decoder.
+    logits on a few ids. `choice` is the set of functions to try in the decoder, which may have to
+    use torch's in its place.
 
-    Returns (the decoder, the set that it now uses, the difference of its logits from transformers',
-    relative to those).
+    Returns (the decoder, the choice of the set that it now uses, the difference of its logits from
+    transformers', relative to those).
     """
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)

@@ -183,7 +183,7 @@ class Ending:
 def new_rows(prompt_count: int, n: int, seed: int) -> list[list[Row]]:
     """`n` empty rows for each prompt, each with the key of its random numbers."""
     return [
-        [Row(prompt, member, row_key(seed, prompt, member)) for member in range(n)]
+        [Row(prompt, member, key=row_key(seed, prompt, member)) for member in range(n)]
         for prompt in range(prompt_count)
     ]
 
@@ -197,13 +197,13 @@ def draw(
     logits: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row. Returns (ids, their log-probabilities), both [rows]. The
-    log-probabilities are those of the distribution drawn from, after all of `params`; greedy
-    ones are at temperature 1.
+    log-probabilities are those of the distribution that is drawn from, after all of `params`; if
+    the likeliest ids are taken (greedy), those at temperature 1.
 
     Args:
         logits: [rows, vocab] float32; overwritten.
         params: only temperature, top_p, top_k and min_p are read here.
-        random_numbers: [rows], from `uniforms`; None draws greedily.
+        random_numbers: [rows], from `uniforms`; None takes the likeliest id.
     """
     if params.temperature == 0 or random_numbers is None:
         token = logits.argmax(-1)
@@ -225,7 +225,7 @@ def _draw_likely(
     logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row among the tokens that top_k and top_p leave, from log-probabilities
-    [rows, vocab]. Returns what `draw` returns: (ids, their log-probabilities), both [rows]."""
+    [rows, vocab]. Returns (ids, their log-probabilities among these tokens), both [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
     index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
     return _at(index, ids), _at(index, logprobs)
@@ -247,8 +247,8 @@ def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
 def likeliest(
     logprobs: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus, the
-    likeliest that add up to `top_p`.
+    """Reduce each row to its `top_k` likeliest tokens (0: all), renormalise, and reduce those to
+    their nucleus (see `nucleus`; with `top_p` 1 all stay).
 
     Args:
         logprobs: [rows, vocab].
@@ -259,11 +259,12 @@ def likeliest(
     if not top_k:
         return nucleus(logprobs, top_p)
     logprobs, ids = logprobs.topk(min(top_k, logprobs.shape[-1]), -1)
-    logprobs = logprobs.log_softmax(-1)
+    logprobs = logprobs.log_softmax(-1)  # they add up to 1 again
     if top_p == 1:
         return logprobs, ids
-    logprobs, places = nucleus(logprobs, top_p)
-    return logprobs, ids.gather(1, places)
+    # What the nucleus gives as ids are columns here, which hold the ids.
+    logprobs, columns = nucleus(logprobs, top_p)
+    return logprobs, ids.gather(1, columns)
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,12 +286,12 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
 def _enough_likeliest(
     logprobs: torch.Tensor, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The likeliest tokens of each row: as many as add up to `top_p` in every row, or more. Returns
-    three [rows, k], from the likeliest down: log-probabilities, ids, and the sums of the
-    probabilities up to each token, float64."""
+    """The k likeliest tokens of each row, with the same k for all rows: at least so many that they
+    add up to `top_p` in every row. Returns three [rows, k], from the likeliest down:
+    log-probabilities, ids, and the sums of the probabilities up to each token, float64."""
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
-    # A GPU sorts all at once: to wait for its answer whether a few suffice would take as long.
+    # A GPU sorts all at once: the wait for its answer whether a few suffice would take as long.
     count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
         tried, ids = logprobs.topk(min(count, vocab), -1)
@@ -324,11 +325,12 @@ def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
     blocks = probabilities.view(rows, -1, BLOCK)
+    # [rows, blocks + 1]: the sum before each block, and last that of all.
     sums_before = F.pad(blocks.sum(-1, dtype=torch.float64), (1, 0)).cumsum_(-1)
     target = random_numbers[:, None] * sums_before[:, -1:]
     # The last block before which the sum is not above the target.
     block = torch.searchsorted(sums_before, target, right=True).sub_(1)
-    target -= sums_before.gather(1, block)
+    target -= sums_before.gather(1, block)  # what is left of it within the block
     id_in_block = _pick_in_block(blocks, block, target)
     return block.mul_(BLOCK).add_(id_in_block)[:, 0]
 
@@ -341,7 +343,8 @@ def _pick_in_block(
     Args:
         blocks: [rows, blocks, BLOCK], the probabilities.
         number: [rows, 1], which block each row's id is in.
-        target: [rows, 1], what the sum up to the id within the block exceeds; overwritten.
+        target: [rows, 1]; the first id up to which the block's sum exceeds it is picked;
+            overwritten.
     """
     probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
     sums = probabilities.cumsum(-1, dtype=torch.float64)

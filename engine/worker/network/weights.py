@@ -163,13 +163,14 @@ def _whole(take: Take, name: str) -> Linear | None:
     weight = take(f"{name}.weight")
     if weight is None:
         return None
-    slot = Slot((Projection(name, 0, weight.shape[0]),), features=weight.shape[1])
+    projection = Projection(name, start=0, stop=weight.shape[0])  # all outputs of the layer
+    slot = Slot((projection,), features=weight.shape[1])
     return Linear(weight, take(f"{name}.bias"), slot)
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with its output multiplied by `factor`: weight and bias are, and the layer notes
-    the factor, by which an adapter has to be scaled too."""
+    """The layer with weight and bias multiplied by `factor`, and so its output. The result also
+    notes the factor, because an adapter on the layer has to be scaled by it too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
@@ -185,7 +186,7 @@ def _fused(take: Take, *names: str) -> Linear:
         weight = required(take, f"{name}.weight")
         weights.append(weight)
         biases.append(take(f"{name}.bias"))
-        projections.append(Projection(name, offset, offset + weight.shape[0]))
+        projections.append(Projection(name, start=offset, stop=offset + weight.shape[0]))
         offset += weight.shape[0]
     joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     slot = Slot(tuple(projections), features=joint_weight.shape[1])

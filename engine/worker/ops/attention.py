@@ -56,8 +56,9 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
-        """Prepare what all layers share: the plan of the variable-length kernel, or sequences of
-        similar length padded in buckets.
+        """Prepare what all layers share. There are three ways to compute: by the variable-length
+        kernel (on a GPU), by blocks of queries (on a CPU, if all rows are short), or by torch's
+        kernel over buckets of sequences padded to one length.
 
         Args:
             heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
@@ -88,8 +89,8 @@ class Attention:
             return self._varlen(shaped, self.varlen_plan)
         if self.by_blocks:
             return BlockAttention.apply(shaped, self.prefixes, self.continuations, self.kv_heads)
-        outputs = [self._of_prefixes(shaped, bucket) for bucket in self.prefixes]
-        outputs += [self._of_suffixes(shaped, bucket) for bucket in self.suffixes]
+        outputs = [self._attended_prefixes(shaped, bucket) for bucket in self.prefixes]
+        outputs += [self._attended_suffixes(shaped, bucket) for bucket in self.suffixes]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
@@ -112,10 +113,11 @@ class Attention:
         assert isinstance(out, torch.Tensor)
         return out.reshape(out.shape[0], -1)
 
-    def _of_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
-        [N, heads + 2 kv_heads, dim]; returns [tokens of the bucket, heads * dim]."""
-        padded = _padded_of(qkv, bucket)  # [rows, length, heads, dim]
+    def _attended_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """The attention's output for a bucket of prefixes, in which each token sees its own
+        sequence up to itself: [tokens of the bucket, heads * dim]. qkv: [N, heads + 2 kv_heads,
+        dim]."""
+        padded = _padded_of(qkv, bucket)  # [rows, length, heads + 2 kv_heads, dim]
         if causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
@@ -124,26 +126,26 @@ class Attention:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
 
-    def _of_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
-        the suffix up to itself. qkv: [N, heads + 2 kv_heads, dim]; returns [tokens of the
-        bucket, heads * dim]."""
+    def _attended_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
+        """The attention's output for a bucket of suffixes, in which each token sees the whole
+        prefix of its suffix, and the suffix up to itself: [tokens of the bucket, heads * dim].
+        qkv: [N, heads + 2 kv_heads, dim]."""
         # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv_heads, dim].
         suffixes = bucket.suffixes
         padded = _padded_of(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        shared = self._of_their_prefixes(qkv, bucket)
+        of_prefixes = self._prefix_keys_and_values(qkv, bucket)
         # Of each suffix: those of its prefix, then its own; [suffixes, 2 kv_heads, tokens, dim].
-        keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
+        keys_and_values = torch.cat([of_prefixes, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
         return _packed(out, suffixes)
 
-    def _of_their_prefixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """Keys and values of the prefix of each suffix, padded to one length: [suffixes,
-        prefix_length, 2 kv_heads, dim]."""
+    def _prefix_keys_and_values(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
+        """For each suffix of a bucket the keys and values of its prefix, all prefixes padded to one
+        length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv: [N, heads + 2 kv_heads, dim]."""
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
             size = bucket.prefixes * bucket.prefix_length
@@ -159,7 +161,7 @@ class BlockAttention(torch.autograd.Function):
 
     Args of `apply`:
         qkv: [N, heads + 2 kv_heads, dim] float32: rotated queries and keys, and values.
-        prefixes, suffixes: the plan of their layout.
+        prefixes, suffixes: where the sequences stand among the N tokens, by buckets.
         kv_heads: number of key heads.
 
     Returns:
@@ -174,8 +176,8 @@ class BlockAttention(torch.autograd.Function):
         suffixes: Sequence[Continuation],
         kv_heads: int,
     ) -> torch.Tensor:
-        """The attention's output [N, heads * dim]. What the backward pass needs of the buckets is
-        saved in one list, with its number of tensors for each bucket in `ctx.counts`."""
+        """The attention's output [N, heads * dim]. The tensors that the backward pass needs of each
+        bucket are saved in one list; `ctx.counts` says how many of them belong to each bucket."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
         kept_by_bucket: list[list[torch.Tensor]] = []
@@ -194,6 +196,7 @@ class BlockAttention(torch.autograd.Function):
         """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
         token belongs to one bucket, which writes its gradient; the suffixes of a prompt then add to
         the gradients of its keys and values."""
+        # Divide what `forward` has saved in one list among the buckets again.
         saved = iter(ctx.saved_tensors)
         kept_by_bucket = iter([list(islice(saved, count)) for count in ctx.counts])
         dqkv = dout.new_empty(ctx.shape)
@@ -218,8 +221,9 @@ def _attended_by_bucket(
     suffixes: Sequence[Continuation],
     kv_heads: int,
 ) -> Iterator[tuple[Bucket, torch.Tensor, list[torch.Tensor]]]:
-    """Yield for each bucket of prefixes, then for each of suffixes: the bucket, its output [rows *
-    length, heads * dim], and what its gradient needs."""
+    """Attend in each bucket of prefixes, then in each of suffixes. Yields for each: (the bucket;
+    its output [rows * length, heads * dim], padding included; the tensors that its gradient needs).
+    qkv: [N, heads + 2 kv_heads, dim]."""
     heads = qkv.shape[1] - 2 * kv_heads
     for bucket in prefixes:
         yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
@@ -306,7 +310,7 @@ class VarlenPlan:
         key_lengths: list[int],
         device: torch.device,
     ) -> None:
-        """Move a plan to the device.
+        """Keep a plan on the device.
 
         Args:
             keys: [K] int64, the packed row of every key, sequence by sequence; None if each

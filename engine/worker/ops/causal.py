@@ -93,9 +93,9 @@ def attended(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch
 def _rows_first(
     qkv: torch.Tensor, sizes: _Sizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The scaled queries [rows * kv_heads, length * group, dim], the heads of a group side by side
-    at each token, and the keys and values [rows * kv_heads, length, dim], of qkv [rows, length,
-    heads + 2 kv_heads, dim]."""
+    """The scaled queries [rows * kv_heads, length * group, dim], and the keys and values [rows *
+    kv_heads, length, dim], of qkv [rows, length, heads + 2 kv_heads, dim]. The query heads that
+    share a key head (a group) stand side by side at each token."""
     rows, length, kv_heads, group, dim = sizes
     q = _scaled(_queries(qkv, sizes).transpose(1, 2))
     k, v = (
@@ -108,11 +108,11 @@ def _rows_first(
 def _attended_by_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Multiply each block of queries with the keys up to its end alone. Returns (the output, shaped
-    like q; the probabilities of each block).
+    """Causal attention block by block: each block of queries meets only the keys up to its end.
+    Returns (the output, shaped like q; the probabilities of each block).
 
     Args:
-        q: [n, length * group, dim], scaled; k, v: [n, length, dim].
+        q: [n, length * group, dim], scaled; k, v: [n, length, dim]. n = rows * kv_heads.
     """
     group = q.shape[1] // k.shape[1]
     out = torch.empty_like(q)
@@ -125,9 +125,9 @@ def _attended_by_blocks(
 
 
 def _blocks(length: int, group: int) -> list[tuple[slice, int]]:
-    """Divide `length` tokens into blocks. For each block: the places of its queries, and the number
-    of tokens up to its end, whose keys the block may see. Each token has `group` queries, one for
-    each query head that shares the key head."""
+    """Divide `length` tokens into blocks. Returns for each block (where its queries stand among all
+    queries; how many tokens there are up to its end, whose keys the block may see). Each token has
+    `group` queries side by side, one for each query head that shares the key head."""
     blocks = []
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
@@ -243,7 +243,8 @@ def _heads_first(
     qkv: torch.Tensor, sizes: _Sizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The scaled queries [kv_heads, rows * length * group, dim], and the keys and values [kv_heads
-    * rows, length, dim], of qkv [rows, length, heads + 2 kv_heads, dim]."""
+    * rows, length, dim], of qkv [rows, length, heads + 2 kv_heads, dim]. With the key heads outside
+    the rows, the queries of all rows meet a prompt's keys in one product for each key head."""
     rows, length, kv_heads, group, dim = sizes
     q = _scaled(_queries(qkv, sizes).permute(2, 0, 1, 3, 4))
     k, v = (
@@ -275,8 +276,10 @@ def continued_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of `continued`'s arguments `prompt` and `qkv`, from the gradient `dout` of its
     output. `saved` is the list that it returned, `shape` the shape of qkv."""
-    kv_heads = saved[0].shape[0]  # the prompt's keys are saved first
+    prompt_k = saved[0]  # [kv_heads, prompt length, dim]
+    kv_heads = prompt_k.shape[0]
     sizes = _Sizes.of(shape, kv_heads)
+    # From [rows, length, kv_heads, group, dim], as `_heads_first` orders the queries.
     by_head = dout.view(*sizes).permute(2, 0, 1, 3, 4)
     # With one query head per key head `reshape` gives a view, which is not contiguous.
     dout = by_head.reshape(kv_heads, -1, sizes.dim).contiguous()
@@ -288,8 +291,9 @@ def _gradients_heads_first(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `prompt` in `continued`, and of the scaled queries, keys and values that
-    `_heads_first` made there, from the gradient `dout` [kv_heads, rows * length * group, dim]."""
-    prompt_k, prompt_v, q, k, v, probabilities = saved
+    `_heads_first` made there, each in its own shape, from the gradient `dout` [kv_heads, rows *
+    length * group, dim] of the output."""
+    prompt_k, prompt_v, q, k, v, probabilities = saved  # in the order of `continued`
     dscores = _continued_score_gradient(probabilities, v, prompt_v, dout)
     dq = _weighted_sum(dscores, k, prompt_k)
     dprompt_k, dk = _sums_by_key(dscores, q, prompt_k.shape[1], rows)
@@ -301,15 +305,16 @@ def _gradients_heads_first(
 def _continued_score_gradient(
     probabilities: torch.Tensor, v: torch.Tensor, prompt_v: torch.Tensor, dout: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the scores behind `probabilities`, which `_continued_probabilities` made,
-    from the gradient `dout` of the output.
+    """The gradient of the scores whose softmax is `probabilities` (`_continued_probabilities`),
+    shaped like them, from the gradient `dout` of the output.
 
     Args:
         v: [kv_heads * rows, length, dim]; prompt_v: [kv_heads, prompt length, dim].
         dout: [kv_heads, rows * length * group, dim].
     """
     kv_heads, length = prompt_v.shape[0], v.shape[1]
-    own = torch.bmm(_by_row(dout, v.shape[0] // kv_heads), v.transpose(1, 2))
+    rows = v.shape[0] // kv_heads
+    own = torch.bmm(_by_row(dout, rows), v.transpose(1, 2))
     of_prompt = torch.bmm(dout, prompt_v.transpose(1, 2))
     dprobabilities = torch.cat([of_prompt, own.view(kv_heads, -1, length)], -1)
     return _softmax_gradient(dprobabilities, probabilities)
@@ -326,7 +331,7 @@ def _weighted_sum(
         own: [kv_heads * rows, length, dim]; of_prompt: [kv_heads, prompt length, dim].
     """
     rows = own.shape[0] // of_prompt.shape[0]
-    prompt_weights, own_weights = _parts(weights, of_prompt.shape[1], rows)
+    prompt_weights, own_weights = _split_columns(weights, of_prompt.shape[1], rows)
     total = torch.bmm(prompt_weights, of_prompt)
     _by_row(total, rows).baddbmm_(own_weights, own)
     return total
@@ -343,9 +348,10 @@ def _sums_by_key(
         weights: [kv_heads, rows * length * group, prompt length + length].
         x: [kv_heads, rows * length * group, dim].
     """
-    prompt_weights, own_weights = _parts(weights, prompt_length, rows)
+    prompt_weights, own_weights = _split_columns(weights, prompt_length, rows)
     of_prompt = torch.bmm(prompt_weights.transpose(1, 2), x)
-    return of_prompt, torch.bmm(own_weights.transpose(1, 2), _by_row(x, rows))
+    own = torch.bmm(own_weights.transpose(1, 2), _by_row(x, rows))
+    return of_prompt, own
 
 
 def _joint_gradient(
@@ -389,12 +395,15 @@ def _by_row(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x.view(x.shape[0] * rows, -1, x.shape[2])
 
 
-def _parts(x: torch.Tensor, prompt_length: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two views of x [kv_heads, rows * n, prompt length + length], which has n queries per row: the
-    prompt's columns, [kv_heads, rows * n, prompt length], and the columns of the rows' own tokens,
-    [kv_heads * rows, n, length]."""
+def _split_columns(
+    x: torch.Tensor, prompt_length: int, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views of x [kv_heads, rows * n, prompt length + length], which has n queries per row and
+    a column for each key: the columns of the prompt's keys, [kv_heads, rows * n, prompt length],
+    and those of the rows' own keys, row by row, [kv_heads * rows, n, length]."""
+    of_prompt = x[:, :, :prompt_length]
     own = _by_row(x, rows)[:, :, prompt_length:]
-    return x[:, :, :prompt_length], own
+    return of_prompt, own
 
 
 def _softmax_gradient(gradient: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,9 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x), in float32. `normed` = x / rms(x) and `inverse` =
-    1 / rms(x) are what `normalise` returns; `dy` is the gradient of the weighted result."""
+    """The gradient of x in weight * x / rms(x), in float32: (g - n * mean(g * n)) / rms(x) for g =
+    weight * dy, n = x / rms(x) (`normed`), 1 / rms(x) (`inverse`) and the gradient `dy` of the
+    result."""
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
     return (grad - wide_normed * mean_product) * inverse
@@ -114,8 +115,9 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. `d` is rotated
-    back, then taken through the norm if there was one; of values it passes unchanged."""
+    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. For queries and
+    keys `d` is rotated back, then taken through the norm if there was one; for values, which
+    `apply_rope` leaves alone, it is `d` itself."""
     by_head = d.unflatten(1, (heads + 2 * kv_heads, -1))
     gradient = rotated(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
     if saved:  # empty if heads were not normalised

@@ -133,6 +133,7 @@ def _apply_rope(
     # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
+        # A copy, since `rotate` must not write into its input.
         rotate(queries_and_keys.clone(), cos, sin, out=queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
@@ -144,8 +145,9 @@ def _apply_rope(
 def _apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. `d` is rotated
-    back, then taken through the norm if there was one; of values it passes unchanged."""
+    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. For queries and
+    keys `d` is rotated back, then taken through the norm if there was one; for values, which
+    `_apply_rope` leaves alone, it is `d` itself."""
     d = d.contiguous()
     out = torch.empty_like(d)
     values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)
@@ -191,7 +193,8 @@ def _gate_gradient(
         silu = F.silu(gate)
     width = gate.shape[1]
     out = torch.empty_like(gate_up)
-    torch.mul(silu, dy, out=out[:, width:])  # of up
+    # The second half is the gradient of up, the first that of gate.
+    torch.mul(silu, dy, out=out[:, width:])
     torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
     return out
 
@@ -292,8 +295,8 @@ class _LigerFunctions:
         heads: int,
         kv_heads: int,
     ) -> torch.Tensor:
-        """The gradient of qkv from `d`, that of the rotated qkv. `saved` is what `apply_rope`
-        returned."""
+        """The gradient of qkv, from the gradient `d` of the rotated qkv. `saved` is what
+        `apply_rope` returned: the kernel's tensors and the weight, or nothing."""
         by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
         weight = saved[-1] if saved else None  # nothing was saved where heads have no norm
         gradient = self.kernels.apply_rope_gradient(
@@ -320,22 +323,23 @@ class _LigerFunctions:
 
 
 def of_liger(kernels: Liger) -> Pointwise:
-    """The set `liger`."""
-    wrapped = _LigerFunctions(kernels)
+    """The set of functions `liger`: the Triton kernels of liger-kernel. Some take other arguments
+    than a `Pointwise` does and are called through `_LigerFunctions`."""
+    with_other_arguments = _LigerFunctions(kernels)
     return Pointwise(
         name=f"liger {kernels.version}",
         norm=kernels.norm,
         norm_gradient=kernels.norm_gradient,
         add_norm=kernels.add_norm,
         add_norm_gradient=kernels.add_norm_gradient,
-        apply_rope=wrapped.apply_rope,
-        apply_rope_gradient=wrapped.apply_rope_gradient,
+        apply_rope=with_other_arguments.apply_rope,
+        apply_rope_gradient=with_other_arguments.apply_rope_gradient,
         gate=kernels.gate,
         # Liger's gradient computes silu(gate) again, so nothing is saved for it.
         gate_again=lambda gate_up: (kernels.gate(gate_up), None),
         gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
-        plain_norm=wrapped.plain_norm,
-        plain_apply_rope=wrapped.plain_apply_rope,
+        plain_norm=with_other_arguments.plain_norm,
+        plain_apply_rope=with_other_arguments.plain_apply_rope,
     )
 
 
@@ -379,6 +383,7 @@ def _compiled_if_it_pays(
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
     choice = attempt(of_compiler, sizes, dtype, device)
     if choice.functions is not TORCH:
+        # The trial has passed; a failure in what the run compiles later must not end the run.
         compiled.tolerate_failures()
     return choice
 
@@ -470,7 +475,8 @@ class _RopeInputs(NamedTuple):
 
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
-        """Draw them. Weights are drawn in any case: the numbers after them are always the same."""
+        """Draw the arguments. Weights are drawn even if heads have no norm, so that the numbers
+        drawn after them are always the same."""
         q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
         angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
         width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim

@@ -93,7 +93,8 @@ class LoraLinear(torch.autograd.Function):
         da, db, d_low_rank = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
-        if x_needs_grad or dropped_needs_grad:  # nothing below the first layer is trained
+        # In the first layer neither does, since nothing below it is trained.
+        if x_needs_grad or dropped_needs_grad:
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
@@ -181,13 +182,13 @@ def _factor_gradients(
     parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
     input; each part is one of the spans of outputs in `placement`, with r columns of its own."""
     scale = placement.scale
-    low_rank = linear(x, a.to(x.dtype))
+    low_rank = linear(x, a.to(x.dtype))  # x A^T
     d_low_rank = torch.empty_like(low_rank)
     db = torch.empty_like(b)
     for part in _parts(placement.spans, rank=b.shape[1]):
         grad = dense(dy[:, part.outputs])
-        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())
-        # Transposed products: faster, since one side has few columns.
+        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())  # dy_i B_i
+        # dy_i^T (x A_i^T), as a transposed product: faster, since one side has few columns.
         db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()
     db.mul_(scale)
     d_low_rank.mul_(scale)
@@ -218,7 +219,7 @@ def _parts(spans: Sequence[tuple[int, int]], rank: int) -> list[_Part]:
     for number, (start, stop) in enumerate(spans):
         end_row = row + stop - start
         columns = slice(number * rank, (number + 1) * rank)
-        parts.append(_Part(slice(start, stop), slice(row, end_row), columns))
+        parts.append(_Part(outputs=slice(start, stop), rows=slice(row, end_row), columns=columns))
         row = end_row
     return parts
 
@@ -468,25 +469,29 @@ def _chunk_logprobs(
     entropy: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The log-probability of each label, [n]. `entropy` [n] and `slopes` [n, hidden] are filled
-    where they are given; slopes still without the factor `inverse_temperature`.
+    """The log-probability of each label, [n].
 
     Args:
         logits: [n, vocab] float32, as the head gives them; overwritten.
         labels: [n] int64.
+        entropy: [n], filled with the entropy of each row's distribution; None if not needed.
+        slopes: [n, hidden], filled with the gradient of each log-probability with respect to its
+            hidden row, but without the factor `inverse_temperature`; None if not needed.
     """
     if inverse_temperature != 1.0:
         logits.mul_(inverse_temperature)
     label_logits = logits.gather(1, labels[:, None])[:, 0]
     greatest = logits.amax(-1)
     if entropy is not None:
-        logits.sub_(greatest[:, None])  # entropies read them again, small numbers exactly
-    # On a CPU they are written over logits that nothing reads again: fewer bytes to move.
+        # The entropy below is computed from logits around 0, which are rounded least.
+        logits.sub_(greatest[:, None])
+    # On a CPU the probabilities replace the logits if no entropy reads those again: fewer bytes.
     in_place = entropy is None and logits.device.type == "cpu"
     probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
-    # The log-probability of the likeliest token, which is never so small that it vanishes.
+    # The likeliest token's log-probability; any other token's is this plus (logit - greatest). The
+    # logarithm of that token's probability would be -inf where the probability is rounded to 0.
     likeliest = probabilities.amax(-1).log_()
-    if entropy is not None:
+    if entropy is not None:  # -(sum of p * (logit - greatest + likeliest))
         entropy.copy_(torch.linalg.vecdot(probabilities, logits).add_(likeliest).neg_())
     if slopes is not None:
         # W_label minus the mean of W's rows (W is the head) under the distribution.

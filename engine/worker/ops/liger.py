@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-LLAMA = 0  # Liger's number for this way of casting
-OFFSET = 0.0  # of the norms' weights
+# Liger's number for Llama's way of casting: x / rms(x) is computed in float32 and rounded to x's
+# dtype before it is multiplied with the weight.
+LLAMA = 0
+OFFSET = 0.0  # what Liger adds to the norms' weights; some models store them minus 1
 STAGES = 2  # of the kernel's pipeline, as Liger's own autograd node sets it
 
 
@@ -62,12 +64,13 @@ class Liger:
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
         """The gradient of x in `norm`, from the gradient `dy` of its result."""
-        return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
+        return self._norm_backward(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """(x + delta, weight * RMS norm of that sum, what the gradient needs)."""
+        """(x + delta, weight * RMS norm of that sum, what the gradient needs: the sum and its
+        1 / rms). x and delta: [N, width]."""
         y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
             x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
         )
@@ -121,8 +124,8 @@ class Liger:
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
             queries_and_keys = all_heads[:, : heads + kv_heads]
-            # `norm` saves its input, and the product below overwrites the original. For a single
-            # row, which is contiguous, `norm` alone would make no copy.
+            # A copy, since `norm` saves its input for the gradient and the product below overwrites
+            # the original. `norm` itself copies only what has gaps, and a single row has none.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, None, eps)
             torch.mul(normed, weight, out=queries_and_keys)
@@ -145,8 +148,9 @@ class Liger:
         self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
             unrotated = out[:, : heads + kv_heads]
-            # The norm was made without a weight, so its gradient gets the product with it.
-            unrotated.copy_(self._norm_back(saved, None, unrotated * weight, in_place=True))
+            # `apply_rope` normalised without the weight and multiplied the result with it.
+            dnormed = unrotated * weight  # new memory, which the kernel may overwrite
+            unrotated.copy_(self._norm_backward(saved, None, dnormed, in_place=True))
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -157,7 +161,7 @@ class Liger:
         """The gradient of gate_up, from the gradient `dy` of `gate`'s result."""
         return self._gate_gradient(gate_up.contiguous(), dy.contiguous(), in_place=False)
 
-    def _norm_back(
+    def _norm_backward(
         self,
         saved: tuple[torch.Tensor, ...],
         weight: torch.Tensor | None,
@@ -165,8 +169,8 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of x in `norm`, from the gradient `dy` of its result. `in_place` lets the
-        kernel overwrite `dy`."""
+        """The gradient of x in `norm`, from the gradient `dy` of its result. `saved` and `weight`
+        as in `norm`; `in_place` lets the kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._launch_settings(width)
@@ -204,11 +208,11 @@ class Liger:
         # Triton needs powers of two.
         padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv_heads)
         padded_dim = self._next_power_of_2(dim)
-        stride = all_heads.stride(0)
+        stride = all_heads.stride(0)  # from one token to the next
         self._rope[(count,)](
-            all_heads,
+            all_heads,  # begins with the queries
             stride,
-            all_heads[:, heads:],
+            all_heads[:, heads:],  # begins with the keys
             stride,
             cos,
             cos.stride(0),

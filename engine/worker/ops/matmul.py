@@ -40,9 +40,9 @@ def _onednn() -> Any:
 
 
 def grain(count: int, weights: int) -> int:
-    """The number to a multiple of which `count` rows should be padded for a model with so many
-    weights in its layers: GRAIN or LARGE_GRAIN, or 1 (no padding) if oneDNN is not used or padding
-    would cost more than it saves."""
+    """`count` rows should be padded to a multiple of this number: GRAIN or LARGE_GRAIN; 1 (no
+    padding) if oneDNN is not used, or if padding would cost more than it saves. `weights`: how many
+    numbers the weights of the model's layers have."""
     multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
     return multiple if count >= 4 * multiple and _onednn() is not None else 1
 
@@ -67,8 +67,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """x [N, n], a slice of columns, as products take it fastest. Where oneDNN is used that is a
-    copy without gaps: of a slice `linear` copies its input each time, and takes no weight."""
+    """x [N, n], some columns of a larger tensor, in the form in which products take it fastest.
+    Where oneDNN is used that is a copy without gaps: with gaps x would be copied for each product
+    in which it is the input of `linear`, and would not go through oneDNN where it is the weight."""
     uses_onednn = x.dtype == torch.float32 and x.device.type == "cpu" and _onednn() is not None
     return x.contiguous() if uses_onednn else x
 

@@ -38,8 +38,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 def _weighted(normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor) -> Kept:
-    """(weight * normed, what the gradient needs). On a CPU that is the result itself, which the
-    next product keeps anyway, with 1 / weight: an eighth of a layer's memory less."""
+    """(weight * normed, what the gradient needs). In float32 on a CPU the gradient gets the result
+    itself, which the next product keeps anyway, and 1 / weight, by which `normed` is computed again
+    from it: an eighth of a layer's memory less. Elsewhere it gets `normed`."""
     exact = normed.dtype == torch.float32 and normed.device.type == "cpu"
     if exact and weight.abs().amin() > LEAST_NORM_WEIGHT:
         y = normed.mul_(weight)

@@ -152,8 +152,9 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
     Args:
         rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: gives for a number of tokens the number of which it should be a multiple
-            (matmul.py); one more sequence, which no row sees, fills the batch up to that.
+        grain: called with the number of tokens, returns the number of which it should be a
+            multiple (matmul.py; 1: any number will do). One more sequence, which no row sees, fills
+            the batch up to that multiple.
 
     Raises:
         ValueError: when a row's first token is marked as trained, since nothing predicts it.
@@ -240,8 +241,8 @@ def _packed_ids_with_positions(
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """The token numbers `rows`, followed by a few other ones below `token_count`, so that there are
-    as many as `grain` asks for (see `pack`)."""
+    """The token numbers `rows`, followed by as many unused numbers below `token_count` as make the
+    count a multiple of grain(len(rows)), as in `pack`; fewer if there are not so many."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -272,22 +273,23 @@ def _trained_tokens(
         # Positions in the row; a trained token is predicted at the one before it.
         trained = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
         predicting = trained - 1
-        source.append(_packed_places(predicting, row, r, order))
+        source.append(_in_packed_order(predicting, row, r, order))
         labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])
         row_numbers.append(torch.full((len(trained),), r))
     return source, labels, row_numbers
 
 
-def _packed_places(
-    predicting: torch.Tensor, row: Row, number: int, order: _PackedOrder
+def _in_packed_order(
+    positions: torch.Tensor, row: Row, row_number: int, order: _PackedOrder
 ) -> torch.Tensor:
-    """Where the tokens at the positions `predicting` of row `number` stand in the packed order."""
-    in_prefix = predicting + order.prefix_starts[order.prefix_of_row[number]]
-    if not row.prefix_len:  # the whole row is a prefix
-        return in_prefix
-    # Positions in the suffix count from the beginning of the row, its prefix included.
-    in_suffix = predicting + (order.suffix_starts[number] - row.prefix_len)
-    return torch.where(predicting < row.prefix_len, in_prefix, in_suffix)
+    """Translate positions in a row, which count from its first token, into indices of the same
+    tokens in the packed order, where the row's prefix and its suffix stand apart."""
+    if_in_prefix = order.prefix_starts[order.prefix_of_row[row_number]] + positions
+    if not row.prefix_len:  # the row shares no prompt: all of it is packed as a prefix
+        return if_in_prefix
+    # The suffix begins at position `prefix_len` of the row.
+    if_in_suffix = order.suffix_starts[row_number] + (positions - row.prefix_len)
+    return torch.where(positions < row.prefix_len, if_in_prefix, if_in_suffix)
 
 
 def token_count(rows: Sequence[Row]) -> int:
@@ -333,14 +335,15 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 
 
 def continuations(layout: Layout) -> list[Continuation]:
-    """One entry for each prompt with its suffixes; empty suffixes are left out."""
+    """One entry for each prompt that has suffixes, with its suffixes in one padded bucket; empty
+    suffixes are left out."""
     starts = start_offsets(layout.prefixes, offset=0)
     groups: list[Continuation] = []
     offset = sum(layout.prefixes)  # where the next suffix begins in the packed order
     for owner, lengths in sorted(_suffix_lengths_by_owner(layout).items()):
         bucket = _padded_bucket(lengths, offset)
-        start = starts[owner]
-        groups.append(Continuation(start, start + layout.prefixes[owner], bucket))
+        stop = starts[owner] + layout.prefixes[owner]
+        groups.append(Continuation(starts[owner], stop, suffixes=bucket))
         offset = bucket.stop
     return groups
 
@@ -372,8 +375,8 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
     """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
-    prefix is not of similar length; len(layout.suffixes) if there is none."""
-    # `layout.prefixes` are lengths in rising order: that of suffix `first` is the shortest here.
+    prefix is too long to be padded together with the others; len(layout.suffixes) if none is."""
+    # Prefix lengths rise from suffix to suffix: that of suffix `first` is the bucket's shortest.
     longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
     end = first
     while end < len(layout.owners) and layout.prefixes[layout.owners[end]] <= longest_prefix:

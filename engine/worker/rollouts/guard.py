@@ -21,9 +21,9 @@ class Guard:
         self.error_limit = error_limit
         self.run_id = run_id
         self.state = state
-        state.setdefault("silent_steps", 0)
-        state.setdefault("played", 0)
-        state.setdefault("errors", 0)
+        state.setdefault("silent_steps", 0)  # the latest steps in a row without an advantage
+        state.setdefault("played", 0)  # completions of the whole run
+        state.setdefault("errors", 0)  # those of them that could not be scored
 
     def check(self, step: int, batch: RolloutBatch) -> None:
         """Count the rollouts of a step, and end the run if it cannot learn.
@@ -52,8 +52,8 @@ class Guard:
         """Count the completions of a step and those that could not be scored.
 
         Raises:
-            WorkerFailure: kind reward, when of all completions of the run (at least
-                `ERRORS_JUDGED_FROM`) a larger share than the limit could not be scored.
+            WorkerFailure: kind reward, when a larger share of the run's completions than the limit
+                could not be scored; not before there are `ERRORS_JUDGED_FROM` of them.
         """
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)

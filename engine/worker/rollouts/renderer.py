@@ -178,9 +178,10 @@ class Renderer:
         return self._replies.read(text, tools)
 
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
-        """The beginning of an unfinished reply that is content for certain, and can be sent on; see
-        `ReplyReader.certain`. Without tools, thoughts are sent as they stand. With tools they are
-        told apart from content once the reply is whole: "" if it begins inside a thought."""
+        """The beginning of an unfinished reply that is content whatever follows, so that it can be
+        sent to the client now; see `ReplyReader.certain`. Without tools, thoughts count as content.
+        With tools they are separated from it once the reply is whole, so a reply that begins inside
+        a thought gives ""."""
         if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)

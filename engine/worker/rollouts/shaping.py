@@ -20,13 +20,13 @@ class ReadsThoughts(Protocol):
 def penalise_thinking(
     groups: Sequence[Group], coefficient: float, max_tokens: int, renderer: ReadsThoughts
 ) -> None:
-    """Set the `penalty` of every scored trajectory: `coefficient` times the share of `max_tokens`,
-    the most tokens of one completion, that its thoughts take, averaged over its turns. The number
-    of tokens in thoughts and the penalty are also added to the trajectory's metrics.
+    """Set the `penalty` of every scored trajectory: `coefficient` times the mean number of thought
+    tokens of its turns, as a share of `max_tokens`, the most tokens that a turn may have. The
+    number of tokens in thoughts and the penalty are also added to the trajectory's metrics.
     """
     for group in groups:
         for trajectory in group.scored:
-            tokens_by_turn = [thought_tokens(ids, renderer) for ids in _turns(trajectory)]
+            tokens_by_turn = [thought_tokens(ids, renderer) for ids in _ids_by_turn(trajectory)]
             thinking_tokens = sum(tokens_by_turn)
             turns = max(1, len(tokens_by_turn))
             trajectory.penalty = coefficient * (thinking_tokens / (turns * max_tokens))
@@ -57,7 +57,7 @@ def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
     return lower_bound
 
 
-def _turns(trajectory: Trajectory) -> Iterator[list[int]]:
+def _ids_by_turn(trajectory: Trajectory) -> Iterator[list[int]]:
     """Yield the ids of each assistant turn of a trajectory. Turns are runs of trained tokens; the
     environment's tokens between them are not trained."""
     turn_ids: list[int] = []

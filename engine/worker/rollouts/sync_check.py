@@ -54,11 +54,12 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """Choose by `precision` how large the gap may be, the distance between the sampler's and
-        the trainer's log-probabilities of a token. Without `exact` only its growth is judged.
+        """Choose how large the gap may be: the distance between the sampler's and the trainer's
+        log-probabilities of a token. Without `exact` only its growth is judged.
 
         Args:
-            precision: the coarser number format of sampler and trainer, float32 or bfloat16.
+            precision: the coarser number format of sampler and trainer, float32 or bfloat16; the
+                limits follow from its rounding.
             event: writes an event of the run: name, message, fields.
             state: keeps the gaps seen so far, also in checkpoints.
             exact: whether sampler and trainer should give the same distribution; with top_p below
@@ -142,8 +143,8 @@ class SyncCheck:
         )
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason, unless it is in the list `told`: it
-        was written before, and no step since then had a gap within the limits."""
+        """Write the event `name` with both gaps and the reason. An event that was written is in the
+        list `told`, and is not written again until a step has had a gap within the limits."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

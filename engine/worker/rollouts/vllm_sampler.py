@@ -86,7 +86,7 @@ class VllmSampler:
             self._loaded = new_version
             if old_name != BASE:
                 self.client.unload(old_name)
-        if old_name != BASE:  # the base has no folder of ours
+        if old_name != BASE:  # `_send` has written no folder for the base
             shutil.rmtree(self._folder / old_name, ignore_errors=True)
 
     def _send(self, adapter: Adapter) -> str:
@@ -161,7 +161,7 @@ class VllmSampler:
         self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Completion]:
         """Wait for a free slot and request the completions of the prompt at `index`. Calls
-        `wanted.done` for each.
+        `wanted.done` for each completion once all have come.
 
         Args:
             together: sends requests at the same time.

@@ -126,8 +126,8 @@ class Served:
         return {"index": index, "message": message, "finish_reason": finish_reason}
 
     def rate(self, request: LogprobsRequest) -> Reply:
-        """The log-probabilities of the request's token ids, as OpenAI's text_completion object. If
-        the request has `continues`, the likeliest token after them is added.
+        """The log-probabilities of the request's token ids, as OpenAI's text_completion object,
+        with the likeliest token after them if the request wants it.
 
         Raises:
             Refused: 400 for an id that has no token or a prompt that is too long, 404 for an
@@ -188,9 +188,10 @@ class Served:
     def _sampled_pieces(
         self, prompt: list[int], answer: "_StreamedAnswer"
     ) -> Generator[Reply, None, None]:
-        """Sample the answer. Yields an empty piece once the model is free, and then the text as far
-        as it is certain: as no tool call, thought or stop string can begin in it any more. `prompt`
-        ends with `begun_ids`, the ids of the answer's beginning if the request gives one."""
+        """Sample the answer. Yields an empty piece once the model is free, and then the text, but
+        only the part that later tokens cannot turn into a tool call, a thought or a stop string.
+        `prompt` ends with `begun_ids`, the ids of the answer's beginning if the request gives one.
+        """
         request = answer.request
         params = self._params_of_rest(request, len(prompt))
         with self.models.speaking_as(request.model) as sampler:
@@ -209,8 +210,9 @@ class Served:
         return text_before_stop(self.renderer.completion_text(answer_ids), request.params.stop)
 
     def _params_of_rest(self, request: ChatRequest, prompt_length: int) -> SamplingParams:
-        """How the rest of an answer is sampled: with other draws than the beginning that the
-        request gives, which had the same seed. `prompt_length` counts that beginning too."""
+        """How the rest of an answer is sampled. Its random numbers must not repeat those of the
+        beginning that the request gives, so the seed is moved on. `prompt_length` is the number of
+        tokens of the prompt and of that beginning."""
         params = self._within_limit(request.params, prompt_length)
         return replace(params, seed=params.seed + len(request.begun_ids))
 
@@ -229,8 +231,8 @@ class Served:
     def _finish_reason(
         self, answer_ids: Sequence[int], last_deltas: Sequence[Reply], request: ChatRequest
     ) -> str:
-        """Why a streamed answer ended, in OpenAI's words; `last_deltas` is what was sent once it
-        was whole."""
+        """Why a streamed answer ended, in OpenAI's words; `last_deltas` is what was sent after its
+        last token."""
         if any("tool_calls" in delta for delta in last_deltas):
             return "tool_calls"
         has_stop_id = bool(answer_ids) and answer_ids[-1] in self.renderer.stop_ids
@@ -238,22 +240,23 @@ class Served:
         return "length" if was_cut else "stop"
 
     def _sent_before(self, request: ChatRequest) -> str:
-        """The text of the answer's beginning that was sent when it was sampled."""
+        """The text that an earlier request has sent of the answer's beginning, the tokens
+        `request.begun_ids`; "" if the request begins the answer."""
         # U+FFFD at the end: a character of which some bytes were missing, and which was not sent.
         begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)
         return self.renderer.certain_text(begun_text, request.tools)
 
     def _rest(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
-        """The deltas that are still to be sent once the answer is whole: its reasoning, the rest of
-        its content and its tool calls.
+        """What is still to be sent after the answer's last token, as deltas of OpenAI's stream: its
+        reasoning, the rest of its content and its tool calls.
 
         Args:
             text: the whole answer as the model wrote it.
             sent_text: the content that was sent already.
         """
         message: ChatMessage = {"content": text}
-        # If not all of the text is certain to be content, it may hold a call or a thought.
+        # Plain text needs no parsing. Otherwise part of it may be a call or a thought.
         if self.renderer.certain_text(text, request.tools) != text:
             message = self.renderer.assistant_message(text, request.tools)
         deltas: list[Reply] = []
@@ -296,7 +299,7 @@ class _StreamedAnswer:
         self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None
     ) -> Reply:
         """A piece of the stream, with this delta. `sampled` is the id of the token for which the
-        piece is sent, None if there is none; it is named if the request wants token ids."""
+        piece is sent (None: for no token); the piece holds it if the request wants token ids."""
         choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         if sampled is not None and self.request.return_token_ids:
             choice["token_ids"] = [sampled]
@@ -312,6 +315,6 @@ def _numbered_calls(tool_calls: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def _continues(text: str, sent_text: str) -> bool:
-    """Whether `text` is longer than what was sent and begins with it. It may not begin with it,
-    because a later token can change the end of a text."""
+    """Whether `text` begins with the text that was sent and is longer. It may begin otherwise,
+    because a later token can change how the end of a text is read."""
     return text.startswith(sent_text) and len(text) > len(sent_text)

@@ -164,6 +164,7 @@ def _seed(body: Mapping[str, Any]) -> int:
 def _checked_ids(ids: Any) -> tuple[int, ...]:
     """The ids of the tokens that an answer begins with. Raises Refused (400) where they are not a
     list of whole numbers, or too many for one answer."""
+    # `type(each) is int`: isinstance would also take booleans.
     if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
         raise Refused(400, "begun_token_ids must be a list of token ids.")
     if len(ids) > MAX_TOKENS:

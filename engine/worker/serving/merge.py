@@ -46,21 +46,21 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         WorkerFailure: when the adapter does not fit the base, or that difference is too large.
     """
     config = text_part(read_json(base_path / "config.json"))
+    # The base's number format; older models call the key torch_dtype.
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
+    model, tokenizer = load_transformers(base_path, pick_device("cpu"), precision="float32")
     network = HubNetwork(
         model, vocab=known_ids(model.config, tokenizer), why="exported by transformers"
     )
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])  # any text would do
-    merged, gap = _merged(network, adapter, ids)
+    merged, gap = _merge_and_compare(network, adapter, ids)
     _check_gap(gap)
-    dtype = getattr(torch, saved_dtype)  # the merged model is written in the base's number format
-    _write_model(merged, dtype, tokenizer, out)
+    _write_model(merged, getattr(torch, saved_dtype), tokenizer, out)
     return gap
 
 
-def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
+def _merge_and_compare(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
     """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
     model; the largest difference of its logits from those of base + adapter on the prompt
     `ids`)."""
@@ -106,7 +106,8 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
     Raises, besides what `merge` raises, NotExportable if GGUF cannot hold the model, and
     ImportError without the package gguf.
     """
-    # Needs the package gguf: refused before minutes are spent on merging.
+    # Here and not at the top, because it needs the package gguf, which not everyone has; before
+    # merging, so that it does not fail after minutes.
     from engine.models.gguf.exporter import export_gguf  # noqa: PLC0415
 
     temporary = out.with_name(f".{out.name}.merged")

@@ -185,7 +185,7 @@ class Server:
             raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
         if not chat_request.stream:
             completion = run_in_threadpool(self.served.complete, chat_request)
-            return JSONResponse(await self.working(completion))
+            return JSONResponse(await self.run_as_busy(completion))
         self.served.prompt_ids(chat_request)  # refusals come before the stream begins
         return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
 
@@ -200,10 +200,10 @@ class Server:
         logprobs_request = parse_logprobs(await body_of(request))
         if self.busy >= MAX_BUSY:
             raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
-        reply = await self.working(run_in_threadpool(self.served.rate, logprobs_request))
+        reply = await self.run_as_busy(run_in_threadpool(self.served.rate, logprobs_request))
         return JSONResponse(reply)
 
-    async def working(self, answer: Awaitable[_T]) -> _T:
+    async def run_as_busy(self, answer: Awaitable[_T]) -> _T:
         """Await `answer` and return its result. Meanwhile it counts as in progress, so that the
         server does not stop as idle."""
         self.busy += 1
@@ -222,7 +222,9 @@ class Server:
         sampling: asyncio.Task[Reply | None] | None = None
         try:
             while True:
+                # None after the last piece.
                 sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
+                # [0]: the set of tasks that are done, empty once `timeout` is over.
                 while not (await asyncio.wait({sampling}, timeout=BEAT_S))[0]:
                     yield ": waiting\n\n"
                 piece = sampling.result()
@@ -254,7 +256,7 @@ class Server:
         folder = Path(str(body["path"]))
         check_rank(folder)
         try:
-            await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
+            await self.run_as_busy(run_in_threadpool(self.served.add, str(body["name"]), folder))
         except Refused:  # the handlers' wrapper answers with its status and message
             raise
         except Exception as error:  # a damaged adapter can fail anywhere while it loads
@@ -401,8 +403,7 @@ def main(path: Path) -> int:
 
 def _serve(folder: DeployDir, config: Json) -> int:
     """Load the base and the adapters that the config names, and serve them until the server stops.
-    Returns the exit status: 0, or 3 after an error, whose message is then in the deployment's
-    file `failed`."""
+    Returns the exit status: 0, or 3 after an error, whose message is then in failed.json."""
     models: Models | None = None
     try:
         models = load_models(folder, config)
@@ -432,7 +433,8 @@ def load_models(folder: DeployDir, config: Json) -> Models:
         WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
     """
     base_path = Path(config["base_path"])
-    device = os.environ.get("HONESMITH_DEVICE", "cpu")  # the one leased to this process
+    # The device that the parent process has reserved for this one.
+    device = os.environ.get("HONESMITH_DEVICE", "cpu")
     thinking = bool(config.get("thinking", False))
     weights = weight_hashes(folder.home, base_path)
     if config.get("serve_with") != "vllm":

@@ -115,7 +115,7 @@ class VllmModels:
             try:
                 if self._logprob_difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
-            except Refused:  # by the line above, or as vLLM failed
+            except Refused:  # no difference, or vLLM failed while it was measured
                 self._unload(server_name)
                 raise
             replaced_name = self._server_names.get(name)
@@ -268,8 +268,8 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
     Args:
         python: the interpreter that has vLLM installed.
         model: the base model's folder.
-        device: a leased device id, `cpu` or `cuda:N`.
-        rank: of the adapter that the server is started for; 0 for none.
+        device: the one that is reserved for this process, `cpu` or `cuda:N`.
+        rank: of the adapter that the server is started for; 0 if it is started without one.
         share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
     """
     on_gpu = device.startswith("cuda")

@@ -136,7 +136,8 @@ def clipped_tokens(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
     ratio = torch.exp(log_ratio)
     if kind == "cispo":
         return (ratio > 1 + clip.high).sum()
-    # PPO's minimum lets the gradient through where clipping would raise the objective.
+    # Of ratio * A and clip(ratio) * A the smaller one counts (`clipped_loss`). It is the clipped
+    # one, which has no gradient, only on the side to which the advantage pulls.
     too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
     too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
     return (too_high | too_low).sum()

@@ -45,6 +45,7 @@ def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) ->
         shared += 1
     rows = []
     for conversation in (chosen, rejected):
+        # What both share cancels out of the loss and is not trained.
         loss_mask = [0] * shared + conversation.loss_mask[shared:limit]
         if not any(loss_mask):
             return None
@@ -90,7 +91,7 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
     dropout only if `training`."""
     if training:
         logprobs, _ = policy.logprobs(batch)
-    else:
+    else:  # without the dropout that `policy.logprobs` has
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
     return logprobs
 
@@ -147,8 +148,13 @@ class PreferencePass:
     def __init__(
         self, policy: Policy, pairs: Sequence[Pair], beta: float, sft_weight: float
     ) -> None:
-        """Prepare passes over `pairs`, which add to the gradients of `policy`. The other arguments
-        are the settings."""
+        """Prepare passes over `pairs`, which add to the gradients of `policy`.
+
+        Args:
+            beta: how strongly a gain in log-probability counts in DPO's loss (see `dpo_loss`).
+            sft_weight: the weight of the second term of the loss, which keeps the better answers
+                likely; 0 leaves it out.
+        """
         self.policy = policy
         self.pairs = pairs
         self.beta = beta
