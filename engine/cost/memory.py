@@ -140,14 +140,14 @@ def _episode_level(plan: Plan) -> str:
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     """The bytes of memory that sampling takes, for all completions sampled at the same time.
 
-    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the setting
-    `eval_rows` is 0.
+    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run samples
+    nothing: it trains on rows, and its setting `eval_rows` is 0.
 
     Args:
         longest: tokens of the longest completion with its prompt.
     """
     model = plan.model
-    if not plan.settings.eval_rows:
+    if not plan.settings.eval_rows and not isinstance(plan.settings, RolloutSettings):
         return 0.0, 0.0
     # The worker samples no more than CONCURRENT completions at the same time.
     at_once = min(_sampled_completions(plan), CONCURRENT[plan.device.kind])

@@ -84,3 +84,11 @@ def test_a_teacher_of_another_base_is_held_beside_the_policy() -> None:
     assert shared.adapter_and_optimizer == pytest.approx(1.25 * alone.adapter_and_optimizer)
     assert apart.weights - alone.weights == 4 * LARGE.params  # float32
     assert apart.total > shared.total > alone.total
+
+
+def test_a_run_that_samples_takes_the_memory_of_it_without_heldout_rows_too() -> None:
+    """Of SFT only evaluations sample; of GRPO each step does."""
+    sampled = replace(plan(), env=SUMS, settings=grpo_settings(max_length=512, eval_rows=0))
+    assert memory.memory(sampled).kv_cache > 0
+    trained = replace(sampled, settings=sft_settings(batch_size=1, max_length=512, eval_rows=0))
+    assert memory.memory(trained).kv_cache == 0
