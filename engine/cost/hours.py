@@ -13,6 +13,7 @@ from engine.cost.calibration import CALIBRATE_FROM, Experience
 from engine.cost.flops import Plan
 from engine.cost.lowering import phases_of
 from engine.cost.throughput import Speed
+from engine.records.settings import STOP_EARLY_PATIENCE
 
 LEVELS = ("low", "likely", "high")
 # Without enough finished runs: factors for low and high, with speeds from the table ("model") or as
@@ -50,7 +51,23 @@ def predicted_time(
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
     hours, basis, runs = hours_by_level(log_ratios, corrected_hours, speed.measured)
-    return PredictedTime(phases["likely"], hours, basis, runs)
+    shortened = _earliest_end(plan, phases["low"])
+    return PredictedTime(phases["likely"], hours | {"low": hours["low"] * shortened}, basis, runs)
+
+
+def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
+    """The share of the whole run's time after which it may end early: 1 unless `stop_early` is
+    "heldout", which ends no run before one more evaluation than its patience.
+
+    `seconds` are those of the whole run, by phase; the start is not shortened.
+    """
+    settings = plan.settings
+    total = sum(seconds.values())
+    if settings.stop_early != "heldout" or total <= 0:
+        return 1.0
+    steps = min(settings.steps, (STOP_EARLY_PATIENCE + 1) * settings.eval_every)
+    startup = seconds["startup"]
+    return (startup + (total - startup) * steps / settings.steps) / total
 
 
 def _corrected_phases(

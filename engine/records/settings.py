@@ -23,6 +23,8 @@ from pydantic.fields import FieldInfo
 ALGORITHMS = ("sft", "dpo", "grpo", "distill")
 ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist
 SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from what they sample
+# With stop_early=heldout so many evaluations in a row without progress end a run.
+STOP_EARLY_PATIENCE = 3
 # Settings as a client gives them, by name: all may be left out, and nobody has checked them yet.
 GivenSettings = Mapping[str, Any]
 # The projections of a layer that can carry an adapter, by the names most families give them.

@@ -24,6 +24,7 @@ from engine.home.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import TrainConfig
+from engine.records.settings import STOP_EARLY_PATIENCE
 from engine.worker.components import Components
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState, Result, Stopped
@@ -49,7 +50,6 @@ from engine.worker.update.schedule import apply_step, make_optimizer, rate
 from envs.json_types import TaskRow
 
 Sums = TypeVar("Sums")
-PATIENCE = 3  # evaluations in a row without a new best that end a run with stop_early=heldout
 
 
 class Training:
@@ -177,7 +177,8 @@ class Training:
         Raises Stopped between two steps when the run was asked to stop.
 
         Ends early, with the event `stopped_early`, if the setting `stop_early` asks for it: with
-        "alert" after an alert, with "heldout" after PATIENCE evaluations without a new best.
+        "alert" after an alert, with "heldout" after STOP_EARLY_PATIENCE evaluations in a row
+        without progress.
         """
         while self.done < self.total and not self.ended_by_alert:
             self.job.check_stop()
@@ -197,9 +198,9 @@ class Training:
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
     def _no_longer_improves(self, best: Best) -> bool:
-        """Whether `stop_early=heldout` ends the run: PATIENCE evaluations in a row without
-        improvement."""
-        return self.settings.stop_early == "heldout" and best.since >= PATIENCE
+        """Whether `stop_early=heldout` ends the run: STOP_EARLY_PATIENCE evaluations in a row
+        without progress (`best_after`)."""
+        return self.settings.stop_early == "heldout" and best.since >= STOP_EARLY_PATIENCE
 
     def within_memory(self, step: int, budget: int, batch_pass: BatchPass[Sums]) -> Sums:
         """Run the pass over the batch of `step` and return what it returns.

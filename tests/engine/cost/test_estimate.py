@@ -587,3 +587,12 @@ def test_a_batch_is_split_as_the_worker_splits_it():
 )
 def test_times_are_said_in_words(hours: float, words: str):
     assert estimate.words(hours) == words
+
+
+def test_a_run_that_may_stop_early_may_take_half_the_time(home: Home):
+    """Four of its eight evaluations have to pass; the likely time is that of the whole run."""
+    given = {"steps": 400, "eval_every": 50}
+    may_stop = figures(home, "sft", given | {"stop_early": "heldout"})["hours"]
+    goes_on = figures(home, "sft", given | {"stop_early": "none"})["hours"]
+    assert 0.5 <= may_stop["low"] / goes_on["low"] < 0.7
+    assert (may_stop["likely"], may_stop["high"]) == (goes_on["likely"], goes_on["high"])
