@@ -172,7 +172,7 @@ async def _resources(client: Client, env_id: str, run_id: str) -> None:
 
 async def _prompts_and_completion(client: Client, env_id: str, run_id: str) -> None:
     prompts = {prompt.name for prompt in (await client.list_prompts()).prompts}
-    assert prompts == {"train", "diagnose_run", "design_reward"}
+    assert prompts == {"train", "diagnose_run", "design_reward", "plan_next_experiment"}
     (message,) = (await client.get_prompt("diagnose_run", {"run_id": run_id})).messages
     assert run_id in message.content.text
     with pytest.raises(MCPError):

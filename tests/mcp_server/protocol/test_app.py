@@ -101,14 +101,21 @@ def test_a_module_level_server_is_made_on_first_use_only(home: Home):
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_prompts_say_what_to_do_with_tools_there_are(home: Home, mode: str):
-    given = {"train": "goal", "diagnose_run": "run_id", "design_reward": "task"}
+    given = {
+        "train": "goal",
+        "diagnose_run": "run_id",
+        "design_reward": "task",
+        "plan_next_experiment": "env",
+    }
     async with Client(build_server(home, []), mode=mode) as client:
         listed = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
         assert set(listed) == set(given)
         for name, argument in given.items():
             assert listed[name].title and listed[name].description
-            (only,) = listed[name].arguments
-            assert only.name == argument and only.required and only.description
+            first, *optional = listed[name].arguments
+            assert first.name == argument and first.required
+            assert all(each.description for each in listed[name].arguments)
+            assert not any(each.required for each in optional)
             got = await client.get_prompt(name, {argument: "MARK-7"})
             assert "MARK-7" in got.messages[0].content.text
 
@@ -117,13 +124,9 @@ async def test_prompts_name_only_tools_and_sections_there_are(home: Home):
     known = {tool.name for tool in all_tools(home, ())} | {"run_id", "compare_to", "timeout_s"}
     slugs = {slug for slug, _ in playbook.sections()}
     async with Client(build_server(home, [])) as client:
-        for name in ("train", "diagnose_run", "design_reward"):
-            (argument,) = [
-                prompt.arguments[0].name
-                for prompt in (await client.list_prompts()).prompts
-                if prompt.name == name
-            ]
-            text = (await client.get_prompt(name, {argument: "x"})).messages[0].content.text
+        for prompt in (await client.list_prompts()).prompts:
+            given = {argument.name: "x" for argument in prompt.arguments}
+            text = (await client.get_prompt(prompt.name, given)).messages[0].content.text
             assert set(re.findall(r"\b[a-z]+_[a-z]+\b", text)) <= known
             assert set(re.findall(r"`([a-z-]+)`", text)) <= slugs
 
