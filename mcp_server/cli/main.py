@@ -347,6 +347,7 @@ for _name, _function in {
     "dry-run": run_commands.dry_run,
     "estimate": run_commands.estimate,
     "train": run_commands.train,
+    "rerun": run_commands.rerun,
     "wait": run_commands.wait,
     "logs": run_commands.logs,
     "rollouts": run_commands.rollouts,

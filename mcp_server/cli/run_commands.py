@@ -196,6 +196,24 @@ def train(
 
 
 @command
+def rerun(
+    run_id: RunId,
+    settings: Sets = None,
+    wait: Wait = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Train once more what a run trained: its environment's version, its settings and seed."""
+    # Imported late: only this command reads a run's config to make a request of it.
+    from engine.runs.rerun import rerun_request  # noqa: PLC0415
+
+    located_home = home_of(home)
+    request = rerun_request(located_home, run_id, settings_from(settings))
+    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
+    return _show_submitted(located_home, reply, wait, as_json)
+
+
+@command
 def wait(
     run_id: RunId,
     until: Until = "end",

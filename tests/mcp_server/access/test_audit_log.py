@@ -128,6 +128,7 @@ async def test_over_http_the_line_names_the_key(home: Home):
 # nothing in the home but what is made from it at any time (a report, a page).
 COMMANDS = {
     "train arith": "submit_train",
+    "rerun r-1": "submit_train",
     "dry-run arith": "dry_run",
     "evaluate arith pebble": "evaluate",
     "curate r-1 --name best": "curate",
@@ -205,6 +206,7 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     monkeypatch.setattr(
         "engine.install.vllm_env.setup_vllm", lambda home, again, say: {"summary": "s"}
     )
+    monkeypatch.setattr("engine.runs.rerun.rerun_request", lambda home, run_id, changes: run_id)
     monkeypatch.setattr("engine.doctor.examine", lambda home: {"checks": [], "failed": False})
     monkeypatch.setattr("mcp_server.cli.key_commands._remove", lambda home, name: {"key": name})
     for name in ("add", "remove"):

@@ -37,6 +37,7 @@ COMMANDS = {
     "dry-run",
     "estimate",
     "train",
+    "rerun",
     "rollouts",
     "evaluate",
     "compare",

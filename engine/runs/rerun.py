@@ -1,0 +1,55 @@
+"""A training run once more: the same versions of environment and model, settings and seed."""
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.records.run_config import TrainConfig
+from engine.records.settings import GivenSettings
+from engine.runs.submit.requests import TrainRequest
+
+
+def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainRequest:
+    """The request that trains once more what the run `run_id` trained, with `changes` of its
+    settings.
+
+    Every setting is given as the run had it, also those that were defaults: a newer version of the
+    defaults changes nothing. The version of the environment is that of the run, even where a newer
+    one was pushed. The run becomes the parent, so that the answer names what differs.
+
+    Raises:
+        UserError: RUN_NOT_FOUND; RUN_STATE where the run did not train.
+        DamagedRecord: its config.json cannot be read.
+    """
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id  # of a unique prefix
+    config = home.run(run_id).read_config()
+    if not isinstance(config, TrainConfig):
+        raise UserError(
+            "RUN_STATE",
+            f"{run_id} trained nothing, so there is nothing to train again",
+            hint="Repeat an evaluation with honesmith evaluate.",
+            field="run_id",
+        )
+    return TrainRequest(
+        env_id=config.env_id,
+        model=config.model,
+        algorithm=config.algorithm,
+        settings=_as_given(config, changes),
+        note=f"{run_id} once more",
+        expect=config.expect,
+        parent=run_id,
+        max_gpu_hours=config.max_gpu_hours,
+    )
+
+
+def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
+    """The settings of a run as a user would give them, with `changes` made."""
+    resolved = config.settings.model_dump()
+    settings = {name: value for name, value in resolved.items() if value is not None}
+    # The one turn of a single-turn environment may not be given.
+    if settings.get("max_turns") == 1 and config.sources.get("max_turns") != "user":
+        del settings["max_turns"]
+    # `steps` follow from `epochs` and the batch size; both together are refused.
+    follow_from_epochs = "epochs" in settings and {"epochs", "batch_size"} & changes.keys()
+    settings.pop("steps" if follow_from_epochs and "steps" not in changes else "epochs", None)
+    return settings | dict(changes)
