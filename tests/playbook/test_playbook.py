@@ -87,7 +87,7 @@ def environment_words() -> set[str]:
 
 # Fields of results and files of an environment, which no schema lists.
 WRITTEN = {
-    *("summary", "next", "warnings", "retryable", "None"),
+    *("summary", "next", "warnings", "retryable", "None", "pass_at_k", "pass_at_k_change"),
     *("environment.py", "environment.toml", "requirements.txt", "datasets/"),
     *("honesmith setup", "honesmith setup --vllm", "honesmith doctor", "honesmith report"),
     *("arith@3f2a9c01d4e5", "arith-grpo-7@step20", "@best", "run://{run_id}/report"),
