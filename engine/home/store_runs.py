@@ -161,7 +161,8 @@ class RunTable(Connection):
                 preparing while its lock is free. A run for which it returns False stays queued,
                 and the next one is tried. None claims nothing.
 
-        Returns the changed row; None where no device is free or no queued run can start.
+        A run that waits for others is passed over. Returns the changed row; None where no device is
+        free or no queued run can start.
         """
         with self._write():
             busy_devices = self._busy_devices()
@@ -169,7 +170,7 @@ class RunTable(Connection):
             if not free_devices:
                 return None
             for row in self.queue():
-                if claim is None or claim(row):
+                if not row.waits_for and (claim is None or claim(row)):
                     lease = {"device": free_devices[0]}
                     self._change_state(row.run_id, "queued", "preparing", lease)
                     return self._run(row.run_id)

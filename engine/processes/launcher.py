@@ -25,7 +25,7 @@ from engine.home.progress import write_status
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import outcome, programs
+from engine.processes import outcome, programs, waiting
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -127,10 +127,12 @@ def spawn_detached(
 
 
 def start_queued(home: Home) -> list[str]:
-    """Start queued runs while devices are free; returns the ids of the runs it started."""
+    """Start queued runs while devices are free, except those that still wait for the model of
+    another run; returns the ids of the runs it started."""
     started: list[str] = []
     with Store(home) as store:
-        if not store.queue():
+        waiting.release_waiting(home, store)
+        if all(row.waits_for for row in store.queue()):
             return started
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415

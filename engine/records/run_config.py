@@ -67,6 +67,20 @@ class StoredRows(Record):
     rows: str
 
 
+class AwaitedAdapter(Record):
+    """An adapter that another run is still to make when this run is submitted.
+
+    Attributes:
+        run_id: the run that makes it.
+        checkpoint: "best", "stepN", or "" for the newest.
+        folder: in this run's own folder; filled when the other run is done.
+    """
+
+    run_id: str
+    checkpoint: str
+    folder: str
+
+
 class RunConfigBase(Record):
     """What the configs of all kinds of run hold.
 
@@ -77,6 +91,7 @@ class RunConfigBase(Record):
         max_gpu_hours: cap on device hours; None where none was asked for.
         wall_limit_hours: how long one attempt may go on without writing an answer; a training run
             has no such limit.
+        waits_for: the adapters that were not there yet at the submit.
     """
 
     run_id: str
@@ -85,6 +100,12 @@ class RunConfigBase(Record):
     sources: dict[str, str]
     max_gpu_hours: float | None = None
     wall_limit_hours: float | None = None
+    waits_for: list[AwaitedAdapter] = Field(default_factory=list)
+
+    @property
+    def awaited_ids(self) -> list[str]:
+        """The runs whose models were not there yet at the submit, each once."""
+        return list(dict.fromkeys(adapter.run_id for adapter in self.waits_for))
 
     @property
     def model_refs(self) -> list[str]:

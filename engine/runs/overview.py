@@ -253,6 +253,8 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     }
     if row.state in HOLDS_DEVICE:
         entry |= _progress_fields(home, row)
+    if row.state == "queued" and row.waits_for:
+        entry["waits_for"] = row.awaited_ids
     optional_fields = {"verdict": row.verdict, "reason_kind": row.reason_kind, "note": row.note}
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":

@@ -6,6 +6,7 @@ It is read from the database and the run's files.
 from collections.abc import Mapping
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
@@ -51,7 +52,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
-        _add_place_in_queue(status, store, run)
+        _add_place_in_queue(status, store, run, row)
     _add_quiet_time(status, progress)
     status = _with_end(run, row, status)
     if was_deleted:
@@ -71,10 +72,24 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
     return status
 
 
-def _add_place_in_queue(status: Reply, store: Store, run: RunDir) -> None:
-    """Add `queue_position`, with a warning where the run waits for secrets."""
+def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -> None:
+    """Add `queue_position`, with a warning where the run waits for secrets; and `waits_for`, where
+    the runs stand whose models it waits for."""
     status["queue_position"] = store.queue_position(run.id)
     status["warnings"] += _why_waiting(run)
+    if row.waits_for:
+        status["waits_for"] = [_where_it_stands(run.home, store, name) for name in row.awaited_ids]
+
+
+def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
+    """A run's state and step in words, such as "sums-sft-1 is running at step 12 of 60"."""
+    try:
+        row = store.get_run(run_id)
+    except UserError:  # only a database that was lost forgets a run
+        return f"{run_id} is gone"
+    progress = read_progress(home.run(run_id), row)
+    at_step = _at_step({"step": progress.step, "total_steps": progress.total_steps})
+    return f"{run_id} is {row.state}{at_step}"
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
@@ -279,6 +294,8 @@ def _summary(row: RunRow, status: Reply) -> str:
     left.`"""
     at_step = _at_step(status)
     match row.state:
+        case "queued" if row.waits_for:
+            return f"{row.run_id} waits for the model of {'; '.join(status['waits_for'])}."
         case "queued":
             return f"{row.run_id} is queued at position {status['queue_position']}."
         case "done":

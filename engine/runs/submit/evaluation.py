@@ -12,7 +12,6 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.records.settings import EvaluationSettings, SamplingSettings
@@ -31,8 +30,8 @@ from engine.runs.submit.admission import (
 from engine.runs.submit.queued import start_and_reply
 from engine.runs.submit.regrading import check_tasks, submit_regrade
 from engine.runs.submit.requests import EvaluationRequest
-from engine.runs.submit.run_folder import RunFiles, adapters_of
-from engine.settings import resolution
+from engine.runs.submit.run_folder import RunFiles, adapters_of, awaited_of
+from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
 
 MAX_MODELS = 8  # of one evaluation
@@ -113,6 +112,7 @@ def _files(home: Home, request: EvaluationRequest, plan: _Plan) -> RunFiles:
     return RunFiles(
         _config(request, plan),
         model_adapters=adapters_of(plan.models),
+        awaited=awaited_of(plan.models),
         contamination=contamination.of_evaluation(home, plan.record, request.models, request.split),
     )
 
@@ -146,7 +146,7 @@ def _warnings(home: Home, request: EvaluationRequest, plan: _Plan) -> list[str]:
 def _usable_models(home: Home, request: EvaluationRequest) -> list[ModelRef]:
     """The models that the request names. Raises UserError MODEL_* for one that is unknown or whose
     files are missing."""
-    models = [catalog.resolve_model(home, ref) for ref in request.models]
+    models = [start_models.model_to_ask(home, ref) for ref in request.models]
     for model in models:
         require_files(model)
     return models
@@ -190,7 +190,13 @@ def _new_run(request: EvaluationRequest, plan: _Plan) -> NewRun:
         env_id=plan.record.env_id,
         model=", ".join(request.models),
         max_gpu_hours=plan.cap,
+        waits_for=_awaited_ids(plan.models),
     )
+
+
+def _awaited_ids(models: Sequence[ModelRef]) -> str:
+    """The ids of the runs that are still to make one of the models, as a row holds them."""
+    return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
 
 
 def _config(request: EvaluationRequest, plan: _Plan) -> dict[str, object]:

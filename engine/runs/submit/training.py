@@ -21,7 +21,6 @@ from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
-from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
 from engine.records.run_config import TrainConfig, as_run_config
@@ -43,8 +42,8 @@ from engine.runs.submit.admission import (
 from engine.runs.submit.cautions import cautions
 from engine.runs.submit.queued import reply_of, start_and_reply
 from engine.runs.submit.requests import TrainRequest
-from engine.runs.submit.run_folder import RunFiles
-from engine.settings import resolution, teachers
+from engine.runs.submit.run_folder import START, RunFiles
+from engine.settings import resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
 # What a user may predict; "" for nothing.
@@ -111,6 +110,7 @@ def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, lis
         start_adapter=plan.model.adapter,
         teacher_adapter=plan.teacher_adapter,
         contamination=contamination_report,
+        awaited={START: plan.model} if plan.model.waits_for else {},
     )
     row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
     return row, warnings
@@ -142,7 +142,7 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         raise no_env_error()
     launcher.worker_python(home)  # for its error where nothing can train
     record = registry.find_env(home, request.env_id)
-    model = catalog.resolve_model(home, request.model)
+    model = start_models.model_to_train(home, request.model)
     require_files(model)
     machine = hardware.detect(home.root)
     facts = _env_facts(home, request, record, model)
@@ -267,6 +267,7 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
         estimated_hours=plan.forecast.estimate.gpu_hours.likely,
         request_id=request.request_id,
         body=request.body(),
+        waits_for=plan.model.waits_for,
     )
 
 
