@@ -61,6 +61,7 @@ class NewRun:
     request_id: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # what request_id stands for
     waits_for: str = ""  # as in a RunRow
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class RunRow:
     """One run. Times are unix seconds; an empty string or None says not yet or not at all.
 
     `waits_for` holds the ids, with commas between them, of the runs whose models it needs and does
-    not have yet; it is not started before all of them are done.
+    not have yet; it is not started before all of them are done. `plan` is the id of the plan that
+    it is a step of: the runs of a plan share the cap `max_gpu_hours`.
     """
 
     rowid: int
@@ -98,6 +100,7 @@ class RunRow:
     hint: Hint
     verdict: str
     waits_for: str = ""
+    plan: str = ""
 
     @property
     def awaited_ids(self) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import is_locked, take_lock
 from engine.home.progress import write_status
-from engine.home.rows import RunRow
+from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import outcome, programs, waiting
@@ -345,6 +345,13 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
         attempt=row.attempt + 1,
         continuations=row.continuations + 1,
     )
+
+
+def spent_hours(home: Home, row: RunRow) -> float:
+    """Device hours that a run has taken so far, those of an attempt under way included."""
+    if row.state not in HOLDS_DEVICE:
+        return row.spent_hours
+    return row.spent_hours + seconds_in_lock_file(home.run(row.run_id)) / 3600
 
 
 def seconds_in_lock_file(run: RunDir) -> float:

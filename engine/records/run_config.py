@@ -81,6 +81,19 @@ class AwaitedAdapter(Record):
     folder: str
 
 
+class PlanPlace(Record):
+    """Which step of which plan a run is.
+
+    Attributes:
+        step: 1 for the first.
+        label: the values that the plan varies and this run has, such as "seed=2"; "" for none.
+    """
+
+    plan_id: str
+    step: int
+    label: str = ""
+
+
 class RunConfigBase(Record):
     """What the configs of all kinds of run hold.
 
@@ -92,6 +105,7 @@ class RunConfigBase(Record):
         wall_limit_hours: how long one attempt may go on without writing an answer; a training run
             has no such limit.
         waits_for: the adapters that were not there yet at the submit.
+        plan: its place in a plan; None for a run of its own.
     """
 
     run_id: str
@@ -101,6 +115,7 @@ class RunConfigBase(Record):
     max_gpu_hours: float | None = None
     wall_limit_hours: float | None = None
     waits_for: list[AwaitedAdapter] = Field(default_factory=list)
+    plan: PlanPlace | None = None
 
     @property
     def awaited_ids(self) -> list[str]:

@@ -5,6 +5,7 @@ with `lifecycle.py`; how a run comes to be is in `submit/`.
     ledger.py          what was tried and what came of it
     lifecycle.py       look, wait, cancel
     overview.py        the state of a home in one answer
+    plan_status.py     where a plan stands: a verdict per step
     run_status.py      where a run stands, as a client sees it
     regrade.py         stored answers scored again by another reward; a process without torch
     stored_answers.py  stored answers scored by an env process; a sample of the last exam again

@@ -11,8 +11,8 @@ from engine.core.files import read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import choosing_half_in
-from engine.home.progress import Progress, read_progress
-from engine.home.rows import RunRow
+from engine.home.progress import Progress, answer_count, read_progress
+from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
@@ -48,6 +48,9 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     progress = read_progress(run, row)
     shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
     status = _basic_fields(row, progress, shown_alerts)
+    status["spent_hours"] = round(launcher.spent_hours(home, row), 5)
+    if row.kind == "evaluate" and row.state in HOLDS_DEVICE:
+        _add_share_answered(status, run)
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
@@ -92,6 +95,17 @@ def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
     return f"{run_id} is {row.state}{at_step}"
 
 
+def _add_share_answered(status: Reply, run: RunDir) -> None:
+    """Add `percent`, how much of what an evaluation asks is answered, and where the pace is known
+    `eta_s`."""
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig):
+        return
+    answered = answer_count(run)
+    total = max(1, config.rows * config.attempts * len(config.models))
+    status["percent"] = round(min(100.0, 100 * answered / total), 1)
+
+
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
     """Add `quiet_s`, with a warning, where the run has written nothing for over a minute."""
     quiet_s = progress.quiet_s
@@ -125,7 +139,6 @@ def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
         "metrics": progress.metrics,
         "alerts": alerts,
         "verdict": row.verdict,
-        "spent_hours": round(row.spent_hours, 5),
         "cursor": str(progress.cursor),
         "warnings": [],
     }
