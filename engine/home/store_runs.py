@@ -16,6 +16,7 @@ from engine.home.store_connection import Connection, assignments, placeholders
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
+_LISTED_RUNS = 6  # of a plan, in an error
 RESUMABLE = ("failed", "cancelled", "interrupted")
 # What the row of a run says when a user has asked for a new attempt.
 _NEW_ATTEMPT = {
@@ -467,6 +468,15 @@ class RunTable(Connection):
         Args:
             matches: the ids of two or more runs that begin with `run_id`; [] where none does.
         """
+        plan_rows = self.plan_runs(run_id)
+        if plan_rows:
+            ids = ", ".join(row.run_id for row in plan_rows[:_LISTED_RUNS])
+            return UserError(
+                "RUN_NOT_FOUND",
+                f"{run_id} is a plan, not a run",
+                hint=f"Name one of its runs: {ids}.",
+                field="run_id",
+            )
         if matches:
             return UserError(
                 "RUN_NOT_FOUND",

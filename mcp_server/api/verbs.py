@@ -18,11 +18,9 @@ from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainR
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
-from mcp_server.api.after_wait import after_wait, suggest
+from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, waiting_on
 from mcp_server.api.replies import fitting_page
 
-MAX_WAIT_S = 50.0  # clients give up a call after 60 s
-HELD_WAIT_S = 3600.0  # the longest wait for a client that keeps the call alive
 _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
 
 
@@ -192,7 +190,8 @@ def wait_run(
     timeout_s = min(max(timeout_s, 0.0), HELD_WAIT_S)
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
     run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
-    return with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
+    full = with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
+    return full | {"next": waiting_on(full["next"], until, timeout_s)}
 
 
 def read_logs(

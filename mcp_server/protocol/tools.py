@@ -24,6 +24,7 @@ from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
+from mcp_server.api.after_wait import HELD_WAIT_S, MAX_WAIT_S, only_changes
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
 from mcp_server.protocol.threads import answer_in_thread, asks_for_progress, wait_in_thread
@@ -207,7 +208,7 @@ class Tools:
             float,
             Field(
                 ge=0,
-                le=verbs.HELD_WAIT_S,
+                le=HELD_WAIT_S,
                 description="0: just look; above 50: if progress is asked",
             ),
         ] = 45,
@@ -218,10 +219,10 @@ class Tools:
         """Wait for a run, evaluation, plan: state, step, ETA, last metrics, alerts; at its end the
         verdict or the error with its remedy. Not there yet is a normal answer: call again."""
         # If the time is up first, the reply says how the run stands, and its cursor continues.
-        seconds = timeout_s if asks_for_progress(ctx) else min(timeout_s, verbs.MAX_WAIT_S)
-        return await wait_in_thread(
-            partial(verbs.wait_run, self.home, run_id, until, seconds, cursor), ctx
-        )
+        seconds = timeout_s if asks_for_progress(ctx) else min(timeout_s, MAX_WAIT_S)
+        wait = partial(verbs.wait_run, self.home, run_id, until, seconds, cursor)
+        status = await wait_in_thread(wait, ctx)
+        return only_changes(status) if cursor else status
 
     def read_logs(
         self,

@@ -102,6 +102,40 @@ async def test_a_wait_is_longer_than_fifty_seconds_only_for_a_client_that_takes_
     assert asked == [0, 0, 12, 12, 50, 50, 50, 3000]
 
 
+async def test_a_caller_with_a_cursor_is_told_what_has_changed_and_what_to_call_next_for_as_long(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    status = {
+        "run_id": "r-1",
+        "state": "running",
+        "kind": "train",
+        "env_id": "sums@0",
+        "step": 3,
+        "metrics": {},
+        "alerts": [],
+        "eta_s": None,
+        "cursor": "9",
+        "reached": False,
+    }
+    monkeypatch.setattr("engine.runs.lifecycle.wait", lambda *_, **__: dict(status))
+
+    async def heard(*_: object) -> None:
+        return None
+
+    async with Client(build_server(home, []), mode="legacy") as client:
+        first = await client.call_tool("wait_run", {"run_id": "r-1"})
+        call = {"run_id": "r-1", "cursor": "9", "timeout_s": 600, "until": "news"}
+        later = await client.call_tool("wait_run", call, progress_callback=heard)
+        status |= {"state": "done"}
+        last = await client.call_tool("wait_run", call, progress_callback=heard)
+    assert first.structured_content["env_id"] == "sums@0"
+    assert set(later.structured_content) == {
+        *("summary", "next", "warnings", "run_id", "state", "step", "cursor", "reached")
+    }
+    assert later.structured_content["next"] == [{"tool": "wait_run", "arguments": call}]
+    assert last.structured_content["env_id"] == "sums@0"
+
+
 async def test_a_wait_shows_that_it_is_alive_even_where_nothing_moves(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):

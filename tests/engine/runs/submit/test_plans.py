@@ -141,6 +141,16 @@ def test_what_a_plan_will_take_is_held_against_its_cap_before_anything_is_queued
     assert arguments["then"] == [GRPO, EVALUATION] and arguments["max_gpu_hours"] > hours / 2
 
 
+def test_a_home_shows_its_plans_and_says_what_a_plan_is(bench, env, held):
+    plan(bench, env)
+    overview = lifecycle.overview(bench.home, "all")
+    assert overview["next"][0]["arguments"] == {"run_id": "sums-plan-1"}
+    assert {row["plan"] for row in overview["runs"]} == {"sums-plan-1"}
+    with Store(bench.home) as store, pytest.raises(UserError) as caught:
+        store.get_run("sums-plan-1")
+    assert "is a plan" in caught.value.message and "sums-grpo-1" in caught.value.hint
+
+
 def test_the_same_request_is_the_same_plan(bench, env, held):
     first = plan(bench, env, request_id="try-1")
     again = plan(bench, env, request_id="try-1")
