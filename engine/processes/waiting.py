@@ -83,8 +83,11 @@ def _fault_of(row: RunRow, awaited: list[RunRow | None]) -> tuple[str, Hint] | N
         if other is None:
             return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
         if other.state in ("failed", "cancelled"):
-            resume = Call("submit_train", {"resume": run_id})
-            hint = Hint(f"Then resume {row.run_id} too. First:", resume)
+            resume = Call("submit_train", {"resume": row.plan or run_id})
+            text = (
+                "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"
+            )
+            hint = Hint(text, resume)
             reason = f": {other.reason.rstrip('.')}" if other.reason else ""
             return f"{run_id}, whose model it waited for, {_end_in_words(other)}{reason}", hint
     return None

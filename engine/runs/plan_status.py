@@ -162,11 +162,13 @@ def progress_of(home: Home, look: PlanLook) -> Reply:
     """What a wait reports of a plan under way: `step` is how many runs are done, with the share of
     the one that is under way, of `total_steps` runs."""
     done = sum(row.state not in OPEN for row in look.rows)
+    report: Reply = {"run_id": look.rows[0].plan, "state": look.state}
     for row in look.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
             done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
-    return {"state": look.state, "step": round(done, 3), "total_steps": len(look.rows)}
+            report |= {"now": row.run_id, "eta_s": progress.eta_s}
+    return report | {"step": round(done, 2), "total_steps": len(look.rows)}
 
 
 def _is_news(row: RunRow, look: PlanLook) -> bool:
@@ -249,7 +251,13 @@ def _next_calls(look: PlanLook) -> list[Call]:
     """The calls to make next: wait on; at the end see what came out, or why it did not."""
     plan_id = look.rows[0].plan
     if not look.is_over:
-        return [Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
+        alerting = [
+            row.run_id
+            for row, events in zip(look.rows, look.events, strict=True)
+            if alerts_in(events)
+        ]
+        looks = [Call("diagnose", {"run_id": run_id}) for run_id in alerting[:1]]
+        return [*looks, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
     failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
     if failed:
         return [

@@ -410,5 +410,7 @@ def _counted_hours(rows: Sequence[RunRow]) -> float:
     # spent_before: the hours of earlier attempts; a cap is for one attempt.
     spent_before = sum(row.spent_before for row in rows)
     first = rows[0]
-    cap = first.max_gpu_hours or first.estimated_hours or EVALUATION_WALL_HOURS
+    # The estimate of an evaluation does not end it.
+    estimated_hours = first.estimated_hours if first.kind == "train" else 0.0
+    cap = first.max_gpu_hours or estimated_hours or EVALUATION_WALL_HOURS
     return max(spent, spent_before + cap)

@@ -157,7 +157,8 @@ def submit_train(home: Home, request: TrainRequest) -> Reply:
 
     reply = lifecycle.submit(home, request)
     run_id = reply["run_id"]
-    reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
+    if "steps" not in reply:  # the runs of a plan have curves, the plan has none
+        reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
     )

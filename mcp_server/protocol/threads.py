@@ -110,6 +110,8 @@ def _progress_line(status: Reply) -> str:
         parts.append(str(status["state"]))
     if status.get("total_steps"):
         parts.append(f"step {status.get('step') or 0}/{status['total_steps']}")
+    if status.get("now"):  # of a plan, the run that is under way
+        parts.append(str(status["now"]))
     if status.get("percent") is not None:
         parts.append(f"{status['percent']:.0f} %")
     if status.get("eta_s") is not None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
+from engine.core.files import append_line, read_json
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
@@ -149,6 +149,31 @@ def test_a_home_shows_its_plans_and_says_what_a_plan_is(bench, env, held):
     with Store(bench.home) as store, pytest.raises(UserError) as caught:
         store.get_run("sums-plan-1")
     assert "is a plan" in caught.value.message and "sums-grpo-1" in caught.value.hint
+
+
+def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, env, held):
+    plan(bench, env)
+    now = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0)
+    first = bench.home.run("sums-sft-1")
+    append_line(
+        first.events, {"time": 1.0, "event": "alert", "id": "flat", "message": "it is flat"}
+    )
+    news = lifecycle.wait(bench.home, "sums-plan-1", until="news", cursor=now["cursor"])
+    assert news["reached"] and news["alerts"][0]["run_id"] == "sums-sft-1"
+    assert [call["tool"] for call in news["next"]] == ["diagnose", "wait_run"]
+    again = lifecycle.wait(
+        bench.home, "sums-plan-1", until="news", timeout_s=0, cursor=news["cursor"]
+    )
+    assert not again["reached"] and again["alerts"] == []
+
+
+def test_a_wait_reports_how_far_the_whole_is(bench, env):
+    plan(bench, env)
+    told: list[dict] = []
+    lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40, on_progress=told.append)
+    shares = [report["step"] for report in told]
+    assert told and told[0]["total_steps"] == 3 and shares == sorted(shares)
+    assert {report["run_id"] for report in told} == {"sums-plan-1"}
 
 
 def test_the_same_request_is_the_same_plan(bench, env, held):
