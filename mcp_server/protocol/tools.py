@@ -150,7 +150,12 @@ class Tools:
         ] = "",
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
         max_gpu_hours: Annotated[
-            float, Field(gt=0, le=10_000, description="Cap; the run is checkpointed there.")
+            float,
+            Field(
+                gt=0,
+                le=10_000,
+                description="Cap: refused if estimated above, checkpointed there.",
+            ),
         ] = DEFAULT_GPU_HOURS,
         request_id: Annotated[
             str, Field(description='Makes a retry safe: same id, same run, e.g. "try-1".')
@@ -166,7 +171,7 @@ class Tools:
             Objects,
             Field(
                 default_factory=list,
-                description="Plan: next steps, each from the best before it, e.g. "
+                description="Plan: next steps, each from the best before, e.g. "
                 '[{"algorithm":"grpo","settings":{}},{"algorithm":"evaluate"}]',
             ),
         ],
@@ -209,7 +214,7 @@ class Tools:
             Field(
                 ge=0,
                 le=HELD_WAIT_S,
-                description="0: just look; above 50: if progress is asked",
+                description="0: just look; over 50 with progress only",
             ),
         ] = 45,
         cursor: Annotated[
