@@ -4,6 +4,7 @@ It is read from the database and the run's files.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
@@ -16,7 +17,9 @@ from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
+from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
@@ -96,14 +99,21 @@ def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
 
 
 def _add_share_answered(status: Reply, run: RunDir) -> None:
-    """Add `percent`, how much of what an evaluation asks is answered, and where the pace is known
-    `eta_s`."""
+    """Add `percent`: how much of what an evaluation asks is answered."""
     config = run.find_config()
     if not isinstance(config, EvaluateConfig):
         return
-    answered = answer_count(run)
-    total = max(1, config.rows * config.attempts * len(config.models))
-    status["percent"] = round(min(100.0, 100 * answered / total), 1)
+    answers = _task_count(config) * config.attempts * len(config.models)
+    status["percent"] = round(min(100.0, 100 * answer_count(run) / max(1, answers)), 1)
+
+
+def _task_count(config: EvaluateConfig) -> int:
+    """How many tasks an evaluation asks: all of a split that has fewer than it asks for."""
+    try:
+        available = EnvVersion.read(Path(config.env_dir) / "env.json").rows.get(config.split)
+    except (OSError, DamagedRecord):
+        available = None
+    return config.rows if available is None else min(config.rows, available)
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
