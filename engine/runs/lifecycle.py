@@ -120,7 +120,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
     reap_at = report_at = time.monotonic() + _REAP_S
     while True:
         look = plan_status.look_at(home, store.plan_runs(plan_id), since)
-        reached = plan_status.has_reached(look, goal.until)
+        reached = plan_status.has_reached(home, look, goal.until)
         now = time.monotonic()
         if reached or look.is_over or now >= goal.deadline:
             only_new = bool(goal.cursor) and not look.is_over

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object
+from engine.core.files import last_line, read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
@@ -117,13 +117,14 @@ def look_at(home: Home, rows: Sequence[RunRow], since: Sequence[Marks]) -> PlanL
     return PlanLook(rows, events, ended, marks)
 
 
-def has_reached(look: PlanLook, until: str) -> bool:
+def has_reached(home: Home, look: PlanLook, until: str) -> bool:
     """Whether a plan has reached what is waited for: its end, the first step of a run, or an event
     of a run; with "news" also the end of a step."""
     if until == "end":
         return look.is_over
     if until == "first_step":
-        return any(row.state not in ("queued", "preparing") for row in look.rows)
+        lines = [last_line(home.run(row.run_id).metrics) or {} for row in look.rows]
+        return any(isinstance(line.get("step"), int) and line["step"] >= 1 for line in lines)
     if until == "news" and (look.ended or look.is_over):
         return True
     name = "evaluated" if until == "next_eval" else "alert"

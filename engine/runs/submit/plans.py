@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from engine.core.errors import UserError
+from engine.core.format import size
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.cost import estimate
 from engine.home.database import reports_unwritable_disk
 from engine.home.progress import write_status
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow
@@ -123,7 +125,7 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     for planned in planned_trainings:
         with _naming_step(planned.step, planned.label):
             resolved = _resolved_training(home, planned, trainings)
-            step_warnings = training.admit(planned.request, resolved, home)
+            step_warnings = training.admit(home, planned.request, resolved)
         before = _trained_on(trainings, planned.behind)
         start = trainings[0].resolved.model.ref if trainings else resolved.model.ref
         report = contamination.of_training(home, resolved.record, start, before)
@@ -135,6 +137,7 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
             evaluated = _resolved_evaluation(home, request, planned_evaluation, trainings)
         report_warnings = evaluated.contamination.warnings
         warnings += _of_step(planned_evaluation.step, report_warnings)
+    _check_disk(trainings)
     figures = _total(trainings, evaluated)
     warnings += training.admit_cost(home, store, request, figures)
     return _Plan(trainings, evaluated, figures, list(dict.fromkeys(warnings)))
@@ -153,6 +156,9 @@ def _naming_step(step: int, label: str = "") -> Iterator[None]:
     except UserError as error:
         of_label = f" ({label})" if label else ""
         error.message = f"step {step}{of_label}: {error.message}"
+        if step > 1:  # a change of settings would be made to those of the first step
+            error.advice = replace(error.advice, change=None)
+            error.field = f"then[{step - 2}].{error.field}" if error.field else "then"
         raise
 
 
@@ -192,6 +198,20 @@ def _resolved_evaluation(
     before = [each.resolved.record.env_id for each in trainings]
     report = contamination.of_models(home, resolved.record, [start.ref], before)
     return _Evaluation(planned, resolved, report)
+
+
+def _check_disk(trainings: Sequence[_Training]) -> None:
+    """Raises UserError DISK_FULL where the disk has no room for what all runs together write."""
+    needed = sum(each.resolved.forecast.estimate.disk_bytes for each in trainings)
+    free = trainings[0].resolved.machine.disk_free
+    if needed > free - estimate.DISK_RESERVE:
+        raise UserError(
+            "DISK_FULL",
+            f"the runs of the plan would write {size(needed)}; {size(free)} are free, of which "
+            f"{size(estimate.DISK_RESERVE)} stay free",
+            hint="Free some space, vary fewer values, or lower keep_checkpoints.",
+            retryable=True,
+        )
 
 
 def _total(trainings: Sequence[_Training], evaluated: _Evaluation | None) -> Estimate:

@@ -97,7 +97,7 @@ def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, lis
     Raises the errors of `submit`.
     """
     plan = resolve(home, request, start_models.model_to_train)
-    warnings = admit(request, plan, home)
+    warnings = admit(home, request, plan)
     warnings += admit_cost(home, store, request, plan.forecast.estimate)
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
@@ -206,7 +206,7 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
     return env_facts.env_facts(home, record, model.base_path, thinking=thinking)
 
 
-def admit(request: TrainRequest, plan: ResolvedTraining, home: Home) -> list[str]:
+def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str]:
     """Check that the run can be carried out. Returns warnings about what is doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.

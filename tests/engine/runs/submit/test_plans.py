@@ -1,12 +1,17 @@
 """A plan: several runs queued, capped, resumed and cancelled as one."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
+from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import append_line, read_json
+from engine.core.hints import Call
+from engine.cost import estimate
+from engine.cost.estimate import estimate_cost
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
@@ -167,6 +172,18 @@ def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, 
     assert not again["reached"] and again["alerts"] == []
 
 
+def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, held):
+    plan(bench, env)
+    assert not lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=0)["reached"]
+    now = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0)
+    held.unlink()
+    assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["reached"]
+    event = {"time": 1.0, "event": "evaluated", "step": 3, "heldout_success": 0.5}
+    append_line(bench.home.run("sums-sft-1").events, event)
+    arguments = {"until": "next_eval", "timeout_s": 0, "cursor": now["cursor"]}
+    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"]
+
+
 def test_a_wait_reports_how_far_the_whole_is(bench, env):
     plan(bench, env)
     told: list[dict] = []
@@ -207,10 +224,25 @@ def test_a_plan_that_cannot_be_is_refused_with_its_fault(bench, env, then, vary,
 def test_a_fault_in_a_later_step_names_it_and_queues_nothing(bench, env):
     wrong = {"algorithm": "grpo", "settings": {"group_sise": 4}}
     error = refused("SETTING_UNKNOWN", bench, env, then=[wrong])
-    assert error.message.startswith("step 2: ")
+    assert error.message.startswith("step 2: ") and error.field == "then[0].settings.group_sise"
+    assert "group_size" in error.hint
+    submit = Call("submit_train", {"env_id": env, "settings": SFT, "then": [wrong]})
+    assert error.of_call(submit).advice.call is None, "the settings of step 1 are not at fault"
     other_rank = {"algorithm": "grpo", "settings": {"lora_rank": 8}}
     assert "lora_rank" in refused("SETTING_INVALID", bench, env, then=[other_rank]).message
     refused("ENV_NOT_FOUND", bench, env, then=[EVALUATION | {"env_id": "nobody"}])
+
+
+def test_what_all_runs_write_must_fit_onto_the_disk(bench, env, monkeypatch):
+    need = estimate_cost(bench.home, env, "pebble", "sft", SFT)["disk_bytes"]
+    machine = hardware.detect(bench.home.root)
+    free = estimate.DISK_RESERVE + int(1.5 * need)
+    changed = dataclasses.replace(machine, disk_free=free)
+    monkeypatch.setattr(hardware, "detect", lambda _root=None: changed)
+    twice = {"then": [], "vary": {"seed": [1, 2]}}
+    assert "the runs of the plan" in refused("DISK_FULL", bench, env, **twice).message
+    assert plan(bench, env, then=[], vary={"seed": [1]})["run_id"] == "sums-plan-1"
+    bench.until_state(bench.home.run("sums-sft-1"), "done")
 
 
 def test_a_plan_survives_the_death_of_everything_at_once(bench, env, held):
