@@ -37,7 +37,7 @@ from engine.judgements import (
     too_hard,
     warn_of_degenerate,
 )
-from engine.models import catalog, hub
+from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.reading import preview
@@ -46,7 +46,7 @@ from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs import lifecycle
 from engine.runs.submit import admission, contamination
 from engine.runs.submit.requests import ProbeRequest
-from engine.settings import resolution, teachers
+from engine.settings import resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
@@ -179,11 +179,10 @@ class DryRun:
 
     def check_model(self) -> Outcome:
         """Whether the model exists and can be trained; stores what its reference means."""
-        ref = catalog.resolve_model(self.home, self.model)
+        ref = start_models.model_to_train(self.home, self.model)
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
-        if ref.adapter is not None:
-            detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
+        detail += start_models.origin_text(ref)
         missing = hub.missing_bytes(ref.base_path)
         if missing:
             return Outcome("warn", f"{detail}; {size(missing)} of weights come when the run starts")
@@ -445,6 +444,9 @@ class DryRun:
         record = required(self.facts.record)
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
+        maker = required(self.facts.model).waits_for
+        if maker:
+            return Outcome("skip", f"{maker} is still to make the model; the run waits for it")
         run_id = self.facts.probe_run_id = self._start_probe(record, samples, cap_function)
         timeout_s = _seconds_left(began)
         status = lifecycle.wait(self.home, run_id, until="end", timeout_s=timeout_s)

@@ -267,19 +267,24 @@ def _stop_trainer(watch: Watch) -> None:
 
 def _limits(watch: Watch) -> list[_Limit]:
     """Every limit of this attempt, the earliest first; [] where there is none."""
-    limits = (_limit_of_run(watch.row), _limit_of_home(watch), _limit_without_answers(watch))
+    limits = (_limit_of_run(watch), _limit_of_home(watch), _limit_without_answers(watch))
     return sorted(limit for limit in limits if limit is not None)
 
 
-def _limit_of_run(row: RunRow) -> _Limit | None:
-    """The limit at which the GPU-hours that the run may take are spent; None if it has no cap."""
+def _limit_of_run(watch: Watch) -> _Limit | None:
+    """The limit at which the GPU-hours are spent that the run may take, or that the runs of its
+    plan may take together; None if it has no cap."""
+    row = watch.row
     if row.max_gpu_hours <= 0:
         return None
+    rows = watch.store.plan_runs(row.plan) if row.plan else [row]
     # The cap counts from the last resume on; what was spent before does not count.
-    spent_hours = row.spent_hours - row.spent_before
-    hours_left = row.max_gpu_hours - spent_hours
-    reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-    return _Limit(hours_left * 3600, kind="budget", reason=reason)
+    spent_hours = sum(each.spent_hours - each.spent_before for each in rows)
+    living = [each for each in rows if each.state in HOLDS_DEVICE and each.run_id != row.run_id]
+    living_s = sum(launcher.seconds_in_lock_file(watch.run.home.run(r.run_id)) for r in living)
+    of_plan = f" of the plan {row.plan}" if row.plan else ""
+    reason = f"max_gpu_hours={row.max_gpu_hours:g}{of_plan} is spent"
+    return _Limit((row.max_gpu_hours - spent_hours) * 3600 - living_s, "budget", reason)
 
 
 def _limit_of_home(watch: Watch) -> _Limit | None:
@@ -365,7 +370,9 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     write_status(watch.run, row)
     _write_report(watch.run)
     # A run that was resumed repeats work, so its hours would spoil the calibration.
-    if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
+    # The estimate of an evaluation says what it takes at most, so it teaches nothing either.
+    is_plain = row.kind == "train" and row.attempt == 1
+    if row.state == "done" and is_plain and row.estimated_hours > 0:
         features = {"run_id": row.run_id, "device": row.device, "model": row.model}
         with contextlib.suppress(UserError):
             watch.store.record_estimate(

@@ -29,13 +29,13 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
-from engine.models import catalog, hub
+from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import GivenSettings, RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
-from engine.settings import teachers
+from engine.settings import start_models, teachers
 from engine.settings.defaults import SamplingLimits
 from engine.settings.teachers import ResolvedTeacher
 
@@ -115,7 +115,7 @@ def _planned_run(
     refuse the environment, the model or the settings."""
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
-    model_ref = catalog.resolve_model(home, model)
+    model_ref = start_models.model_to_train(home, model)
     hardware = machine.detect(home.root)
     thinking = settings_schema.counted_thinking(algorithm, settings)
     facts = env_facts.env_facts(home, record, model_ref.base_path, thinking=thinking)

@@ -132,7 +132,21 @@ def m001_first_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_first_tables]
+def m002_waiting_runs(db: sqlite3.Connection) -> None:
+    """Runs say which other runs they wait for."""
+    db.execute("ALTER TABLE runs ADD COLUMN waits_for TEXT NOT NULL DEFAULT ''")
+
+
+def m003_plans(db: sqlite3.Connection) -> None:
+    """Runs say which plan they are a step of."""
+    db.execute("ALTER TABLE runs ADD COLUMN plan TEXT NOT NULL DEFAULT ''")
+
+
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
+    m001_first_tables,
+    m002_waiting_runs,
+    m003_plans,
+]
 
 
 class Damaged(Exception):

@@ -98,6 +98,17 @@ def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
     return total
 
 
+def answer_count(run: RunDir) -> int:
+    """How many answers an evaluation has written, of all its models: lines of their files."""
+    count = 0
+    for path in run.evals_dir.glob("model_*.jsonl"):
+        try:
+            count += path.read_bytes().count(b"\n")
+        except FileNotFoundError:  # a later attempt begins its files anew
+            continue
+    return count
+
+
 def write_status(run: RunDir, row: RunRow) -> None:
     """Write STATUS.md anew. An error of the disk is ignored, because a run must not fail only
     because its STATUS.md cannot be written."""

@@ -254,6 +254,9 @@ def _config_columns(config: "RunConfig") -> Columns:
         "parent": train_config.parent if train_config else "",
         "max_gpu_hours": config.max_gpu_hours or 0.0,
         "estimated_hours": train_config.estimate.gpu_hours.likely if train_config else 0.0,
+        # Those that are done already are taken off again before the run can start.
+        "waits_for": ",".join(config.awaited_ids),
+        "plan": config.plan.plan_id if config.plan else "",
     }
 
 

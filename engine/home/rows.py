@@ -12,7 +12,7 @@ State = Literal[
 
 # Every legal change of state. `done` never changes; failed and cancelled only by a resume.
 TRANSITIONS: dict[str, frozenset[str]] = {
-    "queued": frozenset({"preparing", "cancelled"}),
+    "queued": frozenset({"preparing", "cancelled", "failed"}),  # failed: see `waits_for`
     "preparing": frozenset({"running", "stopping", "interrupted", "failed"}),
     "running": frozenset({"stopping", "interrupted", "done", "failed"}),
     "stopping": frozenset({"cancelled", "done", "failed"}),
@@ -60,11 +60,18 @@ class NewRun:
     estimated_hours: float = 0.0
     request_id: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # what request_id stands for
+    waits_for: str = ""  # as in a RunRow
+    plan: str = ""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. Times are unix seconds; an empty string or None says not yet or not at all."""
+    """One run. Times are unix seconds; an empty string or None says not yet or not at all.
+
+    `waits_for` holds the ids, with commas between them, of the runs whose models it needs and does
+    not have yet; it is not started before all of them are done. `plan` is the id of the plan that
+    it is a step of: the runs of a plan share the cap `max_gpu_hours`.
+    """
 
     rowid: int
     run_id: str
@@ -92,6 +99,13 @@ class RunRow:
     reason: str
     hint: Hint
     verdict: str
+    waits_for: str = ""
+    plan: str = ""
+
+    @property
+    def awaited_ids(self) -> list[str]:
+        """The ids of the runs that it waits for."""
+        return self.waits_for.split(",") if self.waits_for else []
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from engine.home.store_connection import Connection, assignments, placeholders
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
+_LISTED_RUNS = 6  # of a plan, in an error
+RESUMABLE = ("failed", "cancelled", "interrupted")
 # What the row of a run says when a user has asked for a new attempt.
 _NEW_ATTEMPT = {
     "ended": None,
@@ -25,6 +27,9 @@ _NEW_ATTEMPT = {
     "hint": "",
     "verdict": "",
 }
+# Makes a run of a plan, from the plan's id and the ids of the runs before it: what is stored of it,
+# and the function that writes its folder when it is called with its id.
+RunMaker = Callable[[str, list[str]], tuple[NewRun, Callable[[str], None]]]
 # Fields that a row takes from a NewRun under the same name.
 _COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
@@ -67,6 +72,39 @@ class RunTable(Connection):
             self._remember_request(new.request_id, new.body, run_id)
             self._log_state(run_id, old="", new="queued")
             return self._run(run_id)
+
+    def insert_plan(
+        self, name: str, request_id: str, body: Mapping[str, Any], makers: Sequence[RunMaker]
+    ) -> list[RunRow]:
+        """Queue the runs of a plan, all or none, and return their rows. If the `request_id` was
+        used before, nothing is queued and the rows of that plan are returned.
+
+        Args:
+            name: the part of the plan's id before "-plan-" and its number.
+            makers: one for each run: from the plan's id and the ids of the runs before it, the run
+                and the function that writes its folder.
+
+        Raises UserError REQUEST_CONFLICT when the request_id was used with another body.
+        """
+        with self._write():
+            earlier_run = self._run_of_request(request_id, body)
+            if earlier_run is not None:
+                return self.plan_runs(earlier_run.plan)
+            plan_id = self._next_plan_id(name)
+            ids: list[str] = []
+            for make in makers:
+                new, prepare = make(plan_id, ids)
+                run_id, number = self._next_free_id(new.name)
+                prepare(run_id)
+                self._insert_queued(new, run_id, number)
+                self._log_state(run_id, old="", new="queued")
+                ids.append(run_id)
+            self._remember_request(request_id, body, ids[0])
+            return self.plan_runs(plan_id)
+
+    def plan_runs(self, plan_id: str) -> list[RunRow]:
+        """The runs of a plan, in the order of its steps; [] where there is no such plan."""
+        return self._rows("WHERE plan = ? AND plan != '' ORDER BY rowid", (plan_id,))
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
         """The run that an earlier submit or resume with this request_id led to; None for a
@@ -161,7 +199,8 @@ class RunTable(Connection):
                 preparing while its lock is free. A run for which it returns False stays queued,
                 and the next one is tried. None claims nothing.
 
-        Returns the changed row; None where no device is free or no queued run can start.
+        A run that waits for others is passed over. Returns the changed row; None where no device is
+        free or no queued run can start.
         """
         with self._write():
             busy_devices = self._busy_devices()
@@ -169,7 +208,7 @@ class RunTable(Connection):
             if not free_devices:
                 return None
             for row in self.queue():
-                if claim is None or claim(row):
+                if not row.waits_for and (claim is None or claim(row)):
                     lease = {"device": free_devices[0]}
                     self._change_state(row.run_id, "queued", "preparing", lease)
                     return self._run(row.run_id)
@@ -248,18 +287,47 @@ class RunTable(Connection):
             if check is not None:
                 check()
             row = self._run(run_id)
-            if row.state not in ("failed", "cancelled", "interrupted"):
+            if row.state not in RESUMABLE:
                 raise _not_resumable(row)
-            values = {
-                "attempt": row.attempt + 1,
-                "queued": self._queue_time(time.time()),
-                "max_gpu_hours": max_gpu_hours,
-                "spent_before": row.spent_hours,
-                **_NEW_ATTEMPT,  # clears what the last attempt's end left
-            }
-            self._change_state(run_id, row.state, "queued", values)
+            self._queue_again(row, max_gpu_hours)
             self._remember_request(request_id, body, run_id)
             return self._run(run_id)
+
+    def resume_plan(
+        self, plan_id: str, *, max_gpu_hours: float, request_id: str, body: Mapping[str, Any]
+    ) -> list[RunRow]:
+        """Queue a new attempt of every run of a plan that did not get done, and return the rows of
+        all its runs. If the request_id was used before, nothing is queued.
+
+        Raises UserError RUN_STATE where no run of it can be resumed, and REQUEST_CONFLICT.
+        """
+        with self._write():
+            if self._run_of_request(request_id, body) is None:
+                rows = self.plan_runs(plan_id)
+                ended = [row for row in rows if row.state in RESUMABLE]
+                if not ended:
+                    raise _not_resumable(rows[-1])
+                for row in ended:
+                    self._queue_again(row, max_gpu_hours)
+                self._remember_request(request_id, body, rows[0].run_id)
+            return self.plan_runs(plan_id)
+
+    def _queue_again(self, row: RunRow, max_gpu_hours: float) -> None:
+        """Queue a new attempt of a run that has ended, with this cap on device hours, which the
+        other runs of its plan share from now on."""
+        values = {
+            "attempt": row.attempt + 1,
+            "queued": self._queue_time(time.time()),
+            "max_gpu_hours": max_gpu_hours,
+            "spent_before": row.spent_hours,
+            **_NEW_ATTEMPT,  # clears what the last attempt's end left
+        }
+        self._change_state(row.run_id, row.state, "queued", values)
+        self._db.execute(
+            "UPDATE runs SET max_gpu_hours = ?, spent_before = spent_hours "
+            "WHERE plan = ? AND plan != ''",
+            (max_gpu_hours, row.plan),
+        )
 
     def act_undisturbed(self, run_id: str, act: Callable[[RunRow], None]) -> None:
         """Call `act` with the run's row inside a transaction, so that no other process can change
@@ -329,6 +397,17 @@ class RunTable(Connection):
             number += 1
         return f"{name}-{number}", number
 
+    def _next_plan_id(self, name: str) -> str:
+        """The next free id of a plan, such as "sums-plan-2" for the name "sums"."""
+        rows = self._read("SELECT DISTINCT plan FROM runs WHERE plan != ''", ())
+        numbers = [
+            int(number)
+            for (plan_id,) in rows
+            for stem, _, number in [plan_id.rpartition("-plan-")]
+            if stem == name
+        ]
+        return f"{name}-plan-{max(numbers, default=0) + 1}"
+
     def _queue_time(self, now: float) -> float:
         """The time to store for a run that is queued now. It is later than that of every other run,
         even if the clock was set back, so that the queue keeps its order."""
@@ -389,6 +468,15 @@ class RunTable(Connection):
         Args:
             matches: the ids of two or more runs that begin with `run_id`; [] where none does.
         """
+        plan_rows = self.plan_runs(run_id)
+        if plan_rows:
+            ids = ", ".join(row.run_id for row in plan_rows[:_LISTED_RUNS])
+            return UserError(
+                "RUN_NOT_FOUND",
+                f"{run_id} is a plan, not a run",
+                hint=f"Name one of its runs: {ids}.",
+                field="run_id",
+            )
         if matches:
             return UserError(
                 "RUN_NOT_FOUND",

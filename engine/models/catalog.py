@@ -26,6 +26,7 @@ from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records import model_origin
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
+from engine.records.settings import CommonSettings
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
 
@@ -53,6 +54,8 @@ class ModelRef:
         adapter_facts: shape of the adapter; None for a base model.
         run_id: the run of this home that trained the adapter; "" for others and for a base model.
         facts: sizes of the base model.
+        waits_for: the run that is still to make the adapter; "" where it is there. Until then
+            `adapter` is None, and `adapter_facts` are what the run's settings say.
     """
 
     ref: str
@@ -63,6 +66,7 @@ class ModelRef:
     adapter_facts: AdapterFacts | None
     run_id: str
     facts: ModelFacts
+    waits_for: str = ""
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
@@ -291,6 +295,31 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
     if not run.config.is_file():
         return None
     return run, match["checkpoint"] or ""
+
+
+def unmade(home: Home, ref: str) -> ModelRef | None:
+    """The model that a training run is still to make, if `ref` names a training run without looking
+    at what it has made so far; None for any other reference.
+
+    Raises UserError MODEL_NOT_FOUND where the files of its base model are gone.
+    """
+    run_and_checkpoint = None if ref in BUILTIN else _referenced_run(home, ref)
+    if run_and_checkpoint is None:
+        return None
+    run, _ = run_and_checkpoint
+    config = run.find_config()
+    if not isinstance(config, TrainConfig):
+        return None
+    base_ref, base_path = _base_of(config, run)
+    return made_by(_base_model(ref, "run", base_ref, base_path), run.id, config.settings)
+
+
+def made_by(base: ModelRef, run_id: str, settings: CommonSettings) -> ModelRef:
+    """The model that the training run `run_id` of `base` with these settings is still to make."""
+    adapter = AdapterFacts(settings.lora_rank, settings.lora_alpha, tuple(settings.lora_targets))
+    return replace(
+        base, kind="run", adapter=None, adapter_facts=adapter, run_id=run_id, waits_for=run_id
+    )
 
 
 def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelRef:

@@ -22,10 +22,10 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import is_locked, take_lock
 from engine.home.progress import write_status
-from engine.home.rows import RunRow
+from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import outcome, programs
+from engine.processes import outcome, programs, waiting
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -127,11 +127,13 @@ def spawn_detached(
 
 
 def start_queued(home: Home) -> list[str]:
-    """Start queued runs while devices are free; returns the ids of the runs it started."""
-    started_ids: list[str] = []
+    """Start queued runs while devices are free, except those that still wait for the model of
+    another run; returns the ids of the runs it started."""
+    started: list[str] = []
     with Store(home) as store:
-        if not store.queue():
-            return started_ids
+        waiting.release_waiting(home, store)
+        if all(row.waits_for for row in store.queue()):
+            return started
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
@@ -344,6 +346,13 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
         attempt=row.attempt + 1,
         continuations=row.continuations + 1,
     )
+
+
+def spent_hours(home: Home, row: RunRow) -> float:
+    """Device hours that a run has taken so far, those of an attempt under way included."""
+    if row.state not in HOLDS_DEVICE:
+        return row.spent_hours
+    return row.spent_hours + seconds_in_lock_file(home.run(row.run_id)) / 3600
 
 
 def seconds_in_lock_file(run: RunDir) -> float:

@@ -286,7 +286,7 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
         return _End("cancelled", "cancelled", reason, resume_hint(run))
     # Rounded to six digits, as a user would type it.
     cap_hours = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")
-    resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap_hours})
+    resume_again = Call("submit_train", {"resume": row.plan or run.id, "max_gpu_hours": cap_hours})
     hint = Hint("The new attempt gets a cap of its own.", resume_again)
     return _End("failed", row.reason_kind, reason, hint)
 

@@ -67,6 +67,33 @@ class StoredRows(Record):
     rows: str
 
 
+class AwaitedAdapter(Record):
+    """An adapter that another run is still to make when this run is submitted.
+
+    Attributes:
+        run_id: the run that makes it.
+        checkpoint: "best", "stepN", or "" for the newest.
+        folder: in this run's own folder; filled when the other run is done.
+    """
+
+    run_id: str
+    checkpoint: str
+    folder: str
+
+
+class PlanPlace(Record):
+    """Which step of which plan a run is.
+
+    Attributes:
+        step: 1 for the first.
+        label: the values that the plan varies and this run has, such as "seed=2"; "" for none.
+    """
+
+    plan_id: str
+    step: int
+    label: str = ""
+
+
 class RunConfigBase(Record):
     """What the configs of all kinds of run hold.
 
@@ -77,6 +104,8 @@ class RunConfigBase(Record):
         max_gpu_hours: cap on device hours; None where none was asked for.
         wall_limit_hours: how long one attempt may go on without writing an answer; a training run
             has no such limit.
+        waits_for: the adapters that were not there yet at the submit.
+        plan: its place in a plan; None for a run of its own.
     """
 
     run_id: str
@@ -85,6 +114,13 @@ class RunConfigBase(Record):
     sources: dict[str, str]
     max_gpu_hours: float | None = None
     wall_limit_hours: float | None = None
+    waits_for: list[AwaitedAdapter] = Field(default_factory=list)
+    plan: PlanPlace | None = None
+
+    @property
+    def awaited_ids(self) -> list[str]:
+        """The runs whose models were not there yet at the submit, each once."""
+        return list(dict.fromkeys(adapter.run_id for adapter in self.waits_for))
 
     @property
     def model_refs(self) -> list[str]:

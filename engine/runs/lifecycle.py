@@ -22,17 +22,18 @@ from engine.home.progress import (
     events_from,
     write_status,
 )
-from engine.home.rows import TERMINAL, RunRow, taken_as
+from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
+from engine.runs import plan_status
 from engine.runs.overview import overview
 from engine.runs.run_status import status_of
 from engine.runs.submit.admission import check_texts
 from engine.runs.submit.evaluation import submit_evaluation
+from engine.runs.submit.plans import submit
 from engine.runs.submit.probe import submit_probe
-from engine.runs.submit.training import submit
 
 __all__ = [
     "cancel",
@@ -44,8 +45,7 @@ __all__ = [
     "wait",
 ]
 
-MAX_WAIT_S = 50.0  # many clients give up on a call after a minute
-UNTIL = ("end", "first_step", "next_eval", "alert")
+UNTIL = ("end", "first_step", "next_eval", "alert", "news")
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
@@ -57,6 +57,10 @@ def status(home: Home, run_id: str) -> Reply:
     make next. Raises UserError RUN_NOT_FOUND."""
     launcher.reap(home)
     with Store(home) as store:
+        plan_rows = store.plan_runs(run_id)
+        if plan_rows:
+            marks = plan_status.marks_of(home, plan_rows, cursor="")
+            return plan_status.status_of(home, store, plan_status.look_at(home, plan_rows, marks))
         return status_of(home, store, store.get_run(run_id))
 
 
@@ -68,12 +72,13 @@ def wait(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait until a run has reached `until` or has ended, at most `timeout_s` seconds. Returns its
-    status with the added key `reached`: whether the run has reached `until`.
+    """Wait until a run or a plan has reached `until` or has ended, at most `timeout_s` seconds.
+    Returns its status with the added key `reached`: whether it has reached `until`.
 
     Args:
-        until: "end", "first_step", "next_eval" or "alert".
-        timeout_s: seconds to wait, from 0 to 50.
+        until: "end", "first_step", "next_eval", "alert", or "news": an alert, the end, or the end
+            of a step of a plan.
+        timeout_s: seconds to wait; how long a client may keep a call is not known here.
         cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
             those from now on.
         on_progress: called with the status at every change and about once a second.
@@ -81,10 +86,13 @@ def wait(
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # a time out of range is not refused
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + max(float(timeout_s), 0.0)  # a negative time is not refused
     launcher.reap(home)
     with Store(home) as store:
+        if store.plan_runs(run_id):
+            return _wait_for_plan(
+                home, store, run_id, _PlanGoal(until, cursor, deadline, on_progress)
+            )
         row = store.get_run(run_id)
         run = home.run(row.run_id)
         goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
@@ -92,6 +100,39 @@ def wait(
         # None shows the latest alerts of the whole run: a caller without a cursor has seen none.
         new_alerts = alerts_in(look.events) if cursor else None
         return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
+
+
+@dataclass(frozen=True)
+class _PlanGoal:
+    """What a wait for a plan waits for; the fields mean what the arguments of `wait` mean, and
+    `deadline` is in seconds on the monotonic clock."""
+
+    until: str
+    cursor: str
+    deadline: float
+    on_progress: Callable[[Reply], None] | None
+
+
+def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> Reply:
+    """Wait until a plan has reached the goal or is over, or the deadline has passed. Returns its
+    status with `reached`; with a cursor only what has changed since then."""
+    since = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
+    reap_at = report_at = time.monotonic() + _REAP_S
+    while True:
+        look = plan_status.look_at(home, store.plan_runs(plan_id), since)
+        reached = plan_status.has_reached(home, look, goal.until)
+        now = time.monotonic()
+        if reached or look.is_over or now >= goal.deadline:
+            only_new = bool(goal.cursor) and not look.is_over
+            status = plan_status.status_of(home, store, look, only_new=only_new)
+            return status | {"reached": reached}
+        if goal.on_progress is not None and now >= report_at:
+            goal.on_progress(plan_status.progress_of(home, look))
+            report_at = now + _REPORT_S
+        if now >= reap_at:
+            launcher.reap(home)
+            reap_at = now + _REAP_S
+        time.sleep(min(_POLL_S, max(0.0, goal.deadline - time.monotonic())))
 
 
 @dataclass(frozen=True)
@@ -209,6 +250,8 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     """
     check_texts(reason=reason)
     with Store(home) as store:
+        if store.plan_runs(run_id):
+            return _cancel_plan(home, store, run_id, reason.strip() or "cancelled on request")
         row = store.get_run(run_id)
         run = home.run(row.run_id)
         _set_cancelled_or_stopping(store, run, reason.strip() or "cancelled on request")
@@ -216,6 +259,22 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         row = store.get_run(row.run_id)
         write_status(run, row)
     return _cancel_reply(run, row, warnings=taken_as("run_id", run_id, row.run_id))
+
+
+def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
+    """Ask every run of a plan to end, the last one first: so none of them is started meanwhile, or
+    fails because of one before it. Returns the reply about the plan."""
+    for row in reversed(store.plan_runs(plan_id)):
+        if row.state in OPEN:
+            run = home.run(row.run_id)
+            _set_cancelled_or_stopping(store, run, reason)
+            write_status(run, store.get_run(row.run_id))
+    launcher.reap(home)
+    rows = store.plan_runs(plan_id)
+    look = plan_status.look_at(home, rows, plan_status.marks_of(home, rows, cursor=""))
+    status = plan_status.status_of(home, store, look)
+    resume = Call("submit_train", {"resume": plan_id})
+    return status | {"next": [resume.to_json()] if look.is_over else status["next"]}
 
 
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
@@ -283,7 +342,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
         events: the run's events since the wait began, or since the cursor it was given. An
             evaluation or an alert counts only if it is among them.
     """
-    if until == "end":
+    if until == "end" or (until == "news" and row.state in TERMINAL):
         return row.state in TERMINAL
     if until == "first_step":
         last_metrics = last_line(run.metrics) or {}

@@ -254,7 +254,14 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     }
     if row.state in HOLDS_DEVICE:
         entry |= _progress_fields(home, row)
-    optional_fields = {"verdict": row.verdict, "reason_kind": row.reason_kind, "note": row.note}
+    if row.state == "queued" and row.waits_for:
+        entry["waits_for"] = row.awaited_ids
+    optional_fields = {
+        "verdict": row.verdict,
+        "reason_kind": row.reason_kind,
+        "note": row.note,
+        "plan": row.plan,
+    }
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
         entry |= ledger.entry(home, row)
@@ -349,7 +356,7 @@ def _next_calls(scope: str, page: _Page) -> list[Reply]:
         return []
     for row in page.open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
-            return [Call("wait_run", {"run_id": row.run_id}).to_json()]
+            return [Call("wait_run", {"run_id": row.plan or row.run_id}).to_json()]
     envs = page.reply["envs"]
     if not envs:
         return [

@@ -4,18 +4,22 @@ It is read from the database and the run's files.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import choosing_half_in
-from engine.home.progress import Progress, read_progress
-from engine.home.rows import RunRow
+from engine.home.progress import Progress, answer_count, read_progress
+from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
+from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
@@ -47,11 +51,14 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     progress = read_progress(run, row)
     shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
     status = _basic_fields(row, progress, shown_alerts)
+    status["spent_hours"] = round(launcher.spent_hours(home, row), 5)
+    if row.kind == "evaluate" and row.state in HOLDS_DEVICE:
+        _add_share_answered(status, run)
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
-        _add_place_in_queue(status, store, run)
+        _add_place_in_queue(status, store, run, row)
     _add_quiet_time(status, progress)
     status = _with_end(run, row, status)
     if was_deleted:
@@ -71,10 +78,42 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
     return status
 
 
-def _add_place_in_queue(status: Reply, store: Store, run: RunDir) -> None:
-    """Add `queue_position`, with a warning where the run waits for secrets."""
+def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -> None:
+    """Add `queue_position`, with a warning where the run waits for secrets; and `waits_for`, where
+    the runs stand whose models it waits for."""
     status["queue_position"] = store.queue_position(run.id)
     status["warnings"] += _why_waiting(run)
+    if row.waits_for:
+        status["waits_for"] = [_where_it_stands(run.home, store, name) for name in row.awaited_ids]
+
+
+def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
+    """A run's state and step in words, such as "sums-sft-1 is running at step 12 of 60"."""
+    try:
+        row = store.get_run(run_id)
+    except UserError:  # only a database that was lost forgets a run
+        return f"{run_id} is gone"
+    progress = read_progress(home.run(run_id), row)
+    at_step = _at_step({"step": progress.step, "total_steps": progress.total_steps})
+    return f"{run_id} is {row.state}{at_step}"
+
+
+def _add_share_answered(status: Reply, run: RunDir) -> None:
+    """Add `percent`: how much of what an evaluation asks is answered."""
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig):
+        return
+    answers = _task_count(config) * config.attempts * len(config.models)
+    status["percent"] = round(min(100.0, 100 * answer_count(run) / max(1, answers)), 1)
+
+
+def _task_count(config: EvaluateConfig) -> int:
+    """How many tasks an evaluation asks: all of a split that has fewer than it asks for."""
+    try:
+        available = EnvVersion.read(Path(config.env_dir) / "env.json").rows.get(config.split)
+    except (OSError, DamagedRecord):
+        available = None
+    return config.rows if available is None else min(config.rows, available)
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
@@ -110,7 +149,6 @@ def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
         "metrics": progress.metrics,
         "alerts": alerts,
         "verdict": row.verdict,
-        "spent_hours": round(row.spent_hours, 5),
         "cursor": str(progress.cursor),
         "warnings": [],
     }
@@ -280,6 +318,8 @@ def _summary(row: RunRow, status: Reply) -> str:
     left.`"""
     at_step = _at_step(status)
     match row.state:
+        case "queued" if row.waits_for:
+            return f"{row.run_id} waits for the model of {'; '.join(status['waits_for'])}."
         case "queued":
             return f"{row.run_id} is queued at position {status['queue_position']}."
         case "done":

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import ValidationError
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.hardware import Hardware
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
@@ -78,12 +79,15 @@ class ResolvedSampling:
 
 
 class TrainFile(NamedTuple):
-    """The content of a TOML file; `env` is "" if the file names none."""
+    """The content of a TOML file; `env` is "" if the file names none. `then` and `vary` make it a
+    plan (engine/runs/submit/plan_steps.py)."""
 
     model: str
     algorithm: str
     env: str
     settings: GivenSettings
+    then: list[JsonObject]
+    vary: JsonObject
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
@@ -352,7 +356,8 @@ def _list_names(names: list[str]) -> str:
 
 
 def load_toml(path: Path) -> TrainFile:
-    """Read `model`, `algorithm`, `env` and the table `[settings]` from a TOML file, and check them.
+    """Read `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
+    tables `[[then]]` from a TOML file, and check the settings.
 
     Raises UserError BAD_ARGUMENT if there is no such file, and SETTING_UNKNOWN, SETTING_INVALID and
     every error of `validate` with file and line.
@@ -370,7 +375,8 @@ def load_toml(path: Path) -> TrainFile:
         raise UserError(
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
-    return TrainFile(**texts, settings=settings)
+    plan_keys = {"then": content.get("then", []), "vary": content.get("vary", {})}
+    return TrainFile(**texts, settings=settings, **plan_keys)
 
 
 def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -393,11 +399,12 @@ def _check_file_key(place: str, name: str, value: Any) -> None:
 
     Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
     """
-    if name == "settings":
+    if name in ("settings", "vary"):
         if not isinstance(value, dict):
-            raise _file_error(
-                place, "settings is not a table", "Put the settings under [settings]."
-            )
+            raise _file_error(place, f"{name} is not a table", f"Put the {name} under [{name}].")
+    elif name == "then":
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise _file_error(place, "then is no list of tables", "Write each under [[then]].")
     elif name not in _TEXT_KEYS:
         raise _unknown_key_error(place, name, value)
     elif not isinstance(value, str):
@@ -410,7 +417,7 @@ def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
         hint = f"Put {name} under [settings]."
     else:
         # Any algorithm will do here: the name is compared with the keys of the file only.
-        hint = aliases.suggest(name, "grpo", ["model", "algorithm", "env", "settings"])
+        hint = aliases.suggest(name, "grpo", [*_TEXT_KEYS, "settings", "then", "vary"])
     is_table = isinstance(value, dict)
     fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
     return UserError(

@@ -6,7 +6,7 @@ no counter that could go wrong.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,6 +96,7 @@ def _check_submit(
     """
     needs_cap = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
+    new_runs = _run_count(arguments)
     with Store(home) as store:
         resumed_run = _resumed_run(store, arguments) if needs_cap else None
         if _was_submitted(store, request_id):
@@ -103,7 +104,7 @@ def _check_submit(
                 return None
             # With another cap the call would count as another request under the same id.
             return _cap_of_first_call(home, store, request_id, resumed_run)
-        _check_open_runs(home, store, key)
+        _check_open_runs(home, store, key, new_runs)
         if not key.gpu_hours_per_day:
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
@@ -142,11 +143,29 @@ def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) 
         raise _submit_refusal(key, used_hours, requested_hours)
 
 
-def _check_open_runs(home: Home, store: Store, key: Key) -> None:
-    """Raise UserError QUOTA if `key` has as many open runs as it may have."""
+def _run_count(arguments: Mapping[str, Any]) -> int:
+    """How many runs a submit queues: those of a plan, else one. 1 also for a plan that the submit
+    will refuse."""
+    then, varied = arguments.get("then") or [], arguments.get("vary") or {}
+    chains = math.prod(len(values) if isinstance(values, list) else 1 for values in varied.values())
+    is_evaluated = bool(then) and then[-1].get("algorithm") == "evaluate"
+    return max(1, chains * (1 + len(then) - is_evaluated) + is_evaluated)
+
+
+def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> None:
+    """Raise UserError QUOTA if `key` would have more open runs than it may have with `new_runs`
+    more."""
     if not key.max_runs:  # not limited
         return
     open_runs = _open_runs(home, store, key)
+    if new_runs > max(1, key.max_runs - len(open_runs)):
+        raise UserError(
+            "QUOTA",
+            f"the plan has {new_runs} runs; the key {key.name} has {len(open_runs)} open and may "
+            f"have {key.max_runs}",
+            hint="Submit a smaller plan.",
+            retryable=bool(open_runs),
+        )
     if len(open_runs) >= key.max_runs:
         raise UserError(
             "QUOTA",
@@ -274,18 +293,18 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     since = clock() - DAY_S
     counted_hours = []
     for run_id in Audit(home).runs_of(key.name, since):
-        row = _find_row(store, run_id)
+        rows = _rows_of(store, run_id)
         # If the first lines of the audit log were moved away, a repeated call looks like the start
         # of a run that is in fact older. So an older run counts only if it was resumed.
-        if row is not None and (row.created >= since or row.attempt > 1):
-            counted_hours.append(_counted_hours(row))
+        if any(row.created >= since or row.attempt > 1 for row in rows):
+            counted_hours.append(_counted_hours(rows))
     return sum(counted_hours)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
     """Ids of the runs that `key` started and that have not ended, oldest first."""
-    rows = [_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name)]
-    open_ids = [row.run_id for row in rows if row is not None and row.state in OPEN]
+    rows = [row for name in Audit(home).runs_of(key.name) for row in _rows_of(store, name)]
+    open_ids = [row.run_id for row in rows if row.state in OPEN]
     return list(dict.fromkeys(open_ids))  # each once, in order
 
 
@@ -366,21 +385,32 @@ def _was_submitted(store: Store, request_id: str) -> bool:
 
 
 def _find_row(store: Store, run_id: str) -> RunRow | None:
-    """The row of a run; None if no run has this id (any more)."""
+    """The row of a run, of a plan that of its first run; None if none has this id (any more)."""
+    rows = _rows_of(store, run_id)
+    return rows[0] if rows else None
+
+
+def _rows_of(store: Store, run_id: str) -> list[RunRow]:
+    """The rows of the runs of a plan, or of the one run that has this id; [] if none has it."""
     try:
-        return store.get_run(run_id)
+        return store.plan_runs(run_id) or [store.get_run(run_id)]
     except UserError:
-        return None
+        return []
 
 
-def _counted_hours(row: RunRow) -> float:
-    """How many hours a run takes of the quota.
+def _counted_hours(rows: Sequence[RunRow]) -> float:
+    """How many hours a run takes of the quota, or the runs of a plan, which share one cap.
 
-    An ended run takes the hours it spent. An open run takes at least what it may still spend: its
-    cap, or else its estimate, or else the time that the longest evaluation may take.
+    What has ended takes the hours it spent. What is open takes at least what it may still spend:
+    its cap, or else its estimate, or else the time that the longest evaluation may take.
     """
-    if row.state in OPEN:
-        # spent_before: the hours of earlier attempts; a cap is for one attempt.
-        cap = row.max_gpu_hours or row.estimated_hours or EVALUATION_WALL_HOURS
-        return max(row.spent_hours, row.spent_before + cap)
-    return row.spent_hours
+    spent = sum(row.spent_hours for row in rows)
+    if all(row.state not in OPEN for row in rows):
+        return spent
+    # spent_before: the hours of earlier attempts; a cap is for one attempt.
+    spent_before = sum(row.spent_before for row in rows)
+    first = rows[0]
+    # The estimate of an evaluation does not end it.
+    estimated_hours = first.estimated_hours if first.kind == "train" else 0.0
+    cap = first.max_gpu_hours or estimated_hours or EVALUATION_WALL_HOURS
+    return max(spent, spent_before + cap)

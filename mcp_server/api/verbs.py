@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -20,9 +18,9 @@ from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainR
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
+from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, waiting_on
 from mcp_server.api.replies import fitting_page
 
-MAX_WAIT_S = 50.0  # clients give up a call after 60 s
 _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
 
 
@@ -159,7 +157,8 @@ def submit_train(home: Home, request: TrainRequest) -> Reply:
 
     reply = lifecycle.submit(home, request)
     run_id = reply["run_id"]
-    reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
+    if "steps" not in reply:  # the runs of a plan have curves, the plan has none
+        reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
     )
@@ -173,12 +172,12 @@ def wait_run(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait for a run, at most `MAX_WAIT_S` seconds, and return its status.
+    """Wait for a run or a plan, at most `HELD_WAIT_S` seconds, and return its status.
 
     Args:
         home: the home that holds the run.
         run_id: the run, or a unique prefix.
-        until: end, first_step, next_eval or alert; the end of the run ends every wait.
+        until: end, first_step, next_eval, alert or news; the end of the run ends every wait.
         timeout_s: seconds to wait at most; 0 returns at once.
         cursor: `cursor` from the previous reply, so that no event between two calls is missed; "":
             only events from now on count.
@@ -189,12 +188,11 @@ def wait_run(
     """
     from engine.runs import lifecycle
 
-    timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
+    timeout_s = min(max(timeout_s, 0.0), HELD_WAIT_S)
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
     run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
-    return with_head(
-        reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply)
-    )
+    full = with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
+    return full | {"next": waiting_on(full["next"], until, timeout_s)}
 
 
 def read_logs(
@@ -526,11 +524,6 @@ def delete_run(home: Home, run_id: str) -> Reply:
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
 
 
-def suggest(tool: str, **arguments: Any) -> Reply:
-    """Make an entry for `next` of a reply: a suggested call of `tool` with these arguments."""
-    return Call(tool, arguments).to_json()
-
-
 def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
     """Return `reply` with the fields `summary`, `next` and `warnings` first.
 
@@ -551,47 +544,3 @@ def _cap_function(home: Home, key: Key) -> Callable[[float], float] | None:
     from mcp_server.access import quotas
 
     return quotas.cap_function_of(home, key)
-
-
-def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a wait, by the state of the run.
-
-    - done: read the rollouts; if a model was trained, deploy it.
-    - failed: read the error, and diagnose. cancelled: resume.
-    - still open: wait on; before that, look at the first step or the alert that was reached.
-    """
-    if reply.get("state") in ("done", "failed", "cancelled"):
-        return _after_end(run_id, reply)
-    reached = until if reply.get("reached") else ""
-    # There is only one first step; another evaluation or alert may follow.
-    wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
-    if reached == "alert":
-        return [suggest("diagnose", run_id=run_id), wait_on]
-    if reached == "first_step":
-        rollouts = suggest("read_rollouts", run_id=run_id)
-        return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
-    return [wait_on]
-
-
-def _after_end(run_id: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a run that is done, failed or cancelled; `reply` is its status."""
-    if reply["state"] == "cancelled":
-        return [suggest("submit_train", resume=run_id)]
-    if reply["state"] == "failed":
-        read_error = suggest("read_logs", run_id=run_id, view="error")
-        return [read_error, suggest("diagnose", run_id=run_id)]
-    rollouts = suggest("read_rollouts", run_id=run_id)
-    if reply.get("kind", "train") != "train":
-        return [rollouts]  # evaluations and probes produce no model that could be served
-    return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
-
-
-def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
-    """The call to suggest after a wait whose run is still open: wait again, for `until`.
-
-    It continues from the cursor of `reply`, the reply of that wait, so that nothing is missed.
-    """
-    arguments = {"run_id": run_id, "until": until}
-    if reply.get("cursor"):
-        arguments["cursor"] = reply["cursor"]
-    return suggest("wait_run", **arguments)

@@ -20,7 +20,7 @@ Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")
 Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
 Algorithm = Annotated[Literal["sft", "dpo", "grpo", "distill"], typer.Option("--algorithm")]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
-Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
+Until = Annotated[Literal["end", "first_step", "next_eval", "alert", "news"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
@@ -67,6 +67,20 @@ class TrainOptions:
     profile: Annotated[
         bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
     ] = False
+    then: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="A further step, from the best of the one before (repeatable), e.g. "
+            '\'{"algorithm": "grpo"}\' or \'{"algorithm": "evaluate"}\'.',
+        ),
+    ] = None
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES", help="All of it once for each value, e.g. --vary seed=1,2,3."
+        ),
+    ] = None
 
     def request(self) -> TrainRequest:
         """Make the request for the run, from the options and the TOML file, if one was named.
@@ -86,6 +100,8 @@ class TrainOptions:
             resume=self.resume,
             approved=self.yes,
             profile=self.profile,
+            then=_json_objects("then", self.then),
+            vary=_varied(self.vary),
         )
         if not self.resume:
             if self.env.endswith(".toml"):
@@ -234,6 +250,22 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
     return objects
 
 
+def _varied(assignments: Sequence[str] | None) -> JsonObject:
+    """Read varied settings: ["seed=1,2", "loss=dapo,grpo"] becomes {"seed": [1, 2], "loss":
+    ["dapo", "grpo"]}. Values that are a JSON list are taken as they are.
+
+    Raises UserError BAD_ARGUMENT for an assignment without "=" or without a name.
+    """
+    varied: JsonObject = {}
+    for name, values in settings_from(assignments, option="vary").items():
+        if isinstance(values, str):
+            parts = [f"{name}={part.strip()}" for part in values.split(",")]
+            varied[name] = [settings_from([part])[name] for part in parts]
+        else:
+            varied[name] = values if isinstance(values, list) else [values]
+    return varied
+
+
 def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
     """Return `request` with the model, algorithm, environment and settings of a TOML file.
 
@@ -250,4 +282,6 @@ def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
         algorithm=plan.algorithm or request.algorithm,
         env_id=plan.env,
         settings=plan.settings,
+        then=request.then or plan.then,
+        vary={**plan.vary, **request.vary},
     )

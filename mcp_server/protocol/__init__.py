@@ -12,5 +12,6 @@ then `guard.py`.
     resources.py     playbook, runs, environments, hardware, settings to read
     stdio.py         lines over stdio that are not messages, mended or refused
     tasks.py         a wait as a task, for clients that declare tasks
+    threads.py       calls that block: progress, and an end when the client cancels
     tools.py         the tools: arguments, descriptions, bounds
 """

@@ -23,7 +23,8 @@ from mcp.types import (
 
 from engine.core.errors import UserError
 from mcp_server.access.keys import LOCAL, OWNER
-from mcp_server.api.verbs import MAX_WAIT_S, Reply
+from mcp_server.api.after_wait import MAX_WAIT_S
+from mcp_server.api.verbs import Reply
 from mcp_server.protocol.guard import caller_of
 
 SPEND = "spend"  # names the question within a call, and marks the call that answers it

@@ -337,9 +337,14 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     models = arguments.get("models")
     if isinstance(models, list):
         values += models
-    settings = arguments.get("settings")
-    if isinstance(settings, dict):
-        values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
+    then, varied = arguments.get("then"), arguments.get("vary")
+    steps = [arguments, *(then if isinstance(then, list) else [])]
+    for step in steps:
+        settings = step.get("settings") if isinstance(step, dict) else None
+        if isinstance(settings, dict):
+            values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
+    if isinstance(varied, dict) and isinstance(varied.get("teacher"), list):
+        values += varied["teacher"]
     return [name for name in values if isinstance(name, str) and name]
 
 

@@ -4,17 +4,12 @@ Names, defaults and results are a contract with agents. Every character of a des
 costs room in every agent's context, so a test limits their size. A schema names what works already.
 """
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio
-import anyio.from_thread
-import anyio.to_thread
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
@@ -25,18 +20,21 @@ from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
-from engine.serving.chat_request import ChatRequest, Heard
+from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
+from mcp_server.api.after_wait import HELD_WAIT_S, MAX_WAIT_S, only_changes
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
+from mcp_server.protocol.threads import answer_in_thread, asks_for_progress, wait_in_thread
 
 EnvPath = Annotated[
     str, Field(description='Folder with environment.py or data, hub id "ORG/NAME", benchmark:gsm8k')
 ]
 EnvId = Annotated[str, Field(description='e.g. "arith" (newest) or "arith@3f9c01"')]
 RunId = Annotated[str, Field(description='e.g. "arith-grpo-7"')]
+RunOrPlan = Annotated[str, Field(description='Run or plan, e.g. "arith-grpo-7"')]
 Model = Annotated[
     str,
     Field(description='"pebble" (built in), a path, a hub id, or a run, e.g. "arith-sft-1@best"'),
@@ -59,8 +57,6 @@ Objects = list[JsonObject]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
-
-TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
 
 # Tools that only read; that change something, and the same when called again; that start something
 # new with each call.
@@ -154,7 +150,12 @@ class Tools:
         ] = "",
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
         max_gpu_hours: Annotated[
-            float, Field(gt=0, le=10_000, description="Cap; the run is checkpointed there.")
+            float,
+            Field(
+                gt=0,
+                le=10_000,
+                description="Cap: refused if estimated above, checkpointed there.",
+            ),
         ] = DEFAULT_GPU_HOURS,
         request_id: Annotated[
             str, Field(description='Makes a retry safe: same id, same run, e.g. "try-1".')
@@ -166,10 +167,22 @@ class Tools:
                 "it only max_gpu_hours and request_id."
             ),
         ] = "",
+        then: Annotated[
+            Objects,
+            Field(
+                default_factory=list,
+                description="Plan: next steps, each from the best before, e.g. "
+                '[{"algorithm":"grpo","settings":{}},{"algorithm":"evaluate"}]',
+            ),
+        ],
+        vary: Annotated[
+            dict[str, Any],
+            Field(default_factory=dict, description='Plan: once per value of {"seed":[1,2]}'),
+        ],
     ) -> Any:
         """Queue a training run (sft imitates reference answers, dpo learns from pairs, grpo
-        maximises reward, distill learns from settings.teacher); return at once: run_id, state,
-        queue position, estimate. Runs go on without this server."""
+        maximises reward, distill learns from settings.teacher), or a plan of several, capped as
+        one; return at once: run_id, state, estimate. They go on without this server."""
         request = TrainRequest(
             env_id=env_id,
             model=model,
@@ -181,6 +194,8 @@ class Tools:
             max_gpu_hours=max_gpu_hours,
             request_id=stored_request_id(guard.caller_of(ctx), request_id),
             resume=resume,
+            then=then,
+            vary=vary,
         )
 
         def submit(approved: bool) -> Reply:
@@ -191,22 +206,28 @@ class Tools:
 
     async def wait_run(
         self,
-        run_id: RunId,
+        run_id: RunOrPlan,
         ctx: Context,
-        until: Literal["end", "first_step", "next_eval", "alert"] = "end",
+        until: Literal["end", "first_step", "next_eval", "alert", "news"] = "end",
         timeout_s: Annotated[
-            float, Field(ge=0, le=verbs.MAX_WAIT_S, description="0: just look")
+            float,
+            Field(
+                ge=0,
+                le=HELD_WAIT_S,
+                description="0: just look; over 50 with progress only",
+            ),
         ] = 45,
         cursor: Annotated[
             str, Field(description="cursor of the previous call: nothing between is missed")
         ] = "",
     ) -> Reply:
-        """Wait for a run or evaluation: state, step, ETA, last metrics, alerts; at its end the
+        """Wait for a run, evaluation, plan: state, step, ETA, last metrics, alerts; at its end the
         verdict or the error with its remedy. Not there yet is a normal answer: call again."""
         # If the time is up first, the reply says how the run stands, and its cursor continues.
-        return await _wait_in_thread(
-            partial(verbs.wait_run, self.home, run_id, until, timeout_s, cursor), ctx
-        )
+        seconds = timeout_s if asks_for_progress(ctx) else min(timeout_s, MAX_WAIT_S)
+        wait = partial(verbs.wait_run, self.home, run_id, until, seconds, cursor)
+        status = await wait_in_thread(wait, ctx)
+        return only_changes(status) if cursor else status
 
     def read_logs(
         self,
@@ -374,10 +395,10 @@ class Tools:
             temperature=temperature,
         )
         key = guard.caller_of(ctx)
-        return await _answer_in_thread(partial(verbs.chat, self.home, request, key), request, ctx)
+        return await answer_in_thread(partial(verbs.chat, self.home, request, key), request, ctx)
 
-    def cancel_run(self, run_id: RunId, reason: str = "") -> Reply:
-        """Stop a run or evaluation after a checkpoint; submit_train(resume=...) continues it."""
+    def cancel_run(self, run_id: RunOrPlan, reason: str = "") -> Reply:
+        """Stop a run or plan after a checkpoint; submit_train(resume=...) continues it."""
         return verbs.cancel_run(self.home, run_id, reason)
 
     def read_playbook(
@@ -500,97 +521,3 @@ def _drop_unread_fields(schema: dict[str, Any]) -> None:
         part.pop("title", None)
         part.pop("additionalProperties", None)
         part.get("items", {}).pop("additionalProperties", None)
-
-
-class _ClientCancelled(Exception):
-    """Ends a wait in its thread after the client has cancelled the call."""
-
-
-async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
-    """Run a blocking wait in a thread, report its progress to the client, and return its reply.
-
-    `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
-    cancels the call, this returns at once; the thread ends when it next reports progress.
-    """
-    cancelled = threading.Event()
-
-    def on_progress(status: Reply) -> None:
-        """Report the step to the client, or end the wait if the call was cancelled."""
-        if cancelled.is_set():
-            raise _ClientCancelled
-        if status.get("step") is None:  # the run has not begun to count steps
-            return
-        total = status.get("total_steps")
-        anyio.from_thread.run(
-            ctx.report_progress,
-            float(status["step"]),
-            float(total) if total else None,
-            _progress_line(status),
-        )
-
-    return await _in_thread(partial(wait, on_progress=on_progress), cancelled)
-
-
-async def _answer_in_thread(
-    chat: Callable[..., Reply], request: ChatRequest, ctx: Context
-) -> Reply:
-    """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
-
-    `chat` takes a function `listener` and calls it with each new piece of an answer. If the client
-    cancels the call, this returns at once; the sampling ends with the next token.
-    """
-    cancelled = threading.Event()
-    report = _TokenReport(request, ctx, cancelled)
-    return await _in_thread(partial(chat, listener=report.hear), cancelled)
-
-
-class _TokenReport:
-    """Tells the client how many tokens were sampled so far, every `TOKENS_EVERY_S` seconds.
-    `cancelled` is set when the client has cancelled the call."""
-
-    def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
-        self._ctx = ctx
-        self._was_cancelled = cancelled
-        self._counts: dict[str, int] = {}  # tokens sampled so far, by model
-        model_count = 2 if request.compare_to else 1
-        self._max_tokens = request.max_tokens * model_count
-        self._reported_at = time.monotonic()
-
-    def hear(self, heard: Heard) -> None:
-        """Report the tokens sampled so far, or end the chat if the client cancelled the call."""
-        if self._was_cancelled.is_set():
-            raise _ClientCancelled  # through the engine, which ends the sampling
-        self._counts[heard.model] = heard.tokens
-        now = time.monotonic()
-        if now - self._reported_at < TOKENS_EVERY_S:
-            return
-        self._reported_at = now
-        state = "is busy with others" if heard.is_waiting else f"{heard.tokens} tokens"
-        anyio.from_thread.run(
-            self._ctx.report_progress,
-            float(sum(self._counts.values())),
-            float(self._max_tokens),
-            f"{heard.model}: {state}",
-        )
-
-
-async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:
-    """Run a blocking call in a thread and return its reply. If the client cancels the call,
-    `cancelled` is set, so that the thread can end, and this returns at once."""
-    try:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-    except anyio.get_cancelled_exc_class():
-        cancelled.set()
-        raise
-
-
-def _progress_line(status: Reply) -> str:
-    """The status of a run as one line, such as "running, step 3/60, about 40 s left"."""
-    parts = []
-    if status.get("state"):
-        parts.append(str(status["state"]))
-    if status.get("total_steps"):
-        parts.append(f"step {status.get('step')}/{status['total_steps']}")
-    if status.get("eta_s") is not None:
-        parts.append(f"about {float(status['eta_s']):.0f} s left")
-    return ", ".join(parts)

@@ -123,6 +123,12 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
         return _setting_words(value)
     if name == "preview":  # the tool has preview=true by default, the command --save
         return [] if value else ["--save"]
+    if name == "vary" and isinstance(value, Mapping):
+        return [
+            word
+            for key, values in value.items()
+            for word in (option, f"{key}={json.dumps(values)}")
+        ]
     if value is True:
         return [option]
     if isinstance(value, list | tuple):

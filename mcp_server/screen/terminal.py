@@ -253,10 +253,11 @@ def home_of(home: Path | None) -> Home:
         raise
 
 
-def settings_from(assignments: Sequence[str] | None) -> GivenSettings:
+def settings_from(assignments: Sequence[str] | None, option: str = "set") -> GivenSettings:
     """Read settings: ["steps=60", "loss=dapo"] becomes {"steps": 60, "loss": "dapo"}.
 
-    A value is read as JSON, or else taken as a text. None becomes {}.
+    A value is read as JSON, or else taken as a text. None becomes {}. `option` is the one that the
+    assignments were given with.
 
     Raises:
         UserError: BAD_ARGUMENT, an assignment has no "=" or no name.
@@ -267,9 +268,9 @@ def settings_from(assignments: Sequence[str] | None) -> GivenSettings:
         if not equals_sign or not name.strip():
             raise UserError(
                 "BAD_ARGUMENT",
-                f"--set {assignment} is not NAME=VALUE",
-                hint="For example --set steps=60 --set learning_rate=1e-4.",
-                field="set",
+                f"--{option} {assignment} is not NAME=VALUE",
+                hint=f"For example --{option} steps=60 --{option} learning_rate=1e-4.",
+                field=option,
             )
         try:
             settings[name.strip()] = json.loads(text)

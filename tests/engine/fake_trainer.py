@@ -78,6 +78,8 @@ def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: boo
                 line = {"event": "alert", "id": "flat", "message": "the reward is flat"}
                 events.append({"time": time.time(), "step": step, **line})
         events.append({"time": time.time(), "event": "finished"})
+    if run.latest_checkpoint() is not None and not run.best.is_symlink():
+        run.best.symlink_to(run.latest_checkpoint().name)
     if write_result:
         write_json(run.result, {"verdict": "better", "summary": "it got better"})
     return 0

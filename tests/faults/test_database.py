@@ -36,6 +36,8 @@ KEPT = (
     "reason",
     "hint",
     "verdict",
+    "waits_for",
+    "plan",
 )
 
 

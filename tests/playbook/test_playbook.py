@@ -220,7 +220,7 @@ def test_every_name_in_backticks_exists(slug: str):
         'pick="saddest"',
         'get_status("runs")',
         "Score(rewards=1.0)",
-        "timeout_s=600",
+        "timeout_s=6000",
     ],
 )
 def test_a_name_that_does_not_exist_is_found(span: str):

@@ -59,18 +59,22 @@ class _Training:
     env_id: str
 
 
-def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination:
+def of_training(
+    home: Home, record: EnvRecord, model: str = "", before: Sequence[str] = ()
+) -> Contamination:
     """Compare the held-out tasks of `record` with its own training rows, and with the rows on which
     `model` was trained before.
 
     Args:
         model: the model that is to be trained; "" where there is none yet.
+        before: environment versions on which it is still to be trained before that.
     """
     # The training that is about to start has no run id yet. All trainings are of the same model, so
     # none is named.
     new_training = _Training(model="", run_id="", env_id=record.env_id)
     earlier = [replace(training, model="") for training in _trainings(home, model)]
-    return _compare_all(home, record, [new_training, *earlier])
+    planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(before)]
+    return _compare_all(home, record, [new_training, *planned, *earlier])
 
 
 def of_evaluation(
@@ -81,11 +85,15 @@ def of_evaluation(
     return of_models(home, record, models) if split == "heldout" else None
 
 
-def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
+def of_models(
+    home: Home, record: EnvRecord, models: Sequence[str], before: Sequence[str] = ()
+) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
-    home.
+    home, and with those of the environment versions `before`, on which some of them still are to be
+    trained.
     """
     trainings = [training for ref in models for training in _trainings(home, ref)]
+    trainings += [_Training(model="", run_id="", env_id=name) for name in dict.fromkeys(before)]
     return _compare_all(home, record, trainings)
 
 

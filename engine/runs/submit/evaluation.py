@@ -1,7 +1,7 @@
 """Queuing an evaluation: up to eight models answer the same tasks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.core.reply import Reply
@@ -12,7 +12,6 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.records.settings import EvaluationSettings, SamplingSettings
@@ -31,15 +30,15 @@ from engine.runs.submit.admission import (
 from engine.runs.submit.queued import start_and_reply
 from engine.runs.submit.regrading import check_tasks, submit_regrade
 from engine.runs.submit.requests import EvaluationRequest
-from engine.runs.submit.run_folder import RunFiles, adapters_of
-from engine.settings import resolution
+from engine.runs.submit.run_folder import RunFiles, adapters_of, awaited_of
+from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
 
 MAX_MODELS = 8  # of one evaluation
 
 
 @dataclass(frozen=True)
-class _Tasks:
+class Tasks:
     """The tasks that an evaluation asks.
 
     Attributes:
@@ -54,7 +53,7 @@ class _Tasks:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class ResolvedEvaluation:
     """An evaluation with everything resolved.
 
     Attributes:
@@ -63,6 +62,7 @@ class _Plan:
         resolved: the sampling settings, where each comes from, and warnings about them.
         settings: the same settings with the longest sequence that every model can read.
         tasks: the tasks that are asked.
+        hours: the device hours that it takes at most, as estimated.
         cap: the most device hours that the run may take, 0 for no cap.
     """
 
@@ -70,7 +70,8 @@ class _Plan:
     models: list[ModelRef]
     resolved: resolution.ResolvedSampling
     settings: EvaluationSettings
-    tasks: _Tasks
+    tasks: Tasks
+    hours: float
     cap: float
 
 
@@ -90,49 +91,69 @@ def submit_evaluation(
     """
     if request.regrade:
         return submit_regrade(home, request, cap_function)
-    _check_request(request)
+    check_request(request)
     launcher.worker_python(home)  # for its error where nothing can run a model
-    plan = _plan(home, request, cap_function)
-    warnings = _warnings(home, request, plan)
-    files = _files(home, request, plan)
+    models = [start_models.model_to_ask(home, ref) for ref in request.models]
+    plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
+    warnings = warnings_of(home, request, plan)
+    report = contamination.of_evaluation(home, plan.record, request.models, request.split)
+    files = files_of(config_of(request, plan), plan, report)
     if files.contamination is not None:
         warnings += files.contamination.warnings
     with Store(home) as store:
-        row = store.insert_run(_new_run(request, plan), files.writer(home))
+        row = store.insert_run(new_run(request, plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
     return reply | {
         "models": list(request.models),
         "rows": plan.tasks.used,
         "attempts": request.attempts,
+        "estimate": {"gpu_hours": round(plan.hours, 4)},
     }
 
 
-def _files(home: Home, request: EvaluationRequest, plan: _Plan) -> RunFiles:
-    """The content of the run's folder: its config, the adapters of the models, and which of the
-    held-out tasks the models were trained on."""
+def files_of(
+    config: Mapping[str, object],
+    plan: ResolvedEvaluation,
+    report: contamination.Contamination | None,
+) -> RunFiles:
+    """The content of the run's folder, from the content of its config.json, and which of the
+    held-out tasks the models were trained on (None where that was not asked)."""
     return RunFiles(
-        _config(request, plan),
+        config,
         model_adapters=adapters_of(plan.models),
-        contamination=contamination.of_evaluation(home, plan.record, request.models, request.split),
+        awaited=awaited_of(plan.models),
+        contamination=report,
     )
 
 
-def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the models, choose tasks and settings, and limit the device hours.
+def resolve(
+    home: Home,
+    request: EvaluationRequest,
+    models: list[ModelRef],
+    cap_of_hours: Callable[[float], float],
+) -> ResolvedEvaluation:
+    """Find the environment, choose tasks and settings, and limit the device hours.
+
+    Args:
+        models: what the request's models stand for.
+        cap_of_hours: from the device hours that the evaluation needs at most, those that it may
+            take; 0 for no cap.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
     record = scored_env(home, request.env_id, "evaluated")
-    models = _usable_models(home, request)
+    for model in models:
+        require_files(model)
     resolved, facts = _sampling(home, record, models, request)
     tasks = _chosen_tasks(request, facts)
     settings = _with_max_length(resolved.settings, models)
     work = _sampling_work(settings, facts, tasks, request.attempts)
-    cap = cap_of(home, cap_function, lambda: sampling_hours(home, models, work))
-    return _Plan(record, models, resolved, settings, tasks, cap)
+    hours = sampling_hours(home, models, work)
+    cap = cap_of_hours(hours)
+    return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap)
 
 
-def _warnings(home: Home, request: EvaluationRequest, plan: _Plan) -> list[str]:
+def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
     """What is doubtful about the evaluation but no reason to refuse it."""
     return [
         *registry.prefix_meant(request.env_id, plan.record),
@@ -143,24 +164,15 @@ def _warnings(home: Home, request: EvaluationRequest, plan: _Plan) -> list[str]:
     ]
 
 
-def _usable_models(home: Home, request: EvaluationRequest) -> list[ModelRef]:
-    """The models that the request names. Raises UserError MODEL_* for one that is unknown or whose
-    files are missing."""
-    models = [catalog.resolve_model(home, ref) for ref in request.models]
-    for model in models:
-        require_files(model)
-    return models
-
-
-def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> _Tasks:
+def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> Tasks:
     """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
     that the split does not have."""
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
     indices = chosen_indices(request.task_indices, available)
-    return _Tasks(available, indices, used=len(indices) or min(request.rows, available))
+    return Tasks(available, indices, used=len(indices) or min(request.rows, available))
 
 
-def _too_few_tasks(request: EvaluationRequest, tasks: _Tasks) -> list[str]:
+def _too_few_tasks(request: EvaluationRequest, tasks: Tasks) -> list[str]:
     """A warning where the request asks for more tasks than its split has; otherwise []."""
     if request.rows <= tasks.available or tasks.indices:
         return []
@@ -174,14 +186,14 @@ def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> 
 
 
 def _sampling_work(
-    settings: EvaluationSettings, facts: EnvFacts, tasks: _Tasks, attempts: int
+    settings: EvaluationSettings, facts: EnvFacts, tasks: Tasks, attempts: int
 ) -> SamplingWork:
     """How much each model has to sample, from which the device hours are estimated."""
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     return SamplingWork(limits, facts, tasks.used, attempts)
 
 
-def _new_run(request: EvaluationRequest, plan: _Plan) -> NewRun:
+def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
     """What the database stores of the evaluation."""
     return NewRun(
         name=f"{plan.record.name}-eval",
@@ -190,10 +202,17 @@ def _new_run(request: EvaluationRequest, plan: _Plan) -> NewRun:
         env_id=plan.record.env_id,
         model=", ".join(request.models),
         max_gpu_hours=plan.cap,
+        estimated_hours=plan.hours,
+        waits_for=_awaited_ids(plan.models),
     )
 
 
-def _config(request: EvaluationRequest, plan: _Plan) -> dict[str, object]:
+def _awaited_ids(models: Sequence[ModelRef]) -> str:
+    """The ids of the runs that are still to make one of the models, as a row holds them."""
+    return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
+
+
+def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str, object]:
     """The content of config.json of an evaluation, without the run's id."""
     config: dict[str, object] = {
         "kind": "evaluate",
@@ -254,7 +273,7 @@ def _positions(text: str) -> range:
     return range(first, last + 1)
 
 
-def _check_request(request: EvaluationRequest) -> None:
+def check_request(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT for a number of models, tasks or attempts out of range, for a
     model that is named twice, and for an unknown split."""
     models = list(request.models)

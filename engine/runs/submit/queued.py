@@ -33,6 +33,8 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     state_text = row.state
     if row.state == "queued":
         state_text = f"queued at position {position}"
+        if row.waits_for:
+            state_text = f"queued behind {', '.join(row.awaited_ids)}, whose model it waits for"
         warnings = warnings + _missing_secrets(run)
     return {
         "run_id": row.run_id,

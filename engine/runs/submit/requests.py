@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from engine.core.files import JsonObject
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.records.settings import GivenSettings
 
@@ -32,6 +33,9 @@ class TrainRequest:
         resume: the run to continue from its last complete checkpoint.
         approved: a person agreed to a spend above `auto_approve_gpu_hours`.
         profile: the worker leaves a trace of two steps.
+        then: further steps of a plan, each from the best of the one before, as
+            engine/runs/submit/plan_steps.py reads them.
+        vary: setting -> values: the plan is carried out once for each combination of them.
     """
 
     env_id: str = ""
@@ -46,6 +50,13 @@ class TrainRequest:
     resume: str = ""
     approved: bool = False
     profile: bool = False
+    then: Sequence[JsonObject] = field(default_factory=list)
+    vary: JsonObject = field(default_factory=dict)
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether it asks for several runs, which are queued, capped and cancelled as one."""
+        return bool(self.then or self.vary)
 
     @property
     def cap_hours(self) -> float:
@@ -62,7 +73,13 @@ class TrainRequest:
             "parent": self.parent,
             "resume": self.resume,
             "max_gpu_hours": self.cap_hours,
+            **self._plan_arguments(),
         }
+
+    def _plan_arguments(self) -> Mapping[str, Any]:
+        """`then` and `vary` where they were given: requests without them keep their hash."""
+        given = {"then": list(self.then), "vary": dict(self.vary)}
+        return {name: value for name, value in given.items() if value}
 
     def plan(self) -> Mapping[str, Any]:
         """The arguments that a dry run, an estimate and a submit have in common: what is to be
@@ -86,7 +103,7 @@ class TrainRequest:
             "request_id": self.request_id,
         }
         given_texts = {name: text for name, text in optional_texts.items() if text}
-        return {**self.plan(), **given_texts}
+        return {**self.plan(), **given_texts, **self._plan_arguments()}
 
     def arguments_not_for_resume(self) -> list[str]:
         """The names of arguments that were given although a resumed run does not take them.

@@ -4,10 +4,9 @@ It is on the disk before the row is written, so a row never points at nothing.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,11 @@ from engine.core.files import sync_folder, write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models.adapters import ADAPTER_FILES
 from engine.models.catalog import ModelRef
+from engine.processes.waiting import link_checkpoint
 from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
+
+START = -1  # the place of a training run's start, which does not stand in `models`
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RunFiles:
         model_adapters: the adapters of the models it asks, by their place in `models`.
         contamination: which held-out tasks the training rows of the run's models hold.
         needs: the run whose stored answers it reads, "" for none.
+        awaited: models that runs are still to make: by their place in `models`, a training run's
+            start under START.
     """
 
     config: Mapping[str, Any]
@@ -38,6 +42,7 @@ class RunFiles:
     model_adapters: Mapping[int, Path] | None = None
     contamination: Contamination | None = None
     needs: str = ""
+    awaited: Mapping[int, ModelRef] = field(default_factory=dict)
 
     def writer(self, home: Home) -> Callable[[str], None]:
         """Return a function that writes the run's folder, for `Store.insert_run`: it is called with
@@ -61,6 +66,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
         check_not_deleted(run.home.run(files.needs), field="regrade")
     run.create()
     config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
+    config |= _awaited_adapters(run, config, files.awaited)
     if files.contamination is not None:
         write_json(run.contamination, asdict(files.contamination))
     write_json(run.config, config)  # last: it names the other files
@@ -82,6 +88,38 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
         models = files.config["models"]
         new_values["models"] = _with_own_adapters(run, models, files.model_adapters)
     return new_values
+
+
+def _awaited_adapters(
+    run: RunDir, config: Mapping[str, Any], awaited: Mapping[int, ModelRef]
+) -> dict[str, object]:
+    """The keys of config.json about adapters that other runs are still to make: the folders of this
+    run where they will be put, and which runs it waits for. {} where there are none.
+
+    `config` is the config.json so far; `awaited` as in `RunFiles`.
+    """
+    if not awaited:
+        return {}
+    waits_for = [_awaited_adapter(run, place, model) for place, model in awaited.items()]
+    changed: dict[str, object] = {"waits_for": waits_for}
+    if START in awaited:
+        return changed | {"start_adapter": str(run.start_adapter)}
+    entries = [dict(entry) for entry in config["models"]]
+    for place in awaited:
+        entries[place]["adapter"] = str(run.model_adapter(place))
+    return changed | {"models": entries}
+
+
+def _awaited_adapter(run: RunDir, place: int, model: ModelRef) -> Mapping[str, str]:
+    """An entry of `waits_for` in config.json: a model that another run is still to make."""
+    folder = run.start_adapter if place == START else run.model_adapter(place)
+    checkpoint = model.ref.partition("@")[2]
+    return {"run_id": model.waits_for, "checkpoint": checkpoint, "folder": str(folder)}
+
+
+def awaited_of(models: Sequence[ModelRef]) -> dict[int, ModelRef]:
+    """The models that other runs are still to make, by their place in the list."""
+    return {place: model for place, model in enumerate(models) if model.waits_for}
 
 
 def _with_own_adapters(
@@ -107,23 +145,11 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
     """Fill the folder `target` with links to the files of the adapter or checkpoint `source`, or
     with copies if it lies outside the home's runs. Returns `target`."""
-    target.mkdir(parents=True, exist_ok=True)
     if source.is_relative_to(home.runs):
-        _link_files(source, target)
-    else:  # copies of the adapter's files, because the owner of the source may change them
-        for name in ADAPTER_FILES:
-            shutil.copyfile(source / name, target / name)
+        link_checkpoint(source, target)
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ADAPTER_FILES:  # copies, because the owner of the source may change it
+        shutil.copyfile(source / name, target / name)
     sync_folder(target)
     return target
-
-
-def _link_files(source: Path, target: Path) -> None:
-    """Make hard links to the files of a checkpoint of this home, or copies where links are not
-    possible: they stay even if the run that wrote the checkpoint deletes it."""
-    for name in os.listdir(source):
-        try:
-            os.link(source / name, target / name)
-        except FileExistsError:
-            continue  # an earlier attempt to write this folder made the link
-        except OSError:  # no hard links here, or another disk
-            shutil.copy2(source / name, target / name)

@@ -3,7 +3,7 @@
 A submit takes well under a second, because nothing here loads a model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
-from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
+from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
@@ -43,8 +43,8 @@ from engine.runs.submit.admission import (
 from engine.runs.submit.cautions import cautions
 from engine.runs.submit.queued import reply_of, start_and_reply
 from engine.runs.submit.requests import TrainRequest
-from engine.runs.submit.run_folder import RunFiles
-from engine.settings import resolution, teachers
+from engine.runs.submit.run_folder import START, RunFiles
+from engine.settings import resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
 # What a user may predict; "" for nothing.
@@ -52,7 +52,7 @@ _EXPECTED = ("", "better", "no_difference")
 
 
 @dataclass(frozen=True)
-class _Plan:
+class ResolvedTraining:
     """A training run with everything resolved."""
 
     record: EnvRecord
@@ -78,7 +78,7 @@ def submit(home: Home, request: TrainRequest) -> Reply:
     DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
     request); for a resume also RUN_NOT_FOUND, RUN_STATE.
     """
-    _check_request(request)
+    check_request(request)
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
@@ -96,27 +96,41 @@ def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, lis
 
     Raises the errors of `submit`.
     """
-    plan = _resolve(home, request)
-    warnings = _admit(home, store, request, plan)
-    parent = store.get_run(request.parent).run_id if request.parent else ""
-    # A warning if the request gave only the beginning of the parent's id.
-    warnings += taken_as("parent", request.parent, parent)
-    config = _config(request, plan, parent)
-    warnings += cautions(home, store, _as_train_config(config))
+    plan = resolve(home, request, start_models.model_to_train)
+    warnings = admit(home, request, plan)
+    warnings += admit_cost(home, store, request, plan.forecast.estimate)
+    parent, parent_warnings = full_parent(store, request)
+    warnings += parent_warnings
+    warnings += cautions(home, store, as_train_config(config_of(request, plan, parent)))
     # Which held-out tasks stand in the rows that the model is, or was earlier, trained on.
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
-    files = RunFiles(
-        config,
-        start_adapter=plan.model.adapter,
-        teacher_adapter=plan.teacher_adapter,
-        contamination=contamination_report,
-    )
-    row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+    files = files_of(config_of(request, plan, parent), plan, contamination_report)
+    row = store.insert_run(new_run(request, plan, parent), files.writer(home))
     return row, warnings
 
 
-def _check_request(request: TrainRequest) -> None:
+def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
+    """The whole id of the run that the request names as its parent, "" for none; and a warning if
+    only the beginning of the id was given. Raises UserError RUN_NOT_FOUND."""
+    parent = store.get_run(request.parent).run_id if request.parent else ""
+    return parent, taken_as("parent", request.parent, parent)
+
+
+def files_of(
+    config: Mapping[str, object], plan: ResolvedTraining, report: contamination.Contamination
+) -> RunFiles:
+    """The content of the run's folder, from the content of its config.json."""
+    return RunFiles(
+        config,
+        start_adapter=plan.model.adapter,
+        teacher_adapter=plan.teacher_adapter,
+        contamination=report,
+        awaited={START: plan.model} if plan.model.waits_for else {},
+    )
+
+
+def check_request(request: TrainRequest) -> None:
     """Check the arguments that can be checked without the environment, the model and the home.
 
     Raises UserError BAD_ARGUMENT for a cap that is not a number of hours above 0, a text that is
@@ -132,9 +146,11 @@ def _check_request(request: TrainRequest) -> None:
         raise bad_argument("profile", value=True, hint=hint)
 
 
-def _resolve(home: Home, request: TrainRequest) -> _Plan:
+def resolve(
+    home: Home, request: TrainRequest, model_of: Callable[[Home, str], ModelRef]
+) -> ResolvedTraining:
     """Find the environment and the model, choose every setting, and estimate what the run will
-    take. Returns all of it.
+    take. Returns all of it. `model_of` returns what the request's `model` stands for.
 
     Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
     """
@@ -143,7 +159,7 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         raise no_env_error()
     launcher.worker_python(home)  # for its error where nothing can train
     record = registry.find_env(home, request.env_id)
-    model = catalog.resolve_model(home, request.model)
+    model = model_of(home, request.model)
     require_files(model)
     machine = hardware.detect(home.root)
     facts = _env_facts(home, request, record, model)
@@ -152,7 +168,7 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
-    return _Plan(record, model, machine, resolved, teacher, forecast)
+    return ResolvedTraining(record, model, machine, resolved, teacher, forecast)
 
 
 def _settings(
@@ -191,14 +207,12 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
     return env_facts.env_facts(home, record, model.base_path, thinking=thinking)
 
 
-def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
-    """Check that the run can be carried out and that its cost may be spent. Returns warnings about
-    what is doubtful.
+def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str]:
+    """Check that the run can be carried out. Returns warnings about what is doubtful.
 
-    Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL,
-    BUDGET, NOT_APPROVED.
+    Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.
     """
-    record, resolved, figures = plan.record, plan.resolved, plan.forecast.estimate
+    record, resolved = plan.record, plan.resolved
     # The first one says which environment was meant, if `env_id` is only a prefix of its id.
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
     warnings += plan.forecast.left_out  # a sentence for each past run with damaged files
@@ -207,15 +221,21 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
+    return warnings
+
+
+def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:
+    """Check that what a request will take, as estimated, may be spent. Returns a warning if its cap
+    may be reached. Raises UserError BUDGET or NOT_APPROVED."""
     check_hours_left(home, store)
-    warnings += estimate.check_budget(
+    warnings = estimate.check_budget(
         home, store, figures, request.cap_hours, request.given_arguments()
     )
     check_approval(home, figures, request.approved)
     return warnings
 
 
-def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, object]:
+def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Mapping[str, object]:
     """The content of config.json of a training run, without the run's id. `parent` is the whole id
     of the run that the request names as its parent, "" for none.
     """
@@ -245,15 +265,15 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
     return config
 
 
-def _as_train_config(content: Mapping[str, object]) -> TrainConfig:
+def as_train_config(content: Mapping[str, object]) -> TrainConfig:
     """Check the content of config.json, which has no run id yet, and return it as a typed config
     with the id ""."""
     config = as_run_config({"run_id": "", **content})
-    assert isinstance(config, TrainConfig)  # `_config` made it with the kind "train"
+    assert isinstance(config, TrainConfig)  # `config_of` made it with the kind "train"
     return config
 
 
-def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
+def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRun:
     """What the database stores of the new run. `parent` is the whole id of its parent, "" for
     none."""
     return NewRun(
@@ -269,6 +289,7 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
         estimated_hours=plan.forecast.estimate.gpu_hours.likely,
         request_id=request.request_id,
         body=request.body(),
+        waits_for=plan.model.waits_for,
     )
 
 
@@ -278,7 +299,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
 
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
-    _refuse_other_arguments(request)
+    refuse_other_arguments(request)
     launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     row = store.get_run(request.resume)
@@ -316,7 +337,7 @@ def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest
     )
 
 
-def _refuse_other_arguments(request: TrainRequest) -> None:
+def refuse_other_arguments(request: TrainRequest) -> None:
     """Raises UserError BAD_ARGUMENT where a request to resume a run has arguments that a resume
     does not take."""
     extra_arguments = request.arguments_not_for_resume()

@@ -65,7 +65,7 @@ async def test_what_is_no_setting_either_is_not_sent_into_settings(
         ("wait_run", {"run_id": None}, "run_id", "It takes a text."),
         ("get_status", {"scop": None}, "scop", "Did you mean scope?"),
         ("wait_run", {"run_id": "r", "until": "never"}, "until", "end, first_step"),
-        ("wait_run", {"run_id": "r", "timeout_s": 51}, "timeout_s", "from 0 to 50"),
+        ("wait_run", {"run_id": "r", "timeout_s": 3601}, "timeout_s", "from 0 to 3600"),
         ("wait_run", {"run_id": 3}, "run_id", "text"),
         ("get_status", {"limit": True}, "limit", "whole number"),
         ("get_status", {"limit": 1.5}, "limit", "whole number"),

@@ -12,6 +12,7 @@ from mcp import MCPError
 from engine.home.run_dir import Home
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import SCOPES, add_key
+from mcp_server.protocol.guard import models_of
 from mcp_server.protocol.tools import LOOK, NEEDS, all_tools
 
 SETS = [pick for size in (1, 2, 4) for pick in combinations(SCOPES, size)]
@@ -212,3 +213,12 @@ async def test_keys_do_not_meet_in_their_request_ids_and_a_retry_is_the_same_cal
     assert said == [False, True, False]
     config = json.loads(home.run(runs[1]["run_id"]).config.read_text())
     assert config["max_gpu_hours"] == 0.7
+
+
+def test_a_teacher_in_a_step_of_a_plan_is_a_model_of_the_call_too():
+    arguments = {
+        "model": "pebble",
+        "then": [{"algorithm": "distill", "settings": {"teacher": "/etc"}}, 3, {"settings": 4}],
+        "vary": {"teacher": ["./a", "b"], "seed": [1]},
+    }
+    assert models_of("submit_train", arguments) == ["pebble", "/etc", "./a", "b"]

@@ -31,6 +31,7 @@ async def test_a_wait_reports_its_progress(home: Home, mode: str, monkeypatch: p
         result = await client.call_tool("wait_run", {"run_id": "r"}, progress_callback=heard)
     assert result.structured_content["summary"] == "still running"
     assert told == [
+        (0, None, "queued"),
         (1, 4, "running, step 1/4, about 30 s left"),
         (2, 4, "running, step 2/4, about 30 s left"),
     ]
@@ -79,17 +80,81 @@ async def test_other_calls_are_answered_while_one_waits(
         go_on.set()
 
 
-def test_a_wait_is_never_longer_than_fifty_seconds(home: Home, monkeypatch: pytest.MonkeyPatch):
+async def test_a_wait_is_longer_than_fifty_seconds_only_for_a_client_that_takes_progress(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
     asked = []
 
     def wait(home, run_id, until, timeout_s, cursor, on_progress=None):
         asked.append(timeout_s)
         return {"state": "running"}
 
+    async def heard(*_: object) -> None:
+        return None
+
     monkeypatch.setattr("engine.runs.lifecycle.wait", wait)
-    for seconds in (0, 12, 50, 4000):
-        verbs.wait_run(home, "r", timeout_s=seconds)
-    assert asked == [0, 12, 50, 50]
+    # Messages, as over stdio and HTTP: without them no token travels with the call.
+    async with Client(build_server(home, []), mode="legacy") as client:
+        for seconds in (0, 12, 50, 3000):
+            call = {"run_id": "r", "timeout_s": seconds}
+            await client.call_tool("wait_run", call)
+            await client.call_tool("wait_run", call, progress_callback=heard)
+    assert asked == [0, 0, 12, 12, 50, 50, 50, 3000]
+
+
+async def test_a_caller_with_a_cursor_is_told_what_has_changed_and_what_to_call_next_for_as_long(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    status = {
+        "run_id": "r-1",
+        "state": "running",
+        "kind": "train",
+        "env_id": "sums@0",
+        "step": 3,
+        "metrics": {},
+        "alerts": [],
+        "eta_s": None,
+        "cursor": "9",
+        "reached": False,
+    }
+    monkeypatch.setattr("engine.runs.lifecycle.wait", lambda *_, **__: dict(status))
+
+    async def heard(*_: object) -> None:
+        return None
+
+    async with Client(build_server(home, []), mode="legacy") as client:
+        first = await client.call_tool("wait_run", {"run_id": "r-1"})
+        call = {"run_id": "r-1", "cursor": "9", "timeout_s": 600, "until": "news"}
+        later = await client.call_tool("wait_run", call, progress_callback=heard)
+        status |= {"state": "done"}
+        last = await client.call_tool("wait_run", call, progress_callback=heard)
+    assert first.structured_content["env_id"] == "sums@0"
+    assert set(later.structured_content) == {
+        *("summary", "next", "warnings", "run_id", "state", "step", "cursor", "reached")
+    }
+    assert later.structured_content["next"] == [{"tool": "wait_run", "arguments": call}]
+    assert last.structured_content["env_id"] == "sums@0"
+
+
+async def test_a_wait_shows_that_it_is_alive_even_where_nothing_moves(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    def wait(home, run_id, until, timeout_s, cursor, on_progress):
+        for _ in range(3):
+            on_progress({"state": "running", "step": 2, "total_steps": 4, "percent": 31.0})
+        return {"state": "running"}
+
+    told: list[tuple] = []
+
+    async def heard(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    async with Client(build_server(home, [])) as client:
+        await client.call_tool("wait_run", {"run_id": "r"}, progress_callback=heard)
+    values = [progress for progress, _ in told]
+    assert values == sorted(set(values)) and values == pytest.approx([2, 2, 2], abs=1e-4)
+    assert told[0][1] == "running, step 2/4, 31 %"
 
 
 @pytest.mark.parametrize(

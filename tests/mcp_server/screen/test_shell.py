@@ -55,6 +55,13 @@ def takes(words: list[str]) -> dict[str, Any] | None:
             Call("submit_train", {"resume": "r", "max_gpu_hours": 2.0}),
             "train --resume r --max-gpu-hours 2.0",
         ),
+        (
+            Call(
+                "submit_train",
+                {"env_id": "a", "then": [{"algorithm": "evaluate"}], "vary": {"seed": [1, 2]}},
+            ),
+            """train a --then '{"algorithm": "evaluate"}' --vary 'seed=[1, 2]'""",
+        ),
         (Call("push_env", {"path": "x y", "install": True}), "env push 'x y' --install"),
         (
             Call("evaluate", {"env_id": "a", "models": ["m", "n"], "rows": 9}),

@@ -1,0 +1,281 @@
+"""Where a plan stands: its runs step by step, each with its verdict.
+
+A plan has no state of its own: everything here is read from the rows and files of its runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import last_line, read_object
+from engine.core.format import counted
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.home.progress import alerts_in, events_end, events_from, read_progress
+from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.records.lines.line_record import Line
+
+_MAX_ALERTS = 10  # that a status shows, the newest
+# What a step shows of the evidence for its verdict.
+_EVIDENCE_KEYS = ("metric", "before", "after", "difference", "interval", "n")
+_MOST_DIGITS = 15  # of a number in a cursor: more name no position in any file
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a cursor remembers of one run of a plan: its state, its attempt, and the byte at which
+    its newer events begin."""
+
+    state: str
+    attempt: int
+    events_end: int
+
+    def dump(self) -> str:
+        """The marks as a part of a cursor."""
+        return f"{STATES.index(self.state)}.{self.attempt}.{self.events_end}"
+
+    @staticmethod
+    def load(text: str) -> "Marks":
+        """The marks that `dump` made. Raises ValueError for another text."""
+        state, attempt, end = (_whole_number(part) for part in text.split("."))
+        if state >= len(STATES):
+            raise ValueError(f"there is no state {state}")
+        return Marks(STATES[state], attempt, end)
+
+
+@dataclass(frozen=True)
+class PlanLook:
+    """What one look at a plan has shown.
+
+    Attributes:
+        rows: its runs in the order of the steps.
+        events: the events of each run since the cursor.
+        ended: the ids of the runs that have ended since the cursor.
+        marks: of each run, for the next cursor.
+    """
+
+    rows: Sequence[RunRow]
+    events: Sequence[list[Line]]
+    ended: Sequence[str]
+    marks: Sequence[Marks]
+
+    @property
+    def state(self) -> str:
+        """The state of the whole: "running" as long as a run is open and any has begun; of one
+        that is over "done" only where all runs are."""
+        states = [row.state for row in self.rows]
+        if any(state in OPEN for state in states):
+            return "queued" if set(states) == {"queued"} else "running"
+        return next((state for state in ("failed", "cancelled") if state in states), "done")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no run of the plan is open."""
+        return not any(row.state in OPEN for row in self.rows)
+
+    @property
+    def cursor(self) -> str:
+        """The cursor from which the next look goes on."""
+        return "_".join(mark.dump() for mark in self.marks)
+
+
+def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
+    """The marks that a cursor holds; for the cursor "" those of now.
+
+    Raises UserError BAD_CURSOR.
+    """
+    if not cursor:
+        return [Marks(row.state, row.attempt, events_end(home.run(row.run_id))) for row in rows]
+    try:
+        marks = [Marks.load(part) for part in cursor.split("_")]
+    except ValueError:
+        marks = []
+    if len(marks) != len(rows):
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor={cursor[:40]!r} was not made by wait_run for this plan",
+            hint="Pass the cursor of the last answer unchanged, or leave it out.",
+            field="cursor",
+        )
+    return marks
+
+
+def look_at(home: Home, rows: Sequence[RunRow], since: Sequence[Marks]) -> PlanLook:
+    """Look at the runs of a plan; events and ends since the marks `since` count as new."""
+    events, marks, ended = [], [], []
+    for row, mark in zip(rows, since, strict=True):
+        new_events, end = events_from(home.run(row.run_id), mark.events_end)
+        events.append(new_events)
+        marks.append(Marks(row.state, row.attempt, end))
+        is_new = (row.state, row.attempt) != (mark.state, mark.attempt)
+        if row.state not in OPEN and is_new:
+            ended.append(row.run_id)
+    return PlanLook(rows, events, ended, marks)
+
+
+def has_reached(home: Home, look: PlanLook, until: str) -> bool:
+    """Whether a plan has reached what is waited for: its end, the first step of a run, or an event
+    of a run; with "news" also the end of a step."""
+    if until == "end":
+        return look.is_over
+    if until == "first_step":
+        lines = [last_line(home.run(row.run_id).metrics) or {} for row in look.rows]
+        return any(isinstance(line.get("step"), int) and line["step"] >= 1 for line in lines)
+    if until == "news" and (look.ended or look.is_over):
+        return True
+    name = "evaluated" if until == "next_eval" else "alert"
+    return any(event.get("event") == name for events in look.events for event in events)
+
+
+def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = False) -> Reply:
+    """Where a plan stands: a line for each step.
+
+    `only_new` leaves out the steps that ended before the cursor and those that have not begun.
+    """
+    plan_id = look.rows[0].plan
+    shown = [row for row in look.rows if not only_new or _is_news(row, look)]
+    alerts = [
+        {"run_id": row.run_id, **alert}
+        for row, events in zip(look.rows, look.events, strict=True)
+        for alert in alerts_in(events)
+    ]
+    status: Reply = {
+        "run_id": plan_id,
+        "kind": "plan",
+        "state": look.state,
+        "steps": [_step(home, row) for row in shown],
+        "alerts": alerts[-_MAX_ALERTS:],
+        "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
+        "max_gpu_hours": look.rows[0].max_gpu_hours,
+        "cursor": look.cursor,
+        "next": [call.to_json() for call in _next_calls(look)],
+        "warnings": [],
+    }
+    status["summary"] = _summary(home, store, look)
+    return status
+
+
+def progress_of(home: Home, look: PlanLook) -> Reply:
+    """What a wait reports of a plan under way: `step` is how many runs are done, with the share of
+    the one that is under way, of `total_steps` runs."""
+    done = sum(row.state not in OPEN for row in look.rows)
+    report: Reply = {"run_id": look.rows[0].plan, "state": look.state}
+    for row in look.rows:
+        if row.state in HOLDS_DEVICE:
+            progress = read_progress(home.run(row.run_id), row)
+            done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
+            report |= {"now": row.run_id, "eta_s": progress.eta_s}
+    return report | {"step": round(done, 2), "total_steps": len(look.rows)}
+
+
+def _is_news(row: RunRow, look: PlanLook) -> bool:
+    """Whether a run is under way, or has ended since the cursor."""
+    return row.state in HOLDS_DEVICE or row.run_id in look.ended
+
+
+def _step(home: Home, row: RunRow) -> Reply:
+    """A run of a plan: where it stands, and at its end its verdict and what that rests on."""
+    run = home.run(row.run_id)
+    config = run.find_config()
+    place = config.plan if config else None
+    entry: Reply = {"step": place.step if place else 0, "run_id": row.run_id}
+    if place and place.label:
+        entry["label"] = place.label
+    entry |= {"algorithm": row.algorithm, "state": row.state}
+    if row.state in HOLDS_DEVICE:
+        progress = read_progress(run, row)
+        done = {"at": progress.step, "of": progress.total_steps, "eta_s": progress.eta_s}
+        return entry | {name: value for name, value in done.items() if value is not None}
+    if row.state == "queued" and row.awaited_ids:
+        return entry | {"waits_for": row.awaited_ids}
+    if row.state in ("failed", "cancelled"):
+        return entry | {"reason": row.reason[:300]}
+    if row.state == "done":
+        return entry | _outcome(home, row, config.model_refs if config else [])
+    return entry
+
+
+def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
+    """What a run that is done has shown: a training run its verdict, an evaluation of several
+    models how each compares with the first."""
+    if row.kind == "train":
+        evidence = read_object(home.run(row.run_id).result).get("evidence")
+        shown = evidence if isinstance(evidence, dict) else {}
+        kept = {name: shown[name] for name in _EVIDENCE_KEYS if shown.get(name) is not None}
+        return {"verdict": row.verdict, **kept}
+    return _comparison(home, row) if len(models) > 1 else {}
+
+
+def _comparison(home: Home, row: RunRow) -> Reply:
+    """How the models of an evaluation compare with the first of them."""
+    # Imported late: most waits end without a comparison, and it loads the statistics.
+    from engine.evidence.compare.compare import compare_runs  # noqa: PLC0415
+
+    try:
+        compared = compare_runs(home, [row.run_id])
+    except UserError as error:  # a file of it is damaged, or nothing was scored
+        return {"verdict": "unknown", "reason": error.message}
+    return {
+        "verdict": compared["verdict"],
+        "result": compared["summary"],
+        "levels": {arm["id"]: _level_text(arm) for arm in compared["arms"]},
+    }
+
+
+def _level_text(arm: Mapping[str, Any]) -> Any:
+    """The level of a model in a comparison, with its interval where there is one."""
+    return {name: arm[name] for name in ("value", "interval", "n") if name in arm}
+
+
+def _summary(home: Home, store: Store, look: PlanLook) -> str:
+    """One sentence: how many runs are done, and what is under way or stands in the way."""
+    plan_id = look.rows[0].plan
+    done = sum(row.state == "done" for row in look.rows)
+    text = f"{plan_id} is {look.state}: {done} of {counted(len(look.rows), 'run')} done"
+    failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
+    if failed:
+        text += f"; {failed[0].run_id} {failed[0].state}: {failed[0].reason.rstrip('.')[:300]}"
+    for row in look.rows:
+        if row.state in HOLDS_DEVICE:
+            progress = read_progress(home.run(row.run_id), row)
+            of_total = f" of {progress.total_steps}" if progress.total_steps else ""
+            at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
+            text += f"; {row.run_id} is {row.state}{at_step}"
+    return f"{text}."
+
+
+def _next_calls(look: PlanLook) -> list[Call]:
+    """The calls to make next: wait on; at the end see what came out, or why it did not."""
+    plan_id = look.rows[0].plan
+    if not look.is_over:
+        alerting = [
+            row.run_id
+            for row, events in zip(look.rows, look.events, strict=True)
+            if alerts_in(events)
+        ]
+        looks = [Call("diagnose", {"run_id": run_id}) for run_id in alerting[:1]]
+        return [*looks, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
+    failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
+    if failed:
+        return [
+            Call("read_logs", {"run_id": failed[0].run_id, "view": "error"}),
+            Call("submit_train", {"resume": plan_id}),
+        ]
+    trained = [row for row in look.rows if row.kind == "train"][-1]
+    evaluations = [row for row in look.rows if row.kind == "evaluate"]
+    if evaluations:
+        first = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
+    else:
+        first = Call("read_rollouts", {"run_id": trained.run_id})
+    return [first, Call("deploy", {"run_id": f"{trained.run_id}@best"})]
+
+
+def _whole_number(text: str) -> int:
+    """The number that `text` is. Raises ValueError for anything else, and for too many digits."""
+    if not (text.isascii() and text.isdigit()) or len(text) > _MOST_DIGITS:
+        raise ValueError(f"{text[:20]!r} is no number")
+    return int(text)

@@ -1,0 +1,65 @@
+"""The model that a run starts from or asks, also where another run is still to make it."""
+
+from engine.core.errors import UserError
+from engine.home.rows import OPEN
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.models.catalog import ModelRef
+
+_ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
+
+
+def model_to_train(home: Home, ref: str) -> ModelRef:
+    """The model that a new run starts from. Of a training run that has not ended that is the one
+    that it will have made at its end, unless `ref` names a step that has a checkpoint already.
+
+    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
+    """
+    return _awaited_model(home, ref.strip()) or catalog.resolve_model(home, ref)
+
+
+def model_to_ask(home: Home, ref: str) -> ModelRef:
+    """The model that an evaluation asks: as it is now, or where its run has no such checkpoint yet,
+    as it will be when that has ended.
+
+    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
+    """
+    try:
+        return catalog.resolve_model(home, ref)
+    except UserError as error:
+        awaited = _awaited_model(home, ref.strip()) if error.code == "MODEL_NOT_FOUND" else None
+        if awaited is None:
+            raise
+        return awaited
+
+
+def origin_text(model: ModelRef) -> str:
+    """Where the adapter of a model comes from, as the end of a sentence; "" for a base model."""
+    if model.waits_for:
+        return f", continued from what {model.waits_for} is still to make; the run waits for it"
+    if model.adapter is None:
+        return ""
+    return f", continued from {model.adapter.name} of {model.run_id or model.adapter.parent}"
+
+
+def _awaited_model(home: Home, ref: str) -> ModelRef | None:
+    """The model that a training run which has not ended will have made at its end.
+
+    None where `ref` names no such run, or a step of it that has a checkpoint already.
+    """
+    run_id, _, checkpoint = ref.partition("@")
+    if not _is_open(home, run_id):
+        return None
+    names_step = checkpoint not in ("", "best")
+    if names_step and home.run(run_id).resolve_checkpoint(checkpoint) is not None:
+        return None
+    return catalog.unmade(home, ref)
+
+
+def _is_open(home: Home, run_id: str) -> bool:
+    """Whether there is a run of exactly this id that has not ended."""
+    if not home.db.is_file():
+        return False
+    with Store(home) as store:
+        return any(row.run_id == run_id for row in store.list_runs(_ALL_RUNS, states=OPEN))

@@ -1,0 +1,91 @@
+"""The calls to suggest after a wait, by what it has shown of the run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.home.rows import TERMINAL
+
+MAX_WAIT_S = 50.0  # clients give up a call after 60 s
+HELD_WAIT_S = 3600.0  # the longest wait for a client that keeps the call alive
+
+
+def suggest(tool: str, **arguments: Any) -> Reply:
+    """Make an entry for `next` of a reply: a suggested call of `tool` with these arguments."""
+    return Call(tool, arguments).to_json()
+
+
+# What a status says of a run that does not change while it goes on.
+_STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "heldout"})
+_EXPECTED = ("summary", "next", "warnings", "reached", "state", "run_id")  # even where empty
+_EMPTY = (None, "", [], {})
+
+
+def only_changes(status: Reply) -> Reply:
+    """The status of a run for a caller that has seen an earlier one: without what cannot have
+    changed, and without what is empty. That of a run which has ended stays whole."""
+    if status.get("state") in TERMINAL:
+        return status
+    return {
+        name: value
+        for name, value in status.items()
+        if name in _EXPECTED or (name not in _STANDING_FACTS and value not in _EMPTY)
+    }
+
+
+def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
+    """Suggested calls of which those that wait on do it as the caller did: for the same, and where
+    its client holds a long call, as long."""
+    waited_for = {} if until == "end" else {"until": until}
+    held = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
+    return [
+        {**call, "arguments": {**waited_for, **call["arguments"], **held}}
+        if call["tool"] == "wait_run"
+        else call
+        for call in calls
+    ]
+
+
+def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
+    """The calls to suggest after a wait, by the state of the run.
+
+    - done: read the rollouts; if a model was trained, deploy it.
+    - failed: read the error, and diagnose. cancelled: resume.
+    - still open: wait on; before that, look at the first step or diagnose an alert, if reached.
+    """
+    if reply.get("state") in ("done", "failed", "cancelled"):
+        return _after_end(run_id, reply)
+    reached = until if reply.get("reached") else ""
+    # There is only one first step; another evaluation or alert may follow.
+    wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
+    if reached in ("alert", "news"):  # of one run nothing but an alert is news before its end
+        return [suggest("diagnose", run_id=run_id), wait_on]
+    if reached == "first_step":
+        rollouts = suggest("read_rollouts", run_id=run_id)
+        return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
+    return [wait_on]
+
+
+def _after_end(run_id: str, reply: Reply) -> list[Reply]:
+    """The calls to suggest after a run that is done, failed or cancelled; `reply` is its status."""
+    if reply["state"] == "cancelled":
+        return [suggest("submit_train", resume=run_id)]
+    if reply["state"] == "failed":
+        read_error = suggest("read_logs", run_id=run_id, view="error")
+        return [read_error, suggest("diagnose", run_id=run_id)]
+    rollouts = suggest("read_rollouts", run_id=run_id)
+    if reply.get("kind", "train") != "train":
+        return [rollouts]  # evaluations and probes produce no model that could be served
+    return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
+
+
+def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
+    """The call to suggest after a wait whose run is still open: wait again, for `until`.
+
+    It continues from the cursor of `reply`, the reply of that wait, so that nothing is missed.
+    """
+    arguments = {"run_id": run_id, "until": until}
+    if reply.get("cursor"):
+        arguments["cursor"] = reply["cursor"]
+    return suggest("wait_run", **arguments)

@@ -1,0 +1,119 @@
+"""Calls that block, in a thread: they report progress, and end when the client cancels them."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from mcp.server.mcpserver import Context
+
+from engine.core.reply import Reply
+from engine.serving.chat_request import ChatRequest, Heard
+
+_LEAST_PROGRESS = 1e-6  # of a step, between two reports of a wait
+TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
+
+
+class _ClientCancelled(Exception):
+    """Ends a wait in its thread after the client has cancelled the call."""
+
+
+def asks_for_progress(ctx: Context) -> bool:
+    """Whether the client wants progress of this call, with which it may keep the call alive."""
+    meta = ctx.request_context.meta
+    return meta is not None and meta.get("progress_token") is not None
+
+
+async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
+    """Run a blocking wait in a thread, report its progress to the client, and return its reply.
+
+    `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
+    cancels the call, this returns at once; the thread ends when it next reports progress.
+    """
+    cancelled = threading.Event()
+    reported = -_LEAST_PROGRESS  # the last progress that was reported
+
+    def on_progress(status: Reply) -> None:
+        """Report the step to the client, or end the wait if the call was cancelled."""
+        nonlocal reported
+        if cancelled.is_set():
+            raise _ClientCancelled
+        # The protocol wants each report above the one before, also where nothing has moved: it
+        # shows the client that the call is alive.
+        reported = max(float(status.get("step") or 0), reported + _LEAST_PROGRESS)
+        total = status.get("total_steps")
+        anyio.from_thread.run(
+            ctx.report_progress, reported, float(total) if total else None, _progress_line(status)
+        )
+
+    return await _in_thread(partial(wait, on_progress=on_progress), cancelled)
+
+
+async def answer_in_thread(chat: Callable[..., Reply], request: ChatRequest, ctx: Context) -> Reply:
+    """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
+
+    `chat` takes a function `listener` and calls it with each new piece of an answer. If the client
+    cancels the call, this returns at once; the sampling ends with the next token.
+    """
+    cancelled = threading.Event()
+    report = _TokenReport(request, ctx, cancelled)
+    return await _in_thread(partial(chat, listener=report.hear), cancelled)
+
+
+class _TokenReport:
+    """Tells the client how many tokens were sampled so far, every `TOKENS_EVERY_S` seconds.
+    `cancelled` is set when the client has cancelled the call."""
+
+    def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
+        self._ctx = ctx
+        self._cancelled = cancelled
+        self._counts: dict[str, int] = {}  # tokens sampled so far, by model
+        model_count = 2 if request.compare_to else 1
+        self._max_tokens = request.max_tokens * model_count
+        self._reported_at = time.monotonic()
+
+    def hear(self, heard: Heard) -> None:
+        """Report the tokens sampled so far, or end the chat if the client cancelled the call."""
+        if self._cancelled.is_set():
+            raise _ClientCancelled  # through the engine, which ends the sampling
+        self._counts[heard.model] = heard.tokens
+        now = time.monotonic()
+        if now - self._reported_at < TOKENS_EVERY_S:
+            return
+        self._reported_at = now
+        state = "is busy with others" if heard.is_waiting else f"{heard.tokens} tokens"
+        anyio.from_thread.run(
+            self._ctx.report_progress,
+            float(sum(self._counts.values())),
+            float(self._max_tokens),
+            f"{heard.model}: {state}",
+        )
+
+
+async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:
+    """Run a blocking call in a thread and return its reply. If the client cancels the call,
+    `cancelled` is set, so that the thread can end, and this returns at once."""
+    try:
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    except anyio.get_cancelled_exc_class():
+        cancelled.set()
+        raise
+
+
+def _progress_line(status: Reply) -> str:
+    """The status of a run as one line, such as "running, step 3/60, about 40 s left"."""
+    parts = []
+    if status.get("state"):
+        parts.append(str(status["state"]))
+    if status.get("total_steps"):
+        parts.append(f"step {status.get('step') or 0}/{status['total_steps']}")
+    if status.get("now"):  # of a plan, the run that is under way
+        parts.append(str(status["now"]))
+    if status.get("percent") is not None:
+        parts.append(f"{status['percent']:.0f} %")
+    if status.get("eta_s") is not None:
+        parts.append(f"about {float(status['eta_s']):.0f} s left")
+    return ", ".join(parts)

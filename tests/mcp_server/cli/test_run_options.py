@@ -1,0 +1,73 @@
+"""A plan on the command line: further steps and varied settings, as options or in a TOML file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import call, spy
+
+from engine.home.run_dir import Home
+
+GRPO = {"algorithm": "grpo", "settings": {"steps": 6}}
+EVALUATION = {"algorithm": "evaluate", "rows": 40}
+
+
+def test_steps_and_varied_settings_are_options_of_train(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    seen = spy(monkeypatch, "submit_train", {"run_id": "sums-plan-1"})
+    last = tmp_path / "last.json"
+    last.write_text(json.dumps([EVALUATION]))
+    argv = ["train", "sums", "--algorithm", "sft", "--then", json.dumps(GRPO), "--then", str(last)]
+    argv += ["--vary", "seed=1,2", "--vary", "loss_on=last, all"]
+    argv += ["--vary", 'lora_targets=[["q_proj"], "attention"]']
+    assert call(*argv).exit_code == 0
+    assert seen[0]["then"] == [GRPO, EVALUATION]
+    assert seen[0]["vary"] == {
+        "seed": [1, 2],
+        "loss_on": ["last", "all"],
+        "lora_targets": [["q_proj"], "attention"],
+    }
+
+
+def test_a_file_holds_a_plan_and_options_change_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    seen = spy(monkeypatch, "submit_train", {"run_id": "sums-plan-1"})
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'env = "sums"\nalgorithm = "sft"\n[settings]\nsteps = 3\n[vary]\nseed = [1, 2]\n'
+        '[[then]]\nalgorithm = "grpo"\n[then.settings]\nsteps = 6\n'
+        '[[then]]\nalgorithm = "evaluate"\nrows = 40\n'
+    )
+    assert call("train", str(plan)).exit_code == 0
+    assert call("train", str(plan), "--vary", "seed=4", "--then", json.dumps(GRPO)).exit_code == 0
+    assert seen[0]["settings"] == {"steps": 3}
+    assert (seen[0]["then"], seen[0]["vary"]) == ([GRPO, EVALUATION], {"seed": [1, 2]})
+    assert (seen[1]["then"], seen[1]["vary"]) == ([GRPO], {"seed": [4]})
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("then = 3", "then is no list of tables"),
+        ("then = [3]", "then is no list of tables"),
+        ("vary = 3", "vary is not a table"),
+    ],
+)
+def test_a_plan_of_another_form_is_refused_by_line(
+    home: Home, tmp_path: Path, lines: str, text: str
+):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'env = "sums"\n{lines}\n')
+    done = call("train", str(plan), "--json")
+    assert done.exit_code == 2
+    message = json.loads(done.stdout)["message"]
+    assert "plan.toml:2" in message and text in message
+
+
+@pytest.mark.parametrize(
+    "argv", [["--then", "nothing.json"], ["--then", "{"], ["--vary", "seed"], ["--vary", "=1"]]
+)
+def test_an_option_that_cannot_be_read_is_refused(home: Home, argv: list[str]):
+    assert call("train", "sums", *argv).exit_code == 2
