@@ -129,11 +129,11 @@ def spawn_detached(
 def start_queued(home: Home) -> list[str]:
     """Start queued runs while devices are free, except those that still wait for the model of
     another run; returns the ids of the runs it started."""
-    started: list[str] = []
+    started_ids: list[str] = []
     with Store(home) as store:
         waiting.release_waiting(home, store)
         if all(row.waits_for for row in store.queue()):
-            return started
+            return started_ids
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
