@@ -15,6 +15,8 @@ from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_c
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.manifest import ReplayUsed, read_manifest
+from engine.records.run_config import SFTConfig
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
@@ -107,12 +109,14 @@ class KeptSkills:
         verdict: that of the worst battery.
         against_base: the comparison with the base model; None where the model that the run began
             with was not trained in this home.
+        replayed: the rows that `keep` replayed; None where it was 0.
     """
 
     verdict: Word
     batteries: Sequence[Battery]
     summary: str = ""
     against_base: SinceBase | None = None
+    replayed: ReplayUsed | None = None
 
     @property
     def every_battery(self) -> list[Battery]:
@@ -130,7 +134,8 @@ class KeptSkills:
         return [*self.batteries, *since_base]
 
     def to_json(self) -> dict[str, object]:
-        """The comparison as results hold it; without `against_base` where that is None."""
+        """The comparison as results hold it; without `against_base` and `replayed` where those are
+        None."""
         body: dict[str, object] = {
             "verdict": self.verdict,
             "batteries": [battery.to_json() for battery in self.batteries],
@@ -138,6 +143,8 @@ class KeptSkills:
         }
         if self.against_base:
             body["against_base"] = self.against_base.to_json()
+        if self.replayed:
+            body["replayed"] = self.replayed.to_json()
         return body
 
 
@@ -152,7 +159,19 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
     if not before:
         return None
     skills = compare_skills(before, after)
-    return replace(skills, against_base=_since_base(run_dir, after))
+    replayed = _replayed(run_dir)
+    summary = f"{skills.summary} {replayed.sentence}" if replayed else skills.summary
+    return replace(
+        skills, summary=summary, against_base=_since_base(run_dir, after), replayed=replayed
+    )
+
+
+def _replayed(run_dir: RunDir) -> ReplayUsed | None:
+    """The rows that a run replayed; None where it replayed none or has no manifest."""
+    config = run_dir.find_config()
+    if not isinstance(config, SFTConfig) or not config.settings.keep:
+        return None
+    return read_manifest(run_dir.manifest).replayed if run_dir.manifest.exists() else None
 
 
 def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
@@ -199,6 +218,15 @@ def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, floa
     """
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def skill_sentences(skills: KeptSkills | None) -> list[str]:
+    """What the verdict says of earlier skills: the sentences on losses, or, where rows were
+    replayed and nothing was forgotten, what was kept by it; else []."""
+    losses = loss_sentences(skills)
+    if losses or skills is None or skills.replayed is None:
+        return losses
+    return [skills.summary]
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
