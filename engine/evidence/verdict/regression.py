@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
+from engine.evidence.stats.inference import (
+    ALPHA,
+    PairedVerdict,
+    holm,
+    paired_verdict,
+    wilson,
+)
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
@@ -28,12 +34,35 @@ _NAMED = 5  # skills named in a sentence
 
 
 @dataclass(frozen=True)
+class LostOfRight:
+    """Of the tasks that were right before training, those that are not any more. A mean hides them
+    where other tasks became right.
+
+    Attributes:
+        right, lost: how many were right before, at least 1, and how many of those are lost.
+        share: lost / right.
+        interval: low and high end of its 95 % interval (Wilson).
+    """
+
+    right: int
+    lost: int
+    share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Skill:
-    """Mean reward on one kind of task before and after training; None where nothing was scored."""
+    """One kind of task before and after training.
+
+    Attributes:
+        before, after: mean reward; None where nothing was scored.
+        lost_of_right: None where no task was right before, or nothing says what is right.
+    """
 
     skill: str
     before: float | None
     after: float | None
+    lost_of_right: LostOfRight | None = None
 
     @property
     def lost(self) -> bool:
@@ -55,6 +84,7 @@ class Battery:
         smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
         skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
+        lost_of_right: None where no task was right before, or nothing says what is right.
     """
 
     battery: str
@@ -70,6 +100,7 @@ class Battery:
     smallest_detectable_gap: float | None
     reason: str
     skills: Sequence[Skill]
+    lost_of_right: LostOfRight | None = None
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -319,7 +350,23 @@ def _compared_battery(
         smallest_detectable_gap=rounded(outcome.detectable),
         reason=outcome.reason if outcome.verdict == "unknown" else "",
         skills=_skills(before, after),
+        lost_of_right=_lost_of_right(before, after),
     )
+
+
+def _lost_of_right(
+    before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
+) -> LostOfRight | None:
+    """What is lost of the tasks that were right before and were asked again; None where there are
+    none. An answer that could not be scored after training counts as lost."""
+    right_after = {row.task: row.success is True for row in after}
+    kept = [right_after[row.task] for row in before if row.success and row.task in right_after]
+    if not kept:
+        return None
+    right, lost = len(kept), kept.count(False)
+    interval = wilson(lost, right)
+    ends = (round(interval.low, 4), round(interval.high, 4))
+    return LostOfRight(right, lost, round(lost / right, 4), ends)
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
@@ -351,11 +398,13 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = [
-        Skill(name, _mean_reward(_of_family(before, name)), _mean_reward(_of_family(after, name)))
-        for name in names
-    ]
+    skills = [_skill(name, _of_family(before, name), _of_family(after, name)) for name in names]
     return sorted(skills, key=_largest_loss_first)
+
+
+def _skill(name: str, before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Skill:
+    """One kind of task, from its own rows."""
+    return Skill(name, _mean_reward(before), _mean_reward(after), _lost_of_right(before, after))
 
 
 def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
@@ -383,7 +432,8 @@ def sentence_of(battery: Battery, since: str = "") -> str:
     """
     if battery.verdict == "forgotten":
         return (
-            f"Forgotten{since} ({battery.battery}): {_levels_text(battery)}{_most_lost(battery)}."
+            f"Forgotten{since} ({battery.battery}): {_levels_text(battery)}{_lost_text(battery)}"
+            f"{_most_lost(battery)}."
         )
     return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
 
@@ -394,20 +444,31 @@ def _kept_text(battery: Battery) -> str:
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
     if battery.verdict == "improved":
-        return f"better, {levels}"
+        return f"better, {levels}{_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:
         return f"nothing to lose, 0 before on {battery.n} tasks"
     if battery.verdict == "inconclusive":
         ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
         flips = f"{battery.lost} lost, {battery.gained} gained"
         return f"inconclusive, {levels}, {flips}, 95 % interval of the change {ends}"
-    return f"no loss found, {levels} (a loss of {_gap_text(battery)} would have shown)"
+    gap = f"a loss of {_gap_text(battery)} would have shown"
+    return f"no loss found, {levels}{_lost_text(battery)} ({gap})"
 
 
 def _levels_text(battery: Battery) -> str:
     """The levels before and after, such as "82 % to 41 % on 40 tasks"."""
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
     return f"{before} to {after} on {battery.n} tasks"
+
+
+def _lost_text(battery: Battery) -> str:
+    """How many of the tasks that were right before are lost, to be put behind the levels, with the
+    95 % interval of their share; "" where none are."""
+    lost = battery.lost_of_right
+    if lost is None or not lost.lost:
+        return ""
+    low, high = (f"{100 * end:.0f}" for end in lost.interval)
+    return f", {lost.lost} of {lost.right} right ones lost ({low} to {high} %)"
 
 
 def _gap_text(battery: Battery) -> str:

@@ -55,7 +55,12 @@ def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
     assert found["verdict"] == battery["verdict"] == "forgotten"
     assert (battery["before"], battery["after"]) == (1.0, pytest.approx(38 / 48, abs=1e-4))
     assert (battery["n"], battery["lost"], battery["gained"]) == (48, 10, 0)
-    assert battery["skills"][0] == {"skill": "reverse", "before": 1.0, "after": 0.1667}
+    # Wilson's interval of 10 of 12 by hand: 0.552 to 0.953.
+    lost = {"right": 12, "lost": 10, "share": 0.8333, "interval": (0.552, 0.953)}
+    reverse = {"skill": "reverse", "before": 1.0, "after": 0.1667, "lost_of_right": lost}
+    assert battery["skills"][0] == reverse
+    assert battery["lost_of_right"]["right"] == 48 and battery["lost_of_right"]["lost"] == 10
+    assert "10 of 48 right ones lost (12 to 34 %)" in found["summary"]
     assert "most of all reverse 1.00 to 0.17." in found["summary"]
     verdict = run_verdict(run.run)
     assert verdict["verdict"] == "better", "the word is about the task that was trained"
@@ -71,7 +76,8 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     run = asked(lambda skill, i: i != 0, lambda skill, i: i != 1)
     found = kept_skills(run.run)
     assert found["verdict"] == "kept" and "no loss found" in found["summary"]
-    assert "92 % to 92 % on 48 tasks" in found["summary"]
+    # As many are gained as lost, and the mean hides both.
+    assert "92 % to 92 % on 48 tasks, 4 of 44 right ones lost (4 to 21 %)" in found["summary"]
     verdict = run_verdict(run.run)
     assert not any("Forgotten" in text for text in verdict["warnings"])
     assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
