@@ -7,9 +7,30 @@ from as_json import kept_skills, records, run_verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
+from engine.records.manifest import ReplayUsed
 
+MANIFEST = {
+    "time": 1.5,
+    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
+    "model": {"ref": "pebble", "files": {}, "start_adapter": None},
+    "settings_sha256": "00",
+    "seed": 3,
+    "parent": "",
+    "note": "",
+    "reward_risk_accepted": False,
+    "versions": {"python": "3.11"},
+    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
+    "matrix_flops": 1e9,
+    "quantization": "none",
+    "precision": "float32",
+    "forward": {"kind": "own", "why": ""},
+    "kernels": {"kind": "torch", "why": ""},
+    "isolation": "",
+    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
+}
 SKILLS = ("reverse", "copy", "count", "upper")
 
 
@@ -94,6 +115,26 @@ def test_a_battery_whose_scoring_failed_is_unknown_and_hides_nothing(asked):
     run = asked(lambda skill, i: True, lambda skill, i: False, error_from=6)
     found = kept_skills(run.run)
     assert found["verdict"] == "unknown" and "scoring failed on 24 of 48" in found["summary"]
+
+
+def test_what_keep_replayed_stands_beside_what_was_kept(home, asked):
+    """In the verdict, in the reports and in the card; without it good news stays apart."""
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    settings = {**run.config["settings"], "keep": 0.2}
+    write_json(run.run.config, {**run.config, "algorithm": "sft", "settings": settings})
+    used = ReplayUsed(share=0.2, source="pebble skills", rows=767, questions=800)
+    manifest = {**MANIFEST, "run_id": run.id, "replayed": used.to_json()}
+    write_json(run.run.manifest, manifest)
+    verdict = run_verdict(run.run)
+    assert verdict["kept_skills"]["replayed"] == used.to_json()
+    said = (
+        "keep = 0.2 replayed 767 rows: the starting model's right answers to 800 practice "
+        "questions of pebble skills."
+    )
+    assert "no loss found, 100 % to 100 %" in verdict["summary"]
+    assert verdict["summary"].endswith(said)
+    run.finish(verdict="better")
+    assert "keep = 0.2 replayed 767 rows" in report_markdown(home, run.id)
 
 
 def test_a_run_that_is_not_over_has_no_second_half(asked):
