@@ -46,7 +46,7 @@ from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs import lifecycle
 from engine.runs.submit import admission, contamination
 from engine.runs.submit.requests import ProbeRequest
-from engine.settings import resolution, start_models, teachers
+from engine.settings import env_checks, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
@@ -200,6 +200,7 @@ class DryRun:
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = self.facts.rows = self._row_facts(ref)
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
+        env_checks.with_kept_version(self.home, resolved.settings)  # for its errors
         teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
         if teacher is not None and teacher.model is not None:
             admission.require_files(teacher.model, field="settings.teacher")
@@ -285,7 +286,8 @@ class DryRun:
         self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
             self.facts.row = self._sft_row(resolved.settings)
-        return judge_data(statistics, rows, resolved.settings)
+        record = required(self.facts.record)
+        return judge_data(statistics, rows, resolved.settings, record)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """One row as SFT would train on it; {} if there is none."""

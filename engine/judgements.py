@@ -1,7 +1,8 @@
 """What the checks of a dry run come to: their form, and the judgement of data and of a probe."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
@@ -9,6 +10,7 @@ from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import TOO_MANY_CUT, EnvFacts
+from engine.environments.registry import EnvRecord, read_tasks
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.run_result import ProbeResult
 from engine.records.settings import (
@@ -19,6 +21,7 @@ from engine.records.settings import (
     TrainSettings,
 )
 from envs.audit.audit_summary import best_degenerate
+from envs.json_types import TaskRow
 
 # Below these many held-out rows a verdict can show only large gains.
 FEW_HELDOUT = 100
@@ -42,6 +45,10 @@ _AUDIT_KEYS = (
     "problems",
     "gold_failing",
 )
+# The share of replayed rows to begin with; benchmarks/RESULTS.md has what it costs and brings.
+_USUAL_KEEP = 0.2
+# Of the first so many answers, from so few on, this share has one form, or is different ones.
+_FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
 Status = Literal["pass", "warn", "fail", "skip"]
 Fact = TypeVar("Fact")
 
@@ -137,14 +144,24 @@ def required(fact: Fact | None) -> Fact:
     return fact
 
 
-def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
+def judge_data(
+    statistics: Reply, rows: EnvFacts, settings: TrainSettings, record: EnvRecord
+) -> Outcome:
     """Judge whether the training rows fit the settings: a failure where a run could not use them, a
-    warning where some are cut, repeated or left out, or few are held out.
+    warning where some are cut, repeated or left out, few are held out, or SFT on them would cost
+    other skills.
 
     Args:
         statistics: of the training rows under these settings, from engine.environments.env_facts.
         rows: facts of all rows of the environment.
+        record: the environment.
     """
+    return _with_stake(_judge_rows(statistics, rows, settings), record, settings)
+
+
+def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
+    """Judge the training rows by their lengths and numbers; the arguments are those of
+    `judge_data`."""
     failure = _data_failure(statistics, rows, settings)
     if failure is not None:
         return failure
@@ -304,6 +321,57 @@ def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | No
         f"{count} held-out rows can show only large gains",
         f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
     )
+
+
+def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
+    """The outcome of `_judge_rows`, for SFT with what is at stake: the skills that the model has
+    now, and the setting that keeps them. A warning where all answers have one form of their own,
+    or are few different ones: training on such rows alone loses most.
+
+    A failure, or the outcome for a run that replays rows already, is returned unchanged.
+    """
+    if not isinstance(settings, SFTSettings) or settings.keep or outcome.status == "fail":
+        return outcome
+    form = narrow_form(read_tasks(record, "train"))
+    stake = (
+        "what the model can do now is asked before and after, and rows of one task alone tend to "
+        "lose it"
+    )
+    detail = f"{outcome.detail}; {form}: {stake}" if form else f"{outcome.detail}; {stake}"
+    before = hint_of(outcome.fix)
+    change = before.change or Change()
+    fix = Hint(
+        f"{before.text} keep = {_USUAL_KEEP:g} replays what it could do in each batch.".strip(),
+        change=replace(change, settings={**change.settings, "keep": _USUAL_KEEP}),
+    )
+    return Outcome("warn" if form else outcome.status, detail, fix, outcome.code)
+
+
+def narrow_form(tasks: Sequence[TaskRow]) -> str:
+    """What all answers of training rows share, as a clause: a sign that nearly all begin or end
+    with, or that there are few different ones; "" where they share nothing.
+
+    The first `_FORM_ROWS` rows are read; "" where fewer than `_FEWEST_FORM` have an answer.
+    """
+    texts = []
+    for index in range(min(len(tasks), _FORM_ROWS)):
+        gold = tasks[index].get("gold") or []
+        if gold and gold[-1].get("role") == "assistant":
+            texts.append(str(gold[-1].get("content") or "").strip())
+    if len(texts) < _FEWEST_FORM:
+        return ""
+    first_signs = Counter(text[:1] for text in texts)
+    last_signs = Counter(text[-1:] for text in texts)
+    for place, signs in (("begin", first_signs), ("end", last_signs)):
+        sign, count = signs.most_common(1)[0]
+        # Letters, digits and the end of a sentence are in any text.
+        is_mark = not sign.isalnum() and sign not in ("", ".", "!", "?")
+        if is_mark and count >= _SAME_FORM * len(texts):
+            return f"nearly all answers {place} with {sign!r}"
+    different = len(set(texts))
+    if different <= len(texts) * _FEW_ANSWERS:
+        return f"{len(texts)} answers are only {different} different ones"
+    return ""
 
 
 def too_hard(result: ProbeResult) -> bool:

@@ -71,4 +71,4 @@ def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
     question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
     lengths = Lengths(prompt=prompt, turn_tokens=12, longest_turn=24)
-    return Battery(tasks=flops.LANGUAGE_TASKS, answer=lengths)
+    return Battery(flops.LANGUAGE_TASKS, lengths, practice=flops.LANGUAGE_PRACTICE)

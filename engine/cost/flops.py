@@ -84,15 +84,18 @@ class Battery:
     Attributes:
         tasks: number of questions.
         answer: lengths of a question and its answer.
+        practice: number of other questions of the same skills, which `keep` asks once, before the
+            first step, to replay the right answers; 0 where there are none.
     """
 
     tasks: int
     answer: Lengths
+    practice: int = 0
 
 
 # The skills of pebble, and the questions in English for every other base model.
-PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24))
-LANGUAGE_TASKS = 48
+PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24), practice=800)
+LANGUAGE_TASKS, LANGUAGE_PRACTICE = 48, 192
 LANGUAGE_QUESTION = "What is the opposite of the word early?"
 KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many tasks at most
 
@@ -310,6 +313,26 @@ class Plan:
         if isinstance(self.settings, DPOSettings):
             tokens -= self.rows / 2 * row.prompt  # it runs once for both answers of a pair
         return tokens
+
+    @property
+    def replayed_rows(self) -> int:
+        """Rows that SFT replays in a step beside its own (`keep`)."""
+        if not isinstance(self.settings, SFTSettings) or not self.settings.keep:
+            return 0
+        share = self.settings.keep
+        return max(1, round(self.settings.batch_size * share / (1 - share)))
+
+    @property
+    def asks_practice(self) -> bool:
+        """Whether practice questions are asked before the first step, to replay right answers."""
+        settings = self.settings
+        return isinstance(settings, SFTSettings) and settings.keep > 0 and not settings.keep_env
+
+    def replayed_row(self) -> Lengths:
+        """The lengths of a replayed row: those of a practice question with its answer; of
+        `keep_env`, whose rows are not counted here, those of the run's own rows."""
+        practised = [battery.answer for battery in self.batteries if battery.practice]
+        return practised[0] if practised and self.asks_practice else self.trained_row()
 
     @property
     def packed(self) -> bool:

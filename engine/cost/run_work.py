@@ -71,6 +71,15 @@ def _row_step_work(plan: Plan) -> Work:
         rows_read = plan.step_tokens / max(1.0, row.total)
         layers = forward_operations(plan, rows_read, row.total)
         step += Work(train_operations=layers + output_layer)
+    if plan.replayed_rows:
+        replayed = plan.replayed_row()
+        step += update_work(
+            plan,
+            plan.replayed_rows,
+            tokens=plan.replayed_rows * replayed.total,
+            length=replayed.total,
+            supervised=replayed.turn_tokens,
+        )
     return step
 
 
@@ -178,7 +187,7 @@ def _teacher_work(
 
 def evaluation_work(plan: Plan, level: str) -> Work:
     """The work of all evaluations of the run, and of the batteries (questions that show what the
-    model forgets).
+    model forgets), with the practice questions that `keep` asks.
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
     the loss of the reference answers, DPO that of the held-out pairs. `level` ("low", "likely" or
@@ -199,6 +208,9 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         )
     for battery in plan.batteries:
         work += _battery_work(plan, battery, level)
+        if plan.asks_practice:
+            questions = battery.practice
+            work += rollouts(plan.sampling, questions, questions, battery.answer)
     return work
 
 

@@ -15,7 +15,8 @@ from engine.records.lines.curves import number
 
 ABOUT_HALF = (
     "select: held-out tasks that choose the checkpoint, the curves are of them; report: the "
-    "others, the verdict is of them"
+    "others, the verdict is of them; kept: questions on what the model could do before (step=0 "
+    "reads the answers before training)"
 )
 ABOUT_USE = (
     "how often the held-out tasks of a version were used to choose (checkpoints, runs, "

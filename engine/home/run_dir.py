@@ -385,6 +385,11 @@ class RunDir:
         return self.evals_dir / f"kept_{when}.jsonl"
 
     @property
+    def replayed(self) -> Path:
+        """The rows that `keep` replays: what the starting model could do."""
+        return self.path / "replayed.jsonl"
+
+    @property
     def rescored(self) -> Path:
         """New scores, by a fresh env process, of some answers of the last evaluation."""
         return self.evals_dir / "rescored.json"

@@ -22,6 +22,7 @@ Row = TrajectoryRecord | EvaluationRow
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ALL_BYTES = 48_000_000  # of rollout files that are read at most when a filter needs all steps
+_KEPT = "kept"  # the half of answers to what a model could do before
 _NEAREST = 5  # steps that an error message names
 FILTER_NAMES = (
     "step",
@@ -38,6 +39,8 @@ FILTER_NAMES = (
     "turns",
     "attempt",
     "half",
+    "battery",
+    "family",
     "model",
     "metrics",
 )
@@ -101,7 +104,9 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
     - of a training run that samples (GRPO): its rollouts of the step;
     - of a training run without rollouts (SFT): its held-out answers at the step;
-    - of an evaluation or probe: the answers of one model.
+    - of an evaluation or probe: the answers of one model;
+    - of a training run whose filter asks for them (`half == 'kept'`): its answers to what the
+      model could do before, at step 0 if that is the step, else after training.
 
     Raises UserError as `source_of` does.
     """
@@ -114,6 +119,8 @@ def _rows_of_one_step(reading: Reading) -> Source:
         )
     if row.kind != "train":
         return model_answers(reading)
+    if _asks_for_kept_skills(reading.query.where):
+        return _kept_skill_answers(reading)
     steps = run.rollout_steps()
     if not steps:
         return _held_out_answers(reading)
@@ -125,6 +132,32 @@ def _rows_of_one_step(reading: Reading) -> Source:
         step=step,
         skipped=rollouts.skipped,
         trained=True,
+    )
+
+
+def _kept_skill_answers(reading: Reading) -> Source:
+    """Read what a training run's model answered when it was asked what it could do before: at step
+    0 if the query names it, else with the chosen checkpoint, or at step 0 before there is one. The
+    rows get the half "kept".
+
+    Raises UserError NO_EVALUATION if nothing was asked yet.
+    """
+    run, row = reading.run, reading.row
+    is_after = reading.start.step != 0 and run.kept("after").exists()
+    path = run.kept("after" if is_after else "before")
+    if not path.exists():
+        raise UserError(
+            "NO_EVALUATION",
+            f"{row.run_id} was not asked yet what it could do before (it is {row.state})",
+            hint=wait_hint(row.run_id, until="next_eval"),
+        )
+    answers = EvaluationRow.read_file(path)
+    last_step = max(run.eval_steps(), default=0)
+    return Source(
+        rows=[answer.model_copy(update={"half": _KEPT}) for answer in answers.records],
+        description=f"answers on kept skills {'after' if is_after else 'before'} training",
+        step=max(1, last_step) if is_after else 0,
+        skipped=answers.skipped,
     )
 
 
@@ -246,17 +279,30 @@ def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
 
 
 def _filters_by_step(where: str) -> bool:
-    """Whether the filter expression uses the name `step`, as "step > 20" does.
+    """Whether the filter expression uses the name `step`, as "step > 20" does."""
+    return any(isinstance(node, ast.Name) and node.id == "step" for node in _nodes(where))
 
-    False for an expression that cannot be parsed; `matching` refuses it later.
-    """
+
+def _asks_for_kept_skills(where: str) -> bool:
+    """Whether the filter expression is about earlier skills: it has the text "kept", as in "half ==
+    'kept'", or uses the name `battery`, which no other answers have."""
+    return any(
+        (isinstance(node, ast.Constant) and node.value == _KEPT)
+        or (isinstance(node, ast.Name) and node.id == "battery")
+        for node in _nodes(where)
+    )
+
+
+def _nodes(where: str) -> list[ast.AST]:
+    """The parts of the filter expression; [] where it cannot be parsed: `matching` refuses it
+    later."""
     try:
         # "0" stands for an empty expression, which cannot be parsed and uses no name.
         tree = ast.parse(where.strip() or "0", mode="eval")
     # ValueError: a null byte; RecursionError and MemoryError: nested too deeply.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(tree))
+        return []
+    return list(ast.walk(tree))
 
 
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:

@@ -27,6 +27,7 @@ class KnownSettings:
     accept_reward_risk: bool | None = None
     gradient_checkpointing: bool | None = None
     kl_coef: float | None = None
+    keep: float | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

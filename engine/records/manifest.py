@@ -51,6 +51,38 @@ class SamplingUsed(Record):
     seed: int
 
 
+class ReplayUsed(Record):
+    """The rows that were replayed beside the run's own.
+
+    Attributes:
+        share: of each batch, the setting `keep`.
+        source: the battery whose practice questions the starting model was asked, or the id of the
+            environment whose train rows they are.
+        rows: how many different ones there are.
+        questions: how many practice questions were asked; None for an environment's rows.
+    """
+
+    share: float
+    source: str
+    rows: int
+    questions: int | None = None
+
+    @property
+    def meaning(self) -> str:
+        """What the rows are, in words."""
+        if self.questions is None:
+            return f"train rows of {self.source}"
+        return (
+            f"the starting model's right answers to {self.questions} practice questions of "
+            f"{self.source}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What was replayed, in a sentence, such as "keep = 0.2 replayed 186 rows: ..."."""
+        return f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}."
+
+
 class Manifest(Record):
     """Everything needed to say later what a run's numbers rest on.
 
@@ -64,6 +96,7 @@ class Manifest(Record):
         forward: `own` or transformers' forward pass.
         kernels: which fused functions.
         isolation: how the environment's process is confined; "" where none runs.
+        replayed: what `keep` replayed; None where it is 0.
     """
 
     run_id: str
@@ -84,6 +117,7 @@ class Manifest(Record):
     kernels: Choice
     isolation: str
     eval_sampling: SamplingUsed
+    replayed: ReplayUsed | None = None
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -121,6 +121,7 @@ Reasoning = Literal["keep", "drop", "require"]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
+EnvName = Annotated[str, Field(max_length=200)]
 # "", or a variable set for this purpose: a caller can have no other secret sent to a URL.
 TeacherKeyName = Annotated[str, Field(pattern=r"^(TEACHER_[A-Z0-9_]{1,60})?$")]
 
@@ -269,6 +270,21 @@ class SFTSettings(RowSettings):
         "leaves out rows with a turn that has none, and has the model think when it is asked.",
         "require where every answer has reasoning, else keep",
         default="keep",
+    )
+    keep: float = _setting(
+        "Share of each batch that are replayed rows, on top of batch_size, so that skills the "
+        "model starts with are not lost: its own right answers, before the first step, to "
+        "practice questions of those skills (never to one that is asked), or rows of keep_env.",
+        "0",
+        default=0.0,
+        ge=0,
+        le=0.5,
+    )
+    keep_env: EnvName = _setting(
+        "Environment whose train rows with an answer are replayed in place of the model's own "
+        "answers (with keep); a row that an exam of the run asks is left out.",
+        "none",
+        default="",
     )
 
 

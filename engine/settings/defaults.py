@@ -281,6 +281,8 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
     filled.default("packing", True)
     every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
     filled.default("thinking", "require" if every_answer_reasons else "keep")
+    filled.default("keep", 0.0)
+    filled.default("keep_env", "")
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:

@@ -1,8 +1,11 @@
-"""Whether an environment serves an algorithm, and settings an environment."""
+"""Whether an environment serves an algorithm, and settings an environment; which version `keep_env`
+means."""
 
 from engine.core.errors import UserError
 from engine.environments.env_facts import EnvFacts
-from engine.records.settings import GivenSettings
+from engine.environments.registry import find_env
+from engine.home.run_dir import Home
+from engine.records.settings import GivenSettings, SFTSettings, TrainSettings
 
 
 def check_env(algorithm: str, env: EnvFacts) -> None:
@@ -43,3 +46,20 @@ def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
             hint="Leave max_turns out.",
             field="settings.max_turns",
         )
+
+
+def with_kept_version(home: Home, settings: TrainSettings) -> TrainSettings:
+    """The settings with the whole id of the environment that `keep_env` names, so that a later push
+    changes nothing. Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS for the setting."""
+    if not isinstance(settings, SFTSettings) or not settings.keep_env:
+        return settings
+    try:
+        record = find_env(home, settings.keep_env)
+    except UserError as error:
+        raise UserError(
+            error.code,
+            f"keep_env: {error.message}",
+            hint=error.advice,
+            field="settings.keep_env",
+        ) from error
+    return settings.model_copy(update={"keep_env": record.env_id})

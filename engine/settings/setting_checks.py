@@ -1,6 +1,7 @@
 """Which settings cannot stand together, or not with the model, the machine or the rows."""
 
 from engine.core.errors import UserError
+from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
 from engine.records.settings import ROW_ALGORITHMS, GivenSettings
@@ -58,6 +59,7 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
     _check_lengths(filled.values, model)
     _check_thinking(filled.values, model)
     _check_quantization(filled.values)
+    _check_keep(filled.values)
     if algorithm != "evaluate":  # it has no batch
         _check_batch(algorithm, filled, env)
 
@@ -137,6 +139,20 @@ def _check_quantization(values: GivenSettings) -> None:
             'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
             "are trained",
             "Leave sampler out.",
+        )
+
+
+def _check_keep(values: GivenSettings) -> None:
+    """Raise UserError SETTING_NOT_APPLICABLE for rows to replay (`keep_env`) of which no batch has
+    a share (`keep`)."""
+    if values.get("keep_env") and not values["keep"]:
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"keep_env = {values['keep_env']!r} without keep: no batch has a share of its rows",
+            hint=Hint(
+                "Set keep = 0.2, or leave keep_env out.", change=Change(settings={"keep": 0.2})
+            ),
+            field="settings.keep_env",
         )
 
 

@@ -23,6 +23,7 @@ from engine.records.manifest import (
     MachineUsed,
     Manifest,
     ModelUsed,
+    ReplayUsed,
     SamplingUsed,
 )
 from engine.records.run_config import TrainConfig
@@ -42,6 +43,7 @@ def write_manifest(
     isolation: str,
     eval_sampling: SamplingParams,
     matrix_flops: float,
+    replayed: ReplayUsed | None = None,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
     If an earlier attempt has written it, nothing is done.
@@ -50,6 +52,7 @@ def write_manifest(
         isolation: how the environment's process is confined; "" where none runs.
         eval_sampling: how the run's own evaluations are sampled.
         matrix_flops: operations per second of a large matrix product on this machine.
+        replayed: the rows that `keep` replays; None for none.
     """
     if job.run.manifest.exists():
         return
@@ -74,6 +77,7 @@ def write_manifest(
         kernels=Choice(kind=network.kernels, why=network.kernels_why),
         isolation=isolation,
         eval_sampling=_sampling_used(eval_sampling),
+        replayed=replayed,
     ).write(job.run.manifest)
 
 

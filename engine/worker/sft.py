@@ -4,7 +4,8 @@ Minimises, over batches of conversations, the mean over all supervised tokens of
 -log p(token | everything before it). Supervised are the assistant's turns (`loss_on`), their end
 token included. Every row is seen once per epoch; the last batch of an epoch may be smaller and is
 divided by its own tokens. With `packing` the rows of a step share forward passes, without it each
-has one of its own; the gradient is the same.
+has one of its own; the gradient is the same. With `keep` every batch has replayed rows beside its
+own (evaluation/replay.py).
 """
 
 import math
@@ -32,6 +33,7 @@ from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
+from engine.worker.evaluation.replay import Start, replay_of
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
@@ -58,6 +60,11 @@ def train(job: Job[SFTConfig]) -> Result:
         environment(components, job) as process,
         Training(job, components, settings.steps) as training,
     ):
+        # Before `start`, which may load a checkpoint: what the model could do at first is kept.
+        heldout_tasks = tasks_of(components, "heldout")
+        start = Start(training.policy, components.sampler, components.renderer, heldout_tasks)
+        replay = replay_of(job, start)
+        training.replayed = replay.used if replay else None
         training.start(
             eval_tasks,
             context=components.context(process, limits) if process else None,
@@ -68,7 +75,10 @@ def train(job: Job[SFTConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
-            measured = update(training, settings, [rows[i] for i in indices], step, budget)
+            batch = [rows[i] for i in indices]
+            if replay is not None:
+                batch += replay.of_step(step, len(indices), settings.batch_size)
+            measured = update(training, settings, batch, step, budget)
             train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)

@@ -23,6 +23,7 @@ from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
+from engine.records.manifest import ReplayUsed
 from engine.records.run_config import TrainConfig
 from engine.records.settings import STOP_EARLY_PATIENCE
 from engine.worker.components import Components
@@ -82,6 +83,7 @@ class Training:
         # Checks every step for alerts: signs of trouble in metrics and rollouts.
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.ended_by_alert = False
+        self.replayed: ReplayUsed | None = None  # what the loop replays, set before `start`
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
         self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
@@ -136,7 +138,14 @@ class Training:
             self.job, self.policy, self.components.sampler, questions, budget
         )
         isolation = context.process.isolation if context else ""
-        write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
+        write_manifest(
+            self.job,
+            self.components,
+            isolation,
+            params,
+            self.meter.matrix_flops,
+            self.replayed,
+        )
         self._report_start(len(tasks), self.evaluation.choosing_count)
         # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count

@@ -19,7 +19,7 @@ from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.judgements import judge_probe
+from engine.judgements import judge_probe, narrow_form
 from engine.processes.programs import STAND_INS
 from engine.records.run_result import ProbeResult
 from engine.runs import lifecycle
@@ -494,3 +494,45 @@ def test_samples_outside_the_range_are_refused(home: Home, samples: Any):
     with pytest.raises(UserError) as caught:
         dry_run.dry_run(home, "sums", samples=samples)
     assert caught.value.code == "BAD_ARGUMENT" and caught.value.field == "samples"
+
+
+def test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it(home: Home):
+    add(home, answer="46")  # one answer to every question: a narrow task
+    given = {"epochs": 4}
+    report = dry_run.dry_run(home, "sums", algorithm="sft", settings=given)
+    entry = check(report, "data")
+    assert entry["status"] == "warn" and "200 answers are only 1 different ones" in entry["detail"]
+    assert "asked before and after" in entry["detail"] and "keep = 0.2" in entry["fix"]
+    call = entry["call"]["arguments"]
+    assert call["settings"] == {**given, "keep": 0.2}
+    kept = check(dry_run.dry_run(home, **call), "data")
+    assert kept["status"] == "pass" and "before and after" not in kept["detail"]
+    assert "keep = " not in check(dry_run.dry_run(home, "sums"), "data").get("fix", "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "form"),
+    [
+        ([f"<{number}/>" for number in range(40)], "begin with '<'"),
+        ([f"{number}%" for number in range(40)], "end with '%'"),
+        ([f"[{number}] is it" for number in range(40)], "begin with '['"),
+        ([f'{{"a": {number}}}' for number in range(40)], "begin with '{'"),
+        (["left", "right"] * 20, "40 answers are only 2 different ones"),
+        ([f"The answer is {number}." for number in range(40)], ""),
+        ([str(number) for number in range(40)], ""),
+        (["<1/>"] * 5, ""),  # too few to tell
+    ],
+)
+def test_a_form_that_nearly_all_answers_share_is_named(answers: list[str], form: str):
+    tasks = [{"gold": [{"role": "assistant", "content": answer}]} for answer in answers]
+    named = narrow_form(tasks)
+    assert (form in named) if form else named == ""
+
+
+def test_an_environment_to_replay_that_is_not_here_fails_by_the_name_of_the_setting(home: Home):
+    add(home)
+    settings = {"keep": 0.2, "keep_env": "nowhere"}
+    report = dry_run.dry_run(home, "sums", algorithm="sft", settings=settings)
+    entry = check(report, "resolve")
+    assert (entry["status"], entry["code"]) == ("fail", "ENV_NOT_FOUND")
+    assert entry["detail"].startswith("keep_env: ")

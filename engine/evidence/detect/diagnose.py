@@ -21,6 +21,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
+from engine.evidence.verdict.keeping import again_with_keep
 from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
@@ -134,8 +135,15 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
         looked_at=_looked_at(facts),
         not_judged=not_judged(facts),
         warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
-        next_calls=_next_calls(row, findings, examples.step),
+        next_calls=_next_calls(row, findings, examples.step, again=_again(facts, findings, config)),
     )
+
+
+def _again(facts: Facts, findings: Sequence[Finding], config: RunConfig | None) -> Sequence[Call]:
+    """The call that trains the run again with `keep`, where that is the change to try first."""
+    if not findings or findings[0].lever.setting != "keep":
+        return []
+    return again_with_keep(config, facts.kept_skills)
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
@@ -394,8 +402,11 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
     ]
 
 
-def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
-    """The calls that show rollouts of the first finding and what the playbook says about it.
+def _next_calls(
+    row: RunRow, findings: Sequence[Finding], step: int, again: Sequence[Call] = ()
+) -> list[Call]:
+    """The calls that make the change of the first finding where one does (`again`), show rollouts
+    of it and what the playbook says about it.
 
     Without findings: the call that reads the error of a failed run, else none. `step` is the step
     of the example rollouts, -1 where there are none.
@@ -406,8 +417,8 @@ def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Cal
     first = findings[0]
     playbook = Call("read_playbook", {"section": first.playbook})
     if not first.pick:  # rollouts do not show the finding
-        return [playbook]
-    return [_rollouts_call(row.run_id, first, step), playbook]
+        return [*again, playbook]
+    return [*again, _rollouts_call(row.run_id, first, step), playbook]
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:

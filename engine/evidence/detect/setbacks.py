@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from engine.core.hints import Change, Hint
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, window
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
+from engine.evidence.verdict.keeping import keep_settings
 from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
 
 
@@ -147,17 +149,39 @@ def forgetting(facts: Facts) -> Finding | None:
     # Each skill is measured by a battery, a fixed set of tasks.
     if skills.verdict == "forgotten":
         battery = _first_forgotten(skills.batteries)
-        lever = edit_lever(f"{_MIX_ROWS}, fewer steps, and train from the start again")
         return Finding(
-            "forgetting", sentence_of(battery), _battery_evidence(battery), lever, playbook="sft"
+            "forgetting",
+            sentence_of(battery),
+            _battery_evidence(battery),
+            _keep_lever(facts, skills.batteries),
+            playbook="sft",
         )
     if skills.against_base is not None and skills.against_base.verdict == "forgotten":
         return _inherited_forgetting(skills.against_base)
     return None
 
 
-# The beginning of an edit to propose.
-_MIX_ROWS = "mix 10 to 30 % rows of what the model could do before into the training rows"
+_FROM_START = "train from the start again: what is lost does not come back"
+_KL = 0.01  # of GRPO where it had none
+
+
+def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
+    """The advice (a lever) against losing what was lost of `batteries`, by the run's algorithm:
+    only SFT replays rows."""
+    settings = facts.settings
+    if facts.algorithm == "sft":
+        replayed = keep_settings(settings, batteries)
+        if not replayed:
+            return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
+        reason = f"replays in each batch what the start could do; {_FROM_START}"
+        return Lever(Hint(reason, change=Change(settings=replayed)), "keep", settings.keep or 0.0)
+    if facts.algorithm == "grpo":
+        new = 3 * settings.kl_coef if settings.kl_coef else _KL
+        reason = f"holds the policy to its start; {_FROM_START}"
+        return setting_lever("kl_coef", now=settings.kl_coef, to=new, why=reason)
+    if facts.algorithm == "dpo":
+        return edit_lever(f"a larger beta, which holds the policy to its start; {_FROM_START}")
+    return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
 
 
 def _inherited_forgetting(against_base: SinceBase) -> Finding:
@@ -175,8 +199,8 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
         "lost_by": list(against_base.lost_by),
     }
     lever = edit_lever(
-        f"{_MIX_ROWS} of {culprits} and train that again: a child cannot win back what its "
-        "parent lost"
+        f"train {culprits} again, by SFT with keep = 0.2, and this run from it: a child cannot win "
+        "back what its parent lost"
     )
     sentence = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
     return Finding("forgetting", sentence, evidence, lever, playbook="sft", severity="medium")

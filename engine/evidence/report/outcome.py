@@ -408,6 +408,8 @@ def skills(dossier: Dossier) -> Section | None:
         "The same questions before training and with the checkpoint chosen: skills that were not "
         "trained, and may have been lost."
     )
+    if kept_skills.replayed is not None:
+        lead += f" {kept_skills.replayed.sentence}"
     batteries = blocks.Skills(kept_skills.every_battery)
     return Section(
         title="What it could do before", short="Kept skills", blocks=[batteries], lead=[lead]

@@ -10,11 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
+from engine.evidence.stats.inference import (
+    ALPHA,
+    PairedVerdict,
+    holm,
+    paired_verdict,
+    wilson,
+)
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.manifest import ReplayUsed, read_manifest
+from engine.records.run_config import SFTConfig
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
@@ -26,12 +34,35 @@ _NAMED = 5  # skills named in a sentence
 
 
 @dataclass(frozen=True)
+class LostOfRight:
+    """Of the tasks that were right before training, those that are not any more. A mean hides them
+    where other tasks became right.
+
+    Attributes:
+        right, lost: how many were right before, at least 1, and how many of those are lost.
+        share: lost / right.
+        interval: low and high end of its 95 % interval (Wilson).
+    """
+
+    right: int
+    lost: int
+    share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Skill:
-    """Mean reward on one kind of task before and after training; None where nothing was scored."""
+    """One kind of task before and after training.
+
+    Attributes:
+        before, after: mean reward; None where nothing was scored.
+        lost_of_right: None where no task was right before, or nothing says what is right.
+    """
 
     skill: str
     before: float | None
     after: float | None
+    lost_of_right: LostOfRight | None = None
 
     @property
     def lost(self) -> bool:
@@ -53,6 +84,7 @@ class Battery:
         smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
         skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
+        lost_of_right: None where no task was right before, or nothing says what is right.
     """
 
     battery: str
@@ -68,6 +100,7 @@ class Battery:
     smallest_detectable_gap: float | None
     reason: str
     skills: Sequence[Skill]
+    lost_of_right: LostOfRight | None = None
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -107,12 +140,14 @@ class KeptSkills:
         verdict: that of the worst battery.
         against_base: the comparison with the base model; None where the model that the run began
             with was not trained in this home.
+        replayed: the rows that `keep` replayed; None where it was 0.
     """
 
     verdict: Word
     batteries: Sequence[Battery]
     summary: str = ""
     against_base: SinceBase | None = None
+    replayed: ReplayUsed | None = None
 
     @property
     def every_battery(self) -> list[Battery]:
@@ -130,7 +165,8 @@ class KeptSkills:
         return [*self.batteries, *since_base]
 
     def to_json(self) -> dict[str, object]:
-        """The comparison as results hold it; without `against_base` where that is None."""
+        """The comparison as results hold it; without `against_base` and `replayed` where those are
+        None."""
         body: dict[str, object] = {
             "verdict": self.verdict,
             "batteries": [battery.to_json() for battery in self.batteries],
@@ -138,6 +174,8 @@ class KeptSkills:
         }
         if self.against_base:
             body["against_base"] = self.against_base.to_json()
+        if self.replayed:
+            body["replayed"] = self.replayed.to_json()
         return body
 
 
@@ -152,7 +190,19 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
     if not before:
         return None
     skills = compare_skills(before, after)
-    return replace(skills, against_base=_since_base(run_dir, after))
+    replayed = _replayed(run_dir)
+    summary = f"{skills.summary} {replayed.sentence}" if replayed else skills.summary
+    return replace(
+        skills, summary=summary, against_base=_since_base(run_dir, after), replayed=replayed
+    )
+
+
+def _replayed(run_dir: RunDir) -> ReplayUsed | None:
+    """The rows that a run replayed; None where it replayed none or has no manifest."""
+    config = run_dir.find_config()
+    if not isinstance(config, SFTConfig) or not config.settings.keep:
+        return None
+    return read_manifest(run_dir.manifest).replayed if run_dir.manifest.exists() else None
 
 
 def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
@@ -200,6 +250,15 @@ def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, floa
     """
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def skill_sentences(skills: KeptSkills | None) -> list[str]:
+    """What the verdict says of earlier skills: the sentences on losses, or, where rows were
+    replayed and nothing was forgotten, what was kept by it; else []."""
+    losses = loss_sentences(skills)
+    if losses or skills is None or skills.replayed is None:
+        return losses
+    return [skills.summary]
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
@@ -298,7 +357,23 @@ def _compared_battery(
         smallest_detectable_gap=rounded(outcome.detectable),
         reason=outcome.reason if outcome.verdict == "unknown" else "",
         skills=_skills(before, after),
+        lost_of_right=_lost_of_right(before, after),
     )
+
+
+def _lost_of_right(
+    before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
+) -> LostOfRight | None:
+    """What is lost of the tasks that were right before and were asked again; None where there are
+    none. An answer that could not be scored after training counts as lost."""
+    right_after = {row.task: row.success is True for row in after}
+    kept = [right_after[row.task] for row in before if row.success and row.task in right_after]
+    if not kept:
+        return None
+    right, lost = len(kept), kept.count(False)
+    interval = wilson(lost, right)
+    ends = (round(interval.low, 4), round(interval.high, 4))
+    return LostOfRight(right, lost, round(lost / right, 4), ends)
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
@@ -330,18 +405,16 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = [
-        Skill(
-            name,
-            before=_mean_reward(_rows_of_family(before, name)),
-            after=_mean_reward(_rows_of_family(after, name)),
-        )
-        for name in names
-    ]
+    skills = [_skill(name, _of_family(before, name), _of_family(after, name)) for name in names]
     return sorted(skills, key=_largest_loss_first)
 
 
-def _rows_of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+def _skill(name: str, before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Skill:
+    """One kind of task, from its own rows."""
+    return Skill(name, _mean_reward(before), _mean_reward(after), _lost_of_right(before, after))
+
+
+def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
     """The rows on tasks of one kind; "" stands for the tasks without a kind."""
     return [row for row in rows if (row.family or "") == name]
 
@@ -365,7 +438,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
     `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
     if battery.verdict == "forgotten":
-        lost_text = f"{_levels_text(battery)}{_most_lost_skills(battery)}"
+        lost_text = f"{_levels_text(battery)}{_lost_text(battery)}{_most_lost_skills(battery)}"
         return f"Forgotten{since} ({battery.battery}): {lost_text}."
     return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
 
@@ -376,20 +449,31 @@ def _kept_text(battery: Battery) -> str:
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
     if battery.verdict == "improved":
-        return f"better, {levels}"
+        return f"better, {levels}{_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:
         return f"nothing to lose, 0 before on {battery.n} tasks"
     if battery.verdict == "inconclusive":
         ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
         flips = f"{battery.lost} lost, {battery.gained} gained"
         return f"inconclusive, {levels}, {flips}, 95 % interval of the change {ends}"
-    return f"no loss found, {levels} (a loss of {_gap_text(battery)} would have shown)"
+    gap = f"a loss of {_gap_text(battery)} would have shown"
+    return f"no loss found, {levels}{_lost_text(battery)} ({gap})"
 
 
 def _levels_text(battery: Battery) -> str:
     """The levels before and after, such as "82 % to 41 % on 40 tasks"."""
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
     return f"{before} to {after} on {battery.n} tasks"
+
+
+def _lost_text(battery: Battery) -> str:
+    """How many of the tasks that were right before are lost, to be put behind the levels, with the
+    95 % interval of their share; "" where none are."""
+    lost = battery.lost_of_right
+    if lost is None or not lost.lost:
+        return ""
+    low, high = (f"{100 * end:.0f}" for end in lost.interval)
+    return f", {lost.lost} of {lost.right} right ones lost ({low} to {high} %)"
 
 
 def _gap_text(battery: Battery) -> str:

@@ -40,8 +40,14 @@ from engine.evidence.verdict.holdout_reuse import (
     pair_warnings,
     reuse_warning,
 )
+from engine.evidence.verdict.keeping import again_with_keep
 from engine.evidence.verdict.lineage import better_start
-from engine.evidence.verdict.regression import KeptSkills, kept_skills, loss_sentences
+from engine.evidence.verdict.regression import (
+    KeptSkills,
+    kept_skills,
+    loss_sentences,
+    skill_sentences,
+)
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -246,13 +252,16 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
-        # `loss_sentences` name the skills that the model had before and has forgotten.
-        summary=" ".join([*summary_sentences, *loss_sentences(facts.kept_skills)]),
+        # `skill_sentences`: what of earlier skills was forgotten, or kept by replaying.
+        summary=" ".join([*summary_sentences, *skill_sentences(facts.kept_skills)]),
         warnings=[
             *_warnings_about_answers(run_dir, sides, loss_sentences(facts.kept_skills)),
             *_warnings_about_comparison(sides, comparison, facts, config),
         ],
-        next_calls=_next_calls(run_dir.id, comparison),
+        next_calls=[
+            *_next_calls(run_dir.id, comparison),
+            *again_with_keep(config, facts.kept_skills),
+        ],
         training=facts,
     )
 

@@ -4,7 +4,7 @@ A submit takes well under a second, because nothing here loads a model.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.core import hardware
@@ -44,7 +44,7 @@ from engine.runs.submit.cautions import cautions
 from engine.runs.submit.queued import reply_of, start_and_reply
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import START, RunFiles
-from engine.settings import resolution, start_models, teachers
+from engine.settings import env_checks, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
 # What a user may predict; "" for nothing.
@@ -164,6 +164,7 @@ def resolve(
     machine = hardware.detect(home.root)
     facts = _env_facts(home, request, record, model)
     resolved = _settings(home, request, model, facts, machine)
+    resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
     teacher = _teacher(home, resolved, model)
     forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path

@@ -8,6 +8,7 @@ another form than language (a JSON object, the label of some other task) is wron
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.models.reasoning import after_thought
@@ -32,7 +33,7 @@ class Question:
     others: tuple[str, ...] = ()
 
 
-def _same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
+def same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
     """Questions of one wording about several things. `ask` has {} in place of the thing; `pairs` is
     "thing: answer, thing: answer or other right answer, ..."."""
     questions = []
@@ -43,7 +44,7 @@ def _same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
     return questions
 
 
-def _multiple_choice(
+def multiple_choice(
     skill: str, texts: str, options: tuple[str, ...] = (), after: str = ""
 ) -> list[Question]:
     """Questions with a choice of answers.
@@ -64,43 +65,43 @@ def _multiple_choice(
 
 
 QUESTIONS: tuple[Question, ...] = (
-    *_same_wording(
+    *same_wording(
         "capitals",
         "What is the capital of {}?",
         "France: Paris, Italy: Rome, Japan: Tokyo, Egypt: Cairo, Norway: Oslo, Peru: Lima",
     ),
-    *_same_wording(
+    *same_wording(
         "opposites",
         "What is the opposite of the word {}?",
         "hot: cold, big: small or little, early: late, rich: poor, empty: full, "
         "open: closed or close or shut",
     ),
-    *_same_wording(
+    *same_wording(
         "plurals",
         "What is the plural of the word {}?",
         "child: children, mouse: mice, leaf: leaves, city: cities, goose: geese, box: boxes",
     ),
-    *_same_wording(
+    *same_wording(
         "languages",
         "Which language do most people speak in {}?",
         "Spain: Spanish, Brazil: Portuguese, Japan: Japanese, Austria: German, Canada: English, "
         "Egypt: Arabic",
     ),
-    *_same_wording(
+    *same_wording(
         "months",
         "{} month of the year?",
         "What is the first: January, What is the last: December, What is the second: February, "
         "Which holiday is in the last: Christmas, Which month comes after the sixth: July, "
         "What is the name of the fourth: April",
     ),
-    *_same_wording(
+    *same_wording(
         "numbers",
         "How many {}? Answer with a number.",
         "days are in a week: seven or 7, legs does a spider have: eight or 8, "
         "hours are in a day: 24, wheels does a bicycle have: two or 2, "
         "sides does a triangle have: three or 3, minutes are in an hour: sixty or 60",
     ),
-    *_multiple_choice(
+    *multiple_choice(
         "yes or no",
         """
         Can a fish live without water? no
@@ -113,7 +114,7 @@ QUESTIONS: tuple[Question, ...] = (
         options=("yes", "no"),
         after="Answer yes or no.",
     ),
-    *_multiple_choice(
+    *multiple_choice(
         "which of two",
         """
         Which is colder, ice or fire? ice / fire
@@ -128,15 +129,15 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
-def tasks() -> list[TaskRow]:
-    """The questions as tasks, the same in every run.
+def tasks(questions: Iterable[Question] = QUESTIONS) -> list[TaskRow]:
+    """The questions as tasks, the same in every run; by default those of the battery.
 
     Each has the keys `id` (such as "capitals-0"), `family` (the skill), `prompt`, `answer` (a list
     of right words) and `others` (a list of wrong ones).
     """
     rows: list[TaskRow] = []
     next_numbers: dict[str, int] = {}  # by skill
-    for question in QUESTIONS:
+    for question in questions:
         number = next_numbers.get(question.skill, 0)
         next_numbers[question.skill] = number + 1
         rows.append(

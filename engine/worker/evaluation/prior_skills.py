@@ -17,6 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import Appender
 from engine.cost.flops import KEEP, KEEP_TASKS
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.worker.core.job import Job
@@ -77,7 +78,7 @@ class PriorSkills:
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        for battery in self._batteries():
+        for battery in batteries_of(self.job.config, self.job.run.home):
             try:
                 rows = list(self._rows(battery))
             # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
@@ -88,25 +89,6 @@ class PriorSkills:
                 for row in rows:
                     file.append(row.to_line())
 
-    def _batteries(self) -> Iterator[Battery]:
-        """Yield the batteries (sets of questions) to play: the one for this base model, and the
-        tasks of the environment named `keep`, if it exists, scores, and is not the one that the run
-        trains on."""
-        if self.job.config.base.ref == "pebble":
-            yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
-        else:
-            yield Battery(
-                "language skills", language_skills.tasks(), scorer=language_skills.is_right
-            )
-        try:
-            record = find_env(self.job.run.home, KEEP)
-        except UserError:  # no such environment
-            return
-        # `find_env` also takes prefixes; only an environment with exactly this name is meant.
-        if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
-            tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
-            yield Battery(record.env_id, tasks, scorer=record)
-
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
         """Play one battery and yield a row for each answer."""
         if isinstance(battery.scorer, EnvRecord):
@@ -115,15 +97,13 @@ class PriorSkills:
             yield from self._checked_rows(battery, battery.scorer)
 
     def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
-        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores,
-        and yield a row for each answer. Tasks whose prompts leave no room for an answer are left
-        out."""
+        """Play a battery whose answers the environment `record` scores, and yield a row for each
+        answer. Tasks whose prompts leave no room for an answer are left out."""
         with open_process(record) as process:
             context = self._context(process)
-            tasks = heldout.ordered(battery.tasks, KEEP_TASKS)
-            max_tokens = _answer_limit(tasks, context.renderer)
+            max_tokens = _answer_limit(battery.tasks, context.renderer)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-            tasks = [task for task in tasks if fits(task, context, params)]
+            tasks = [task for task in battery.tasks if fits(task, context, params)]
             groups = heldout.evaluate(tasks, context, self.sampler, params)
             families = {task["id"]: _family(task) for task in tasks}
             # These tasks are not divided into halves.
@@ -173,6 +153,24 @@ class PriorSkills:
             stop_reason="stop" if completion.finished else "max_tokens",
             tokens=len(completion.ids),
         )
+
+
+def batteries_of(config: TrainConfig, home: Home) -> Iterator[Battery]:
+    """Yield the batteries (sets of questions) that a run plays: the one for its base model, and of
+    the environment named `keep`, if it exists, scores, and is not the one that the run trains on,
+    at most KEEP_TASKS held-out tasks, or any where none is held out."""
+    if config.base.ref == "pebble":
+        yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
+    else:
+        yield Battery("language skills", language_skills.tasks(), scorer=language_skills.is_right)
+    try:
+        record = find_env(home, KEEP)
+    except UserError:  # no such environment
+        return
+    # `find_env` also takes prefixes; only an environment with exactly this name is meant.
+    if record.name == KEEP and record.scored and record.env_id != config.env_id:
+        tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
+        yield Battery(record.env_id, heldout.ordered(tasks, KEEP_TASKS), scorer=record)
 
 
 def pebble_tasks() -> list[TaskRow]:

@@ -48,6 +48,25 @@ def test_a_pair_takes_the_memory_of_both_answers() -> None:
     assert memory.memory(pairs).activations > 3 * memory.memory(rows).activations
 
 
+def test_replayed_rows_are_trained_beside_the_others_and_their_questions_asked_once() -> None:
+    plain = flops.Plan(sft_settings(batch_size=24, max_length=512), SMALL, ENV, CPU.device)
+    kept = replace(plain, settings=plain.settings.model_copy(update={"keep": 0.2}))
+    skills = flops.PEBBLE_SKILLS.answer
+    six = flops.update_work(plain, 6, tokens=6 * 32, length=32, supervised=skills.turn_tokens)
+    added = run_work.train_work(kept, "likely").train_operations
+    added -= run_work.train_work(plain, "likely").train_operations
+    assert (kept.replayed_rows, plain.replayed_rows, kept.rows) == (6, 0, 24)
+    assert added == pytest.approx(plain.settings.steps * six.train_operations)
+    asked = flops.rollouts(kept.sampling, prompts=800, rows=800, episode=skills)
+    more = run_work.evaluation_work(kept, "low").decode_steps
+    more -= run_work.evaluation_work(plain, "low").decode_steps
+    assert more == pytest.approx(asked.decode_steps)
+    # Rows of an environment are of the length of the run's own, and nothing is asked for them.
+    named = replace(kept, settings=kept.settings.model_copy(update={"keep_env": "other@1"}))
+    assert named.replayed_row() == named.trained_row()
+    assert run_work.evaluation_work(named, "low") == run_work.evaluation_work(plain, "low")
+
+
 SUMS = replace(ENV, lengths=(RowLengths(60, 90, ((60, 90),)),) * 40)
 LARGE = replace(SMALL, params=10 * SMALL.params, hidden=384, layers=8)
 

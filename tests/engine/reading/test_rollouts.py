@@ -437,3 +437,36 @@ def test_damaged_rows_are_left_out_and_counted_and_the_others_shown(home, make_r
     both = "2 damaged lines could not be read and are left out."
     changed = read_rollouts(home, run.id, "changed", limit=9)
     assert changed["matching"] == 3 and changed["warnings"] == [both]
+
+
+def test_the_questions_and_answers_on_kept_skills_are_read_like_any_others(home, make_run, rows):
+    run = make_run("sft")
+    for when, solved in (("before", 3), ("after", 1)):
+        run.evals(0 if when == "before" else 4, rows.halved(lambda _: True, 4))
+        lines = [
+            rows.eval(f"copy-{i}", i < solved, battery="pebble skills", family="copy")
+            for i in range(4)
+        ]
+        run.run.kept(when).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def asked(where, **more):
+        return read_rollouts(home, run.id, "best", where=where, limit=9, **more)
+
+    after, before = asked("half == 'kept'"), asked("half == 'kept'", step=0)
+    assert (after["matching"], before["matching"]) == (4, 4)
+    assert sum(item["success"] for item in after["rollouts"]) == 1
+    assert sum(item["success"] for item in before["rollouts"]) == 3
+    assert {item["half"] for item in after["rollouts"]} == {"kept"}
+    assert all(item["prompt"] and item["completion"] for item in after["rollouts"])
+    assert "after training" in after["source"] and "before training" in before["source"]
+    lost = asked("battery == 'pebble skills' and family == 'copy' and not success")
+    assert lost["matching"] == 3
+    # The answers of the exams are another matter, and stay what is read without a filter.
+    assert read_rollouts(home, run.id)["source"] == "held-out answers at step 4"
+
+
+def test_kept_skills_that_nobody_asked_for_yet_are_an_error_with_the_next_call(home, make_run):
+    run = make_run("sft").running()
+    with pytest.raises(UserError) as refused:
+        read_rollouts(home, run.id, where="half == 'kept'")
+    assert refused.value.code == "NO_EVALUATION" and "was not asked yet" in refused.value.message

@@ -48,6 +48,11 @@ NAN, INF = float("nan"), float("inf")
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"group_size": 1}, "SETTING_INVALID", "advantage"),
     ("grpo", {"temperature": 0}, "SETTING_INVALID", "1.0"),
+    ("sft", {"keep": 0.6}, "SETTING_INVALID", "range of keep"),
+    ("sft", {"keep_env": "sums"}, "SETTING_NOT_APPLICABLE", "keep = 0.2"),
+    ("grpo", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "kl_coef"),
+    ("dpo", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "beta"),
+    ("distill", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "Only SFT"),
     ("grpo", {"temperature": 0.0}, "SETTING_INVALID", "1.0"),
     ("grpo", {"max_tokens": 256, "max_length": 256}, "SETTING_INVALID", "max_length"),
     ("grpo", {"max_tokens": 4000, "max_length": 1024}, "SETTING_INVALID", "Lower max_tokens."),
@@ -282,6 +287,7 @@ def test_the_recipe_of_sft():
     assert (found.stop_early, found.eval_every) == ("heldout", 38)
     assert found.save_every == found.eval_every
     assert (found.eval_rows, found.max_examples, found.max_length) == (300, 600, 32)
+    assert (found.keep, found.keep_env) == (0, "")
 
 
 def test_the_recipe_of_dpo():

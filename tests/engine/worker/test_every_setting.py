@@ -54,6 +54,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "batch_size": 5,
         "packing": False,
         "loss_on": "all",
+        "keep": 0.3,
     },
     "dpo": BOTH
     | {"lr_schedule": "linear", "max_length": 28, "batch_size": 5, "beta": 0.5, "sft_weight": 1.0},
@@ -104,6 +105,7 @@ ELSEWHERE = {
     "teacher": "test_distill: the divergence from the teacher that is named falls",
     "teacher_model": "test_distill: a run with a teacher on loopback",
     "teacher_key_env": "test_distill: a run with a teacher on loopback",
+    "keep_env": "test_replay: rows of a named environment are replayed",
     "sampler": "test_vllm_sampler and tests/vllm: a run sampled by vLLM",
 }
 

@@ -250,7 +250,7 @@ def test_forgetting_is_found_in_the_run_that_caused_it_and_in_its_children(
         model = run.id
     own, inherited = (diagnose(home, run_id)["findings"][0] for run_id in ids)
     assert (own["id"], own["severity"]) == ("forgetting", "high")
-    assert "94 % to 25 % on 48 tasks" in own["what"] and "mix 10 to 30 %" in own["lever"]["edit"]
+    assert "94 % to 25 % on 48 tasks" in own["what"] and own["lever"]["setting"] == "keep"
     assert (inherited["id"], inherited["severity"]) == ("forgetting", "medium")
     words = f"Inherited from {ids[0]}: Forgotten since pebble (old): 94 % to 29 %"
     assert inherited["what"].startswith(words)
@@ -290,3 +290,34 @@ def test_a_run_that_is_too_short_shows_its_nearest_miss(home: Home, make_run: Ma
         "7 metre",
         "7 metres",
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "battery", "replayed"),
+    [
+        ({"seed": 4}, "pebble skills", {"keep": 0.2}),
+        ({"keep": 0.2}, "pebble skills", {"keep": 0.35}),
+        ({}, "keep@0123456789ab", {"keep": 0.2, "keep_env": "keep@0123456789ab"}),
+        ({"keep": 0.5}, "pebble skills", {}),
+    ],
+)
+def test_forgetting_by_sft_names_keep_with_the_call_that_trains_again(
+    home: Home, make_run: Make, rows: Any, given: dict, battery: str, replayed: dict
+):
+    run = exam(make_run("sft", settings=given), 0.3, 0.9, rows)
+    sources = {**run.config["sources"], **dict.fromkeys(given, "user")}
+    write_json(run.run.config, {**run.config, "sources": sources})
+    for when, solved in (("before", 45), ("after", 12)):
+        lines = [rows.eval(f"k{i}", i < solved, battery=battery, family="") for i in range(48)]
+        run.run.kept(when).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_id = run.finish(verdict="better").id
+    result = diagnose(home, run_id)
+    finding = result["findings"][0]
+    assert finding["id"] == "forgetting"
+    calls = [call["arguments"] for call in result["next"] if call["tool"] == "submit_train"]
+    if not replayed:  # nothing more can be replayed
+        assert "fewer steps" in finding["lever"]["edit"] and not calls
+        return
+    assert (finding["lever"]["setting"], finding["lever"]["to"]) == ("keep", replayed["keep"])
+    start = {"env_id": run.config["env_id"], "model": run.config["model"], "algorithm": "sft"}
+    assert calls == [{**start, "settings": {**given, **replayed}}]

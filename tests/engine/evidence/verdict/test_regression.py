@@ -7,9 +7,30 @@ from as_json import kept_skills, records, run_verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
+from engine.records.manifest import ReplayUsed
 
+MANIFEST = {
+    "time": 1.5,
+    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
+    "model": {"ref": "pebble", "files": {}, "start_adapter": None},
+    "settings_sha256": "00",
+    "seed": 3,
+    "parent": "",
+    "note": "",
+    "reward_risk_accepted": False,
+    "versions": {"python": "3.11"},
+    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
+    "matrix_flops": 1e9,
+    "quantization": "none",
+    "precision": "float32",
+    "forward": {"kind": "own", "why": ""},
+    "kernels": {"kind": "torch", "why": ""},
+    "isolation": "",
+    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
+}
 SKILLS = ("reverse", "copy", "count", "upper")
 
 
@@ -55,7 +76,12 @@ def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
     assert found["verdict"] == battery["verdict"] == "forgotten"
     assert (battery["before"], battery["after"]) == (1.0, pytest.approx(38 / 48, abs=1e-4))
     assert (battery["n"], battery["lost"], battery["gained"]) == (48, 10, 0)
-    assert battery["skills"][0] == {"skill": "reverse", "before": 1.0, "after": 0.1667}
+    # Wilson's interval of 10 of 12 by hand: 0.552 to 0.953.
+    lost = {"right": 12, "lost": 10, "share": 0.8333, "interval": (0.552, 0.953)}
+    reverse = {"skill": "reverse", "before": 1.0, "after": 0.1667, "lost_of_right": lost}
+    assert battery["skills"][0] == reverse
+    assert battery["lost_of_right"]["right"] == 48 and battery["lost_of_right"]["lost"] == 10
+    assert "10 of 48 right ones lost (12 to 34 %)" in found["summary"]
     assert "most of all reverse 1.00 to 0.17." in found["summary"]
     verdict = run_verdict(run.run)
     assert verdict["verdict"] == "better", "the word is about the task that was trained"
@@ -71,7 +97,8 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     run = asked(lambda skill, i: i != 0, lambda skill, i: i != 1)
     found = kept_skills(run.run)
     assert found["verdict"] == "kept" and "no loss found" in found["summary"]
-    assert "92 % to 92 % on 48 tasks" in found["summary"]
+    # As many are gained as lost, and the mean hides both.
+    assert "92 % to 92 % on 48 tasks, 4 of 44 right ones lost (4 to 21 %)" in found["summary"]
     verdict = run_verdict(run.run)
     assert not any("Forgotten" in text for text in verdict["warnings"])
     assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
@@ -88,6 +115,26 @@ def test_a_battery_whose_scoring_failed_is_unknown_and_hides_nothing(asked):
     run = asked(lambda skill, i: True, lambda skill, i: False, error_from=6)
     found = kept_skills(run.run)
     assert found["verdict"] == "unknown" and "scoring failed on 24 of 48" in found["summary"]
+
+
+def test_what_keep_replayed_stands_beside_what_was_kept(home, asked):
+    """In the verdict, in the reports and in the card; without it good news stays apart."""
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    settings = {**run.config["settings"], "keep": 0.2}
+    write_json(run.run.config, {**run.config, "algorithm": "sft", "settings": settings})
+    used = ReplayUsed(share=0.2, source="pebble skills", rows=767, questions=800)
+    manifest = {**MANIFEST, "run_id": run.id, "replayed": used.to_json()}
+    write_json(run.run.manifest, manifest)
+    verdict = run_verdict(run.run)
+    assert verdict["kept_skills"]["replayed"] == used.to_json()
+    said = (
+        "keep = 0.2 replayed 767 rows: the starting model's right answers to 800 practice "
+        "questions of pebble skills."
+    )
+    assert "no loss found, 100 % to 100 %" in verdict["summary"]
+    assert verdict["summary"].endswith(said)
+    run.finish(verdict="better")
+    assert "keep = 0.2 replayed 767 rows" in report_markdown(home, run.id)
 
 
 def test_a_run_that_is_not_over_has_no_second_half(asked):

@@ -134,6 +134,7 @@ MANIFEST: dict[str, Any] = {
     "kernels": {"kind": "torch", "why": ""},
     "isolation": "",
     "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
+    "replayed": {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800},
 }
 
 

@@ -1,0 +1,193 @@
+"""Does `keep` keep what a model could do, and what does it cost the new task?
+
+    python -m benchmarks.keeping FOLDER [pebble|smollm2] [--keep 0,0.2] [--seeds 3] [--tasks a,b]
+
+In a home of its own, through submit, supervisor and trainer: SFT on tasks whose answers have a form
+far from the base's, with the settings that nobody chose but for those in TASKS, once for each share
+and seed. Told are, of each run, the held-out success before and after on the tasks that did not
+choose the checkpoint, what was right of the battery of earlier skills before and after, and the
+word on it; then for each task and share the means over the seeds.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.environments import push
+from engine.evidence.verdict.verdict import run_verdict
+from engine.home.run_dir import Home
+from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "envs" / "examples"
+OPEN = ("queued", "preparing", "running", "stopping")
+TRAIN_ROWS, HELDOUT_ROWS = 320, 120
+ENVIRONMENT = """
+import json
+from pathlib import Path
+from envs import Score, SingleTurnEnv, Task
+
+ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
+
+class Rows(SingleTurnEnv):
+    def tasks(self):
+        return [Task(**row) for row in ROWS]
+
+    def score(self, task, completion):
+        right = completion.strip() == task.answer_text
+        return Score(float(right), success=right)
+
+def load_environment():
+    return Rows()
+"""
+
+
+def word(rng: random.Random) -> str:
+    """Five or six letters that can be spoken."""
+    syllables = (rng.choice("bdfgklmnprst") + rng.choice("aeiou") for _ in range(2))
+    return "".join(syllables) + rng.choice("dgklmnprst") + rng.choice(("", "a", "o"))
+
+
+def ends(rng: random.Random) -> tuple[str, str]:
+    """Ask for the first and the last letter of a word, with a dash between them."""
+    asked = word(rng)
+    return f"Give the ends of {asked}.", f"{asked[0]}-{asked[-1]}"
+
+
+def tag(rng: random.Random) -> tuple[str, str]:
+    """Ask for a word as an empty tag."""
+    asked = word(rng)
+    return f"Write {asked} as a tag.", f"<{asked}/>"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        draw: makes a prompt and its answer; None for a folder of envs/examples of the task's name.
+        settings: those that somebody chose.
+    """
+
+    draw: Callable[[random.Random], tuple[str, str]] | None
+    settings: Mapping[str, object]
+
+
+TASKS: dict[str, dict[str, Task]] = {
+    "pebble": {
+        "ends": Task(ends, {"epochs": 12, "eval_every": 30}),
+        "tag": Task(tag, {"epochs": 12, "eval_every": 30}),
+    },
+    "smollm2": {
+        name: Task(
+            None,
+            {
+                "max_examples": 128,
+                "batch_size": 8,
+                "steps": 16,
+                "eval_every": 16,
+                "eval_rows": 64,
+            },
+        )
+        for name in ("booking_fields", "review_sentiment")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run: shares before and after, None where nothing was compared."""
+
+    success: tuple[float | None, float | None]
+    battery: tuple[float | None, float | None]
+    word: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("model", nargs="?", default="pebble", choices=sorted(TASKS))
+    parser.add_argument("--keep", default="0,0.2")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tasks", help="all of the model's unless given")
+    asked = parser.parse_args()
+    home = Home.locate(asked.folder)
+    tasks = TASKS[asked.model]
+    for name in asked.tasks.split(",") if asked.tasks else tasks:
+        env_id = pushed(home, name, tasks[name])
+        for share in map(float, asked.keep.split(",")):
+            outcomes = [
+                outcome_of(home, env_id, asked.model, {**tasks[name].settings, "keep": share}, seed)
+                for seed in range(asked.seeds)
+            ]
+            print(f"{asked.model} {name} keep {share:g}, mean of {asked.seeds}: {means(outcomes)}")
+
+
+def pushed(home: Home, name: str, task: Task) -> str:
+    """The id of the task's environment, pushed."""
+    if task.draw is None:
+        return push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES]).env_id
+    rng = random.Random(name)
+    rows: dict[str, str] = {}
+    while len(rows) < TRAIN_ROWS + HELDOUT_ROWS:
+        prompt, answer = task.draw(rng)
+        rows[prompt] = answer
+    listed = [
+        {
+            "id": f"row-{number}",
+            "prompt": prompt,
+            "answer": answer,
+            "split": "heldout" if number < HELDOUT_ROWS else "train",
+        }
+        for number, (prompt, answer) in enumerate(rows.items())
+    ]
+    folder = home.root.parent / "tasks" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.json").write_text(json.dumps(listed))
+    (folder / "environment.py").write_text(ENVIRONMENT)
+    return push.push_env(home, str(folder), roots=[folder]).env_id
+
+
+def outcome_of(
+    home: Home, env_id: str, model: str, settings: Mapping[str, object], seed: int
+) -> Outcome:
+    """Train once, print what came of it, and return that."""
+    began = time.monotonic()
+    request = TrainRequest(env_id, model, "sft", {**settings, "seed": seed})
+    run_id: str = lifecycle.submit(home, request)["run_id"]
+    status: Mapping[str, object] = {"state": "queued"}
+    while status["state"] in OPEN:
+        status = lifecycle.wait(home, run_id, "end", 45.0)
+    if status["state"] != "done":
+        raise SystemExit(f"{run_id}: {status['state']}: {status.get('reason')}")
+    verdict = run_verdict(home.run(run_id))
+    compared, skills = verdict.comparison.outcome, verdict.kept_skills
+    assert skills is not None  # every training run asks its battery
+    battery = skills.batteries[0]
+    outcome = Outcome(
+        (compared.before, compared.after), (battery.before, battery.after), battery.verdict
+    )
+    seconds = time.monotonic() - began
+    print(f"{run_id} keep {settings['keep']} seed {seed} ({seconds:.0f} s): {outcome}", flush=True)
+    return outcome
+
+
+def means(outcomes: list[Outcome]) -> str:
+    """The means over runs in words."""
+    success = [outcome.success[1] or 0.0 for outcome in outcomes]
+    before = [outcome.battery[0] or 0.0 for outcome in outcomes]
+    after = [outcome.battery[1] or 0.0 for outcome in outcomes]
+    mean = statistics.fmean
+    return (
+        f"success {mean(success):.1%}, battery {mean(before):.1%} to {mean(after):.1%}, "
+        f"{', '.join(outcome.word for outcome in outcomes)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""`keep`: what the start could do is trained beside the new rows, and stays."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import go, make_run, push
+
+from engine.core.split import prompt_key
+from engine.home.run_dir import Home, RunDir
+from engine.records.lines.event import read_events
+from engine.records.lines.replayed_row import read_replayed
+from engine.records.manifest import ReplayUsed, read_manifest
+from engine.worker.core.batch import Row
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.evaluation import pebble_skills
+from engine.worker.evaluation.practice import practice_of
+from engine.worker.evaluation.prior_skills import pebble_tasks, says_answer
+from engine.worker.evaluation.replay import Replay
+
+ENDS = """
+import json
+from pathlib import Path
+from envs import Score, SingleTurnEnv, Task
+
+ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
+
+class Ends(SingleTurnEnv):
+    def tasks(self):
+        return [Task(**row) for row in ROWS]
+
+    def score(self, task, completion):
+        right = completion.strip() == task.answer_text
+        return Score(float(right), success=right)
+
+def load_environment():
+    return Ends()
+"""
+SETTINGS: dict[str, Any] = {
+    "steps": 30,
+    "learning_rate": 3e-3,
+    "batch_size": 24,
+    "eval_every": 30,
+    "eval_rows": 40,
+}
+
+
+def push_ends(home: Home, folder: Path, count: int = 200, heldout: int = 40) -> str:
+    """An environment of a skill that pebble never saw."""
+    rng = random.Random(1)
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
+        sample = pebble_skills.ends(rng)
+        prompt = sample.messages[0]["content"]
+        split = "heldout" if len(rows) < heldout else "train"
+        rows.setdefault(prompt, {"prompt": prompt, "answer": sample.answer, "split": split})
+    listed = [{"id": f"row-{at}", **row} for at, row in enumerate(rows.values())]
+    folder.mkdir()
+    (folder / "rows.json").write_text(json.dumps(listed))
+    return push(home, folder, ENDS, "ends")
+
+
+def trained_with(home: Home, env_id: str, run_id: str, **settings: Any) -> dict[str, Any]:
+    """What a run with these settings says of kept skills, with its folder."""
+    run = make_run(home, env_id, "sft", SETTINGS | settings, run_id=run_id)
+    result = go(run)
+    return {"run": run, "result": result, **result["evidence"]["kept_skills"]}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_what_the_start_answers_rightly_is_replayed_and_less_is_lost(
+    home: Home, tmp_path: Path
+) -> None:
+    env_id = push_ends(home, tmp_path / "ends")
+    plain = trained_with(home, env_id, "plain")
+    kept = trained_with(home, env_id, "kept", keep=0.35)
+    assert plain["verdict"] == "forgotten" and "replayed" not in plain
+    (without,), (battery,) = plain["batteries"], kept["batteries"]
+    assert battery["after"] > without["after"] + 0.15
+    assert kept["result"]["verdict"] == "better"
+    # What was replayed: right answers of the start, to questions that nobody asks.
+    run: RunDir = kept["run"]
+    rows = read_replayed(run.replayed)
+    questions = {task["id"]: task for task in practice_of("pebble").tasks}
+    assert all(says_answer(questions[row.task], row.messages[-1]["content"]) for row in rows)
+    asked = {prompt_key(task["prompt"]) for task in pebble_tasks()}
+    assert not asked & {prompt_key(row.messages[:1]) for row in rows}
+    assert len({row.task for row in rows}) == len(rows) < len(questions)
+    # It stands in the manifest, in the events, and in what is said of the run.
+    used = ReplayUsed(share=0.35, source="pebble skills", rows=len(rows), questions=len(questions))
+    assert read_manifest(run.manifest).replayed == used
+    assert kept["replayed"] == used.to_json()
+    assert [event.message for event in read_events(run.events) if event.event == "replayed"] == [
+        used.sentence
+    ]
+    assert kept["summary"].endswith(used.sentence)
+    assert used.sentence in kept["result"]["summary"] or kept["verdict"] == "forgotten"
+
+
+OTHER = """
+from envs import Score, SingleTurnEnv, Task
+
+class Sums(SingleTurnEnv):
+    def tasks(self):
+        asked = [Task(f"asked-{a}", f"What is {a} + {a}?", answer=str(2 * a), split="heldout")
+                 for a in range(1, 5)]
+        trained = [Task(f"row-{a}", f"What is {a} + {a}?", answer=str(2 * a), split="train")
+                   for a in range(1, 10)]
+        return asked + trained
+
+    def score(self, task, completion):
+        return Score(float(completion.strip() == task.answer_text))
+
+def load_environment():
+    return Sums()
+"""
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_rows_of_a_named_environment_are_replayed_but_none_that_is_asked(
+    home: Home, tmp_path: Path
+) -> None:
+    env_id = push_ends(home, tmp_path / "ends")
+    # Its held-out tasks are asked, and pebble's own battery asks one of its train rows.
+    keep = push(home, tmp_path / "keep", OTHER, "keep")
+    assert "What is 7 + 7?" in {task["prompt"][0]["content"] for task in pebble_tasks()}
+    few = {"steps": 2, "eval_every": 2, "eval_rows": 8}
+    kept = trained_with(home, env_id, "kept", keep=0.2, keep_env=keep, **few)
+    rows = read_replayed(kept["run"].replayed)
+    assert {row.task for row in rows} == {"row-5", "row-6", "row-8", "row-9"}
+    assert {row.source for row in rows} == {keep}
+    assert kept["replayed"] == {"share": 0.2, "source": keep, "rows": 4, "questions": None}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_run_with_nothing_to_replay_fails_before_the_first_step(
+    home: Home, tmp_path: Path
+) -> None:
+    env_id = push_ends(home, tmp_path / "ends")
+    run = make_run(home, env_id, "sft", SETTINGS | {"keep": 0.2, "keep_env": push_asked(home)})
+    with pytest.raises(WorkerFailure, match="no train row with an answer that no exam asks"):
+        go(run)
+    assert not run.checkpoints.exists() or not list(run.checkpoints.iterdir())
+
+
+def push_asked(home: Home) -> str:
+    """An environment named keep of which every row is asked."""
+    source = OTHER.replace("range(1, 10)", "range(1, 5)")
+    return push(home, home.root.parent / "asked", source, "keep")
+
+
+def test_the_share_counts_replayed_rows_among_all_rows_of_a_batch() -> None:
+    rows = [Row([0, at], [0, 1]) for at in range(5)]
+
+    def replay(share: float) -> Replay:
+        return Replay(rows, share, 7, ReplayUsed(share=share, source="s", rows=5))
+
+    # 6 of 30, 32 of 64, 2 of 8; never none.
+    assert [replay(0.2).beside(24), replay(0.5).beside(32), replay(0.2).beside(6)] == [6, 32, 2]
+    assert replay(0.01).beside(3) == 1
+    # Every row once before any comes again: 5 rows, 2 a step.
+    steps = [replay(0.25).of_step(step, 6, 6) for step in range(1, 6)]
+    assert all(len(step) == 2 for step in steps)
+    taken = [row.ids[1] for step in steps for row in step]
+    assert sorted(taken[:5]) == sorted(taken[5:]) == [0, 1, 2, 3, 4]
+    # A resumed run takes the same rows, and a smaller last batch fewer.
+    assert replay(0.25).of_step(3, 6, 6) == steps[2]
+    assert replay(0.25).of_step(3, 3, 6) == steps[2][:1]
