@@ -42,6 +42,7 @@ from engine.evidence.verdict.holdout_reuse import (
 )
 from engine.evidence.verdict.lineage import better_start
 from engine.evidence.verdict.regression import KeptSkills, kept_skills, loss_sentences
+from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -240,7 +241,11 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     facts = _training_facts(run_dir, config, sides, comparison, redact)
     # The model that the run started from, if it did not improve on it.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
-    summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
+    summary_sentences = [
+        sentence(comparison, measure_prefix="held-out "),
+        *tie_sentences(sides, comparison),
+        *audit_sentences(config),
+    ]
     if start is not None:
         facts = replace(facts, go_on_with=start.model)
         summary_sentences.append(start.sentence)
@@ -362,9 +367,11 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     warnings = _warnings_about_evaluation(run_dir)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
-        return _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+        verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+        return replace(verdict, summary=" ".join([verdict.summary, *audit_sentences(config)]))
     verdict = _verdict_on_models(run_dir, config, models, levels, redact)
-    return replace(verdict, warnings=[*warnings, *verdict.warnings])
+    summary = " ".join([verdict.summary, *audit_sentences(config)])
+    return replace(verdict, summary=summary, warnings=[*warnings, *verdict.warnings])
 
 
 def _verdict_on_models(

@@ -27,17 +27,19 @@ from envs.json_types import TaskRow
 
 @dataclass
 class Best:
-    """The best step so far on the validation half; of equal scores the one with the smaller loss.
+    """The best step so far on the validation half; of equal scores the one with the higher reward,
+    then the one with the smaller loss.
 
     Attributes:
         step: -1 before any.
-        since: evaluations since the score last improved; a smaller loss alone does not count.
+        since: evaluations since the score last improved; reward and loss alone do not count.
     """
 
     step: int = -1
     score: float = -math.inf
     loss: float = math.inf
     since: int = 0
+    reward: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -212,14 +214,15 @@ class HeldoutEvaluation:
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
 
     def _update_best(self, step: int, result: HalfResult) -> None:
-        """Make `step` the best step if its result is better. Of equal scores the smaller loss wins;
-        without scores, only the loss counts. `best.since` counts evaluations since the score last
-        rose: a smaller loss at the same score does not reset it."""
+        """Make `step` the best step if its result is better. Of equal scores the higher reward
+        wins, then the smaller loss; without scores, only the loss counts. `best.since` counts
+        evaluations since the score last rose: nothing else resets it."""
         loss = math.inf if result.loss is None else result.loss  # not measured: never wins
         score = -loss if result.score is None else result.score
+        reward = result.curves.get("heldout_reward", -math.inf)
         since = 0 if score > self.best.score else self.best.since + 1
-        if (score, -loss) > (self.best.score, -self.best.loss):
-            self.best = Best(step, score, loss)
+        if (score, reward, -loss) > (self.best.score, self.best.reward, -self.best.loss):
+            self.best = Best(step, score, loss, reward=reward)
         self.best.since = since
 
     def habits(self) -> dict[str, float]:
