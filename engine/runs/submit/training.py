@@ -25,6 +25,7 @@ from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
 from engine.records.run_config import TrainConfig, as_run_config
+from engine.records.settings import RolloutSettings, TrainSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -61,6 +62,7 @@ class _Plan:
     resolved: resolution.Resolved
     teacher: ResolvedTeacher | None
     forecast: Forecast
+    facts: EnvFacts
 
     @property
     def teacher_adapter(self) -> Path | None:
@@ -151,7 +153,7 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
-    return _Plan(record, model, machine, resolved, teacher, forecast)
+    return _Plan(record, model, machine, resolved, teacher, forecast, facts)
 
 
 def _settings(
@@ -205,6 +207,7 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     registry.env_python(record)  # for its error where packages are missing
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
+    warnings += _cut_answers(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
     check_hours_left(home, store)
     warnings += estimate.check_budget(
@@ -212,6 +215,21 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     )
     check_approval(home, figures, request.approved)
     return warnings
+
+
+def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
+    """The warning that more than `TOO_MANY_CUT` of the reference answers are too long, with the
+    max_tokens that would do, as a list; [] where they fit or nothing is sampled."""
+    if not isinstance(settings, RolloutSettings):
+        return []
+    cut_share = facts.cut_share(settings.max_tokens)
+    if cut_share <= env_facts.TOO_MANY_CUT:
+        return []
+    return [
+        f"{cut_share:.0%} of the reference answers do not fit into max_tokens = "
+        f"{settings.max_tokens}: no sample could be one of them; max_tokens = "
+        f"{facts.longest_turn} would do"
+    ]
 
 
 def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, object]:
