@@ -19,8 +19,8 @@ def below_start(facts: Facts) -> Finding | None:
     """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
     It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of evaluations, since each one is a chance to be wrong; of a finished run the verdict
-    "worse", which rests on other tasks, is enough.
+    number of evaluations, since each one is a chance to be wrong; where they are many, the verdict,
+    which rests on other tasks, may confirm it.
     """
     against_start = facts.against_start
     if against_start is None or not (_fell_clearly(against_start) or _verdict_is_worse(facts)):
@@ -47,11 +47,22 @@ def _fell_clearly(against_start: StartComparison) -> bool:
 
 
 def _verdict_is_worse(facts: Facts) -> bool:
-    """Whether the verdict is "worse" and the last evaluation does not contradict it."""
+    """Whether the last evaluation and the verdict, on other tasks, are both worse.
+
+    Together their p values must be as small as two that are significant. Of GRPO, whose rollouts
+    show the cause of a small fall, this is not asked.
+    """
+    if facts.algorithm == "grpo":
+        return False
     against_start = facts.against_start
     if facts.comparison is None or facts.comparison.outcome.verdict != "worse":
         return False
-    return against_start is not None and against_start.comparison.lead < 0
+    if against_start is None or against_start.comparison.outcome.verdict != "worse":
+        return False
+    p, p_of_verdict = against_start.comparison.p, facts.comparison.p
+    if p is None or p_of_verdict is None:
+        return False
+    return min(1.0, p * against_start.evaluations) * p_of_verdict < ALPHA**2
 
 
 def heldout_loss(facts: Facts) -> float:
@@ -59,8 +70,7 @@ def heldout_loss(facts: Facts) -> float:
     against_start = facts.against_start
     if against_start is None or against_start.measure == "loss":
         return 0.0
-    is_worse = against_start.comparison.outcome.verdict == "worse" or _verdict_is_worse(facts)
-    if not is_worse:
+    if against_start.comparison.outcome.verdict != "worse":
         return 0.0
     return max(0.0, (against_start.before or 0.0) - (against_start.after or 0.0))
 
@@ -205,8 +215,11 @@ def reward_falls(facts: Facts) -> Finding | None:
     before, after = mean(rewards[: limits.FALL_FROM]), mean(rewards[-limits.FALL_TO :])
     # Answers to one task are alike: two of them for each task count as independent.
     answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
-    error = mean(spreads[: limits.FALL_FROM]) * math.sqrt(
-        1 / (limits.FALL_FROM * answers_per_step) + 1 / (limits.FALL_TO * answers_per_step)
+    spread_before = mean(spreads[: limits.FALL_FROM])
+    spread_after = mean(spreads[-limits.FALL_TO :])
+    error = math.sqrt(
+        spread_before**2 / (limits.FALL_FROM * answers_per_step)
+        + spread_after**2 / (limits.FALL_TO * answers_per_step)
     )
     lost = before - after
     if before <= 0 or lost < limits.REWARD_LOST * before or lost < limits.FALL_Z * error:

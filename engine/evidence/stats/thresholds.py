@@ -138,7 +138,7 @@ HELD_PART = 0.5
 REWARD_LOST = 0.25
 FALL_Z = 2.5
 # Steps at the beginning of a run, and at its end, whose rewards are compared.
-FALL_FROM, FALL_TO = 2, 4
+FALL_FROM, FALL_TO = 2, 3
 # Wrong answers that came to earn this part of what right ones earn (the audit's measure of a risk);
 # and the part of the reward's rise that is not for becoming right: half of it is no by-product.
 WRONG_PAYS = 0.5

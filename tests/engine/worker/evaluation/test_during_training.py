@@ -18,6 +18,7 @@ from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.known_settings import KnownSettings
+from engine.worker.evaluation.during_training import Best, HalfResult, HeldoutEvaluation
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -120,3 +121,13 @@ def test_copies_of_a_question_stand_in_one_half_and_count_once(home: Home, tmp_p
     assert result["evidence"]["n"] == len(asked["report"])
     exam = choosing(run)
     assert (exam.tasks, exam.of) == (len(halves["select"]), len(rows))
+
+
+def test_where_success_ties_the_higher_reward_is_the_best_and_ends_no_patience() -> None:
+    evaluation = object.__new__(HeldoutEvaluation)  # its tasks and policy do not matter here
+    evaluation.best = Best()
+    for step, reward in ((10, 0.1), (20, 0.4), (30, 0.2)):
+        evaluation._update_best(step, HalfResult({"heldout_reward": reward}, score=0.0))
+    assert (evaluation.best.step, evaluation.best.since) == (20, 2)
+    evaluation._update_best(40, HalfResult({"heldout_reward": 0.0}, score=0.1))
+    assert (evaluation.best.step, evaluation.best.since) == (40, 0)
