@@ -407,7 +407,8 @@ SCENARIOS: dict[str, Scenario] = {
             heldout=24,
         ),
         "grpo",
-        {
+        RISK
+        | {
             "steps": 20,
             "prompts_per_step": 4,
             "group_size": 6,
