@@ -90,19 +90,9 @@ def _is_one_cure(cure: str, lever: Mapping[str, object]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="names of scenarios, with commas")
-    parser.add_argument("--model", default="", help="only those of this base model")
-    parser.add_argument("--seed", type=int, default=0, help="other rows and other runs")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
-    parser.add_argument("--again", action="store_true", help="run those of --only once more")
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    asked = parser.parse_args()
+    asked = _arguments()
     asked.folder.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in asked.only.split(",") if name]
-    if unknown := sorted(set(wanted) - set(SCENARIOS)):
-        parser.error(f"no scenario {unknown[0]}; there are {', '.join(SCENARIOS)}")
     chosen = {
         name: scenario
         for name, scenario in SCENARIOS.items()
@@ -113,10 +103,24 @@ def main() -> int:
     for name in chosen:
         if asked.table or time.monotonic() > end:
             break
-        if asked.again and wanted:
-            _record(asked.folder, name).unlink(missing_ok=True)
         run_scenario(home, asked.folder, name, asked.seed)
     return print_table(home, asked.folder, chosen)
+
+
+def _arguments() -> argparse.Namespace:
+    """What was asked for on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="names of scenarios, with commas")
+    parser.add_argument("--model", default="", help="only those of this base model")
+    parser.add_argument("--seed", type=int, default=0, help="other rows and other runs")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    asked = parser.parse_args()
+    unknown = sorted(set(filter(None, asked.only.split(","))) - set(SCENARIOS))
+    if unknown:
+        parser.error(f"no scenario {unknown[0]}; there are {', '.join(SCENARIOS)}")
+    return asked
 
 
 def run_scenario(home: Home, folder: Path, name: str, seed: int = 0) -> str:
@@ -128,24 +132,10 @@ def run_scenario(home: Home, folder: Path, name: str, seed: int = 0) -> str:
     done_id = str(read_json(record)["run_id"]) if record.exists() else ""
     if done_id:
         return done_id
-    scenario = SCENARIOS[name]
-    model = scenario.base
-    if scenario.start:
-        model = _last_checkpoint(home, run_scenario(home, folder, scenario.start, seed))
-    settings = dict(scenario.settings)
-    settings["seed"] = settings.get("seed", 0) + seed
-    if scenario.teacher:
-        settings["teacher"] = _last_checkpoint(
-            home, run_scenario(home, folder, scenario.teacher, seed)
-        )
-    if scenario.base != "pebble":
-        library.add(home, scenario.base, say=lambda line: None)
-    env = planted.write(folder / "envs" / name, scenario.tasks, seed)
     began = time.monotonic()
     run_id, refusal = "", ""
     try:
-        env_id = push.push_env(home, str(env), roots=[env.parent]).env_id
-        request = TrainRequest(env_id, model, scenario.algorithm, settings)
+        request = _request(home, folder, name, seed)
         run_id = lifecycle.submit(home, request)["run_id"]
     except UserError as error:
         refusal = f"{error.code}: {error}"
@@ -155,6 +145,27 @@ def run_scenario(home: Home, folder: Path, name: str, seed: int = 0) -> str:
     write_json(record, {"run_id": run_id, "refusal": refusal, "seconds": seconds})
     print(f"{name}: {run_id or refusal} ({seconds:.0f} s)", flush=True)
     return run_id
+
+
+def _request(home: Home, folder: Path, name: str, seed: int) -> TrainRequest:
+    """The submit of a scenario, its environment pushed and the runs it needs done.
+
+    Raises UserError where the push is refused.
+    """
+    scenario = SCENARIOS[name]
+    model = scenario.base
+    if scenario.start:
+        model = _last_checkpoint(home, run_scenario(home, folder, scenario.start, seed))
+    settings = dict(scenario.settings)
+    settings["seed"] = settings.get("seed", 0) + seed
+    if scenario.teacher:
+        teacher_run = run_scenario(home, folder, scenario.teacher, seed)
+        settings["teacher"] = _last_checkpoint(home, teacher_run)
+    if scenario.base != "pebble":
+        library.add(home, scenario.base, say=lambda line: None)
+    env = planted.write(folder / "envs" / name, scenario.tasks, seed)
+    env_id = push.push_env(home, str(env), roots=[env.parent]).env_id
+    return TrainRequest(env_id, model, scenario.algorithm, settings)
 
 
 def _last_checkpoint(home: Home, run_id: str) -> str:

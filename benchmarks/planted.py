@@ -3,7 +3,7 @@ skills of pebble's corpus (or sentences for a language model), and a scorer of a
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -225,37 +225,44 @@ def rows(plan: Tasks, seed: int = 0) -> list[Row]:
     train = _drawn(
         rng, plan.draw, plan.train, {sample.messages[0]["content"] for sample in heldout}
     )
-    golds = [sample.answer for sample in train]
     written = [
         _row(plan, sample, f"h{number}", "heldout", sample.answer)
         for number, sample in enumerate(heldout)
     ]
+    written += _training_rows(plan, train, rng)
+    written += [_leaked_row(plan, heldout[i], i) for i in range(int(plan.leaked * len(heldout)))]
+    return written + _known_rows(plan, int(plan.replay * len(train)), rng)
+
+
+def _training_rows(plan: Tasks, train: Sequence[skills.Sample], rng: random.Random) -> list[Row]:
+    """The training rows of a plan, with their copies, wrong labels and contradictions."""
+    golds = [sample.answer for sample in train]
+    written = []
     for number, sample in enumerate(train):
         for copy in range(plan.copies):
             shown = rng.choice(golds) if rng.random() < plan.noise else sample.answer
             written.append(_row(plan, sample, f"t{number}-{copy}", "train", shown))
-        written += [
-            _row(plan, sample, f"t{number}-other{other}", "train", rng.choice(golds))
-            for other in range(plan.answers_of_a_prompt - 1)
-        ]
-    for number in range(int(plan.leaked * len(heldout))):
-        sample = heldout[number]
-        # Other case and blanks: a push keeps exact copies on one side by itself.
-        copy = replace(plan, prompt=" {} ")
-        row = _row(copy, sample, f"leak{number}", "train", sample.answer)
-        written.append(row | {"prompt": str(row["prompt"]).upper()})
-    for number in range(int(plan.replay * len(train))):
-        sample = skills.draw(rng, rng.choice(SKILLS), (), measured=True)
-        written.append(
-            _row(
-                replace(plan, prompt="{}", answer="{gold}"),
-                sample,
-                f"k{number}",
-                "train",
-                sample.answer,
-            )
-        )
+        for other in range(plan.answers_of_a_prompt - 1):
+            name = f"t{number}-other{other}"
+            written.append(_row(plan, sample, name, "train", rng.choice(golds)))
     return written
+
+
+def _leaked_row(plan: Tasks, sample: skills.Sample, number: int) -> Row:
+    """A held-out row among the training rows, in capitals: a push keeps exact copies of a prompt
+    on one side by itself."""
+    row = _row(replace(plan, prompt=" {} "), sample, f"leak{number}", "train", sample.answer)
+    return row | {"prompt": str(row["prompt"]).upper()}
+
+
+def _known_rows(plan: Tasks, count: int, rng: random.Random) -> list[Row]:
+    """Training rows of what pebble knew before."""
+    plain = replace(plan, prompt="{}", answer="{gold}")
+    known = [skills.draw(rng, rng.choice(SKILLS), (), measured=True) for _ in range(count)]
+    return [
+        _row(plain, sample, f"k{number}", "train", sample.answer)
+        for number, sample in enumerate(known)
+    ]
 
 
 def _drawn(rng: random.Random, draw: Draw, count: int, taken: set[str]) -> list[skills.Sample]:
@@ -313,7 +320,7 @@ def hard_subtraction(rng: random.Random) -> skills.Sample:
 
 
 THINGS = "lamp bicycle camera phone jacket printer radio tent backpack watch toaster chair".split()
-SAID = {
+OPINIONS = {
     "positive": (
         "I love this {}",
         "The {} works better than I had hoped",
@@ -335,7 +342,7 @@ ENDINGS = {
 
 def review(rng: random.Random) -> skills.Sample:
     """Ask a language model whether a review is positive or negative."""
-    label = rng.choice(list(SAID))
-    text = f"{rng.choice(SAID[label]).format(rng.choice(THINGS))}. {rng.choice(ENDINGS[label])}"
+    label = rng.choice(list(OPINIONS))
+    text = f"{rng.choice(OPINIONS[label]).format(rng.choice(THINGS))}. {rng.choice(ENDINGS[label])}"
     question = f"Is this review positive or negative? Answer with one word.\n\n{text}"
     return skills.one_turn("review", question, reply=label, answer=label)

@@ -123,6 +123,11 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
             pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
+    return _reason_in_what_is_copied(facts, against_start)
+
+
+def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
+    """As `_reason_and_lever`, for what DPO and distillation are given to learn from."""
     if facts.algorithm == "dpo" and against_start.measure != "loss":
         preferred_share = recent_mean(facts.series("preference_accuracy"))
         if preferred_share is not None and preferred_share >= limits.PAIRS_LEARNT:
@@ -213,21 +218,35 @@ def reward_falls(facts: Facts) -> Finding | None:
     if facts.against_start is not None or len(rewards) < limits.FALL_FROM + limits.FALL_TO:
         return None
     before, after = mean(rewards[: limits.FALL_FROM]), mean(rewards[-limits.FALL_TO :])
+    lost = before - after
+    if before <= 0 or lost < limits.REWARD_LOST * before:
+        return None
+    if lost < limits.FALL_Z * _error_of_fall(facts, spreads):
+        return None
+    return _reward_fall_finding(facts, before, after)
+
+
+def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
+    """The standard error of the difference between the first rewards and the last.
+
+    `spreads` are the standard deviations of the reward, by step.
+    """
     # Answers to one task are alike: two of them for each task count as independent.
     answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
     spread_before = mean(spreads[: limits.FALL_FROM])
     spread_after = mean(spreads[-limits.FALL_TO :])
-    error = math.sqrt(
+    return math.sqrt(
         spread_before**2 / (limits.FALL_FROM * answers_per_step)
         + spread_after**2 / (limits.FALL_TO * answers_per_step)
     )
-    lost = before - after
-    if before <= 0 or lost < limits.REWARD_LOST * before or lost < limits.FALL_Z * error:
-        return None
+
+
+def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
+    """The finding that the mean reward fell from `before` to `after`."""
     evidence = {
         "reward_start": before,
         "reward": after,
-        "lost_part": lost / before,
+        "lost_part": (before - after) / before,
         "learning_rate": facts.settings.learning_rate,
     }
     sentence = (
@@ -235,7 +254,8 @@ def reward_falls(facts: Facts) -> Finding | None:
         f"{limits.FALL_TO}."
     )
     lever = _lower_rate(facts.settings.learning_rate)
-    return Finding("reward_falls", sentence, evidence, lever, playbook="failures", cost=lost)
+    cost = before - after
+    return Finding("reward_falls", sentence, evidence, lever, playbook="failures", cost=cost)
 
 
 def forgetting(facts: Facts) -> Finding | None:

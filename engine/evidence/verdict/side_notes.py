@@ -1,5 +1,5 @@
 """What a verdict says beside its comparison: the reward where success ties, answers that are cut
-far more often than before, and what the reward audit said of the environment."""
+far more often than before, and the word of the environment's reward audit."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -110,11 +110,11 @@ def test_an_alert_that_is_not_over_is_a_finding_unless_the_run_ended_no_worse(
     run.events(
         alert, *([{"event": "alert_cleared", "id": "reward_falls", "step": 20}] if over else [])
     )
-    found = {finding["id"]: finding for finding in diagnose(home, run.finish().id)["findings"]}
-    assert ("reward_falls" in found) is told
+    findings = {finding["id"]: finding for finding in diagnose(home, run.finish().id)["findings"]}
+    assert ("reward_falls" in findings) is told
     if told:
-        assert found["reward_falls"]["what"] == "Alert of step 7: The reward fell."
-        assert found["reward_falls"]["lever"] == alert["lever"]
+        assert findings["reward_falls"]["what"] == "Alert of step 7: The reward fell."
+        assert findings["reward_falls"]["lever"] == alert["lever"]
 
 
 def test_nothing_found_is_an_answer_that_says_what_was_looked_at(
