@@ -22,6 +22,7 @@ from engine.evidence.detect.views import (
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.regression import KeptSkills, compare_skills
+from engine.evidence.verdict.row_facts import RowFacts
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.trajectory_record import TrajectoryRecord
@@ -58,6 +59,8 @@ class Simulated:
     gold_tokens: float | None = None
     heldout_rows: int | None = None
     kept: KeptSkills | None = None
+    row_facts: RowFacts = field(default_factory=RowFacts)
+    fall_of_the_start: StartComparison | None = None
 
     @property
     def known(self) -> KnownSettings:
@@ -84,6 +87,8 @@ class Simulated:
             gold_tokens=self.gold_tokens,
             heldout_rows=self.heldout_rows,
             kept_skills=self.kept,
+            rows=self.row_facts,
+            fall_of_the_start=self.fall_of_the_start,
         )
 
     def against_start(self) -> StartComparison | None:

@@ -21,7 +21,9 @@ from simulated import (
     sft,
 )
 
+from engine.evidence.verdict.contamination import Contamination
 from engine.evidence.verdict.regression import SinceBase
+from engine.evidence.verdict.row_facts import RowFacts
 
 
 def healthy(seed: int) -> Simulated:
@@ -284,7 +286,10 @@ def unstable(seed: int) -> Simulated:
                 noise = math.exp(random.Random(f"{seed} {step}").gauss(0, 0.3))
                 line["kl"] = (0.02 + 0.05 * way + 3.0 * (way > at)) * noise
 
-        return grpo("unstable", seed, lines=jump, kl_coef=0.05)
+        def lose(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+            return _set(p, skill=p.skill - 2.5 * (way > r.uniform(0.4, 0.8)))
+
+        return grpo("unstable", seed, lose, lines=jump, kl_coef=0.05)
 
     def spikes(line: Line, way: float, step: int, r: random.Random) -> None:
         times = {r.randint(8, 22) for _ in range(6)}
@@ -340,6 +345,108 @@ def infra(seed: int) -> Simulated:
     return run
 
 
+def plateau(seed: int) -> Simulated:
+    """Paid in part for what is easy, and nothing is ever right."""
+    level = random.Random(f"plateau {seed}").choice((0.1, 0.3, 0.5))
+
+    def change(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+        share = 1.0 if seed % 2 else 1 / (1 + math.exp(-20 * (way - r.uniform(0.1, 0.3))))
+
+        def pay(row: Row, rng: random.Random) -> float:
+            return level * (rng.random() < share + 0.02)
+
+        return flat(p, skill=-12.0, pay=pay)
+
+    return grpo("plateau", seed, change, prepare=_long)
+
+
+def solved(seed: int) -> Simulated:
+    def change(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+        return flat(p, skill=min(9.0, r.uniform(-1, 1) + 12 * way / r.uniform(0.3, 0.5)))
+
+    return grpo("solved", seed, change, prepare=_long)
+
+
+def reward_falls(seed: int) -> Simulated:
+    """A fall before the first exam after the start."""
+
+    def change(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+        return flat(p, skill=r.uniform(0.8, 1.6) - r.uniform(0.8, 1.4) * max(0, step - 1))
+
+    run = grpo("reward_falls", seed, change, eval_every=100)
+    run.lines, run.verdict = run.lines[:10], None
+    for line in run.lines[1:]:
+        line.pop("heldout_success", None)
+        line.pop("heldout_reward", None)
+    run.rollouts = {step: rows for step, rows in run.rollouts.items() if step < 10}
+    run.exams = {0: run.exams[0]}
+    return run
+
+
+def leak(seed: int) -> Simulated:
+    run = healthy(seed)
+    taught = tuple(f"h{i}" for i in range(random.Random(seed).randint(1, 50)))
+    contamination = Contamination(
+        verdict="leak", leaked=taught, headline="held-out rows are taught"
+    )
+    run.kind, run.row_facts = "leak", RowFacts(contamination)
+    return run
+
+
+def _nothing_gained(kind: str, seed: int) -> Simulated:
+    """A run of SFT that fits its rows, and whose held-out result stays where it was."""
+    rng = random.Random(f"{kind} {seed}")
+    run = sft(kind, seed, scored=True)
+    level = rng.uniform(0.2, 0.5)
+    for line in run.lines:
+        if "heldout_success" in line:
+            line["heldout_success"] = level
+            examined(run, line["step"], level)
+    run.verdict = judged(rng, level, level, 400)
+    return run
+
+
+def worse_start(seed: int) -> Simulated:
+    run = _nothing_gained("worse_start", seed)
+    parent = below_start(seed)
+    run.fall_of_the_start = parent.against_start()
+    return run
+
+
+def contradictory_rows(seed: int) -> Simulated:
+    run = _nothing_gained("contradictory_rows", seed)
+    run.row_facts = RowFacts(train=400, different=400, contradicted=100 + seed % 300)
+    return run
+
+
+def duplicates(seed: int) -> Simulated:
+    run = _nothing_gained("duplicates", seed)
+    run.row_facts = RowFacts(train=400, different=8 + seed % 100)
+    return run
+
+
+def pairs_alike(seed: int) -> Simulated:
+    run = _nothing_gained("pairs_alike", seed)
+    run.algorithm = "dpo"
+    run.row_facts = RowFacts(train=400, different=400, pairs=400, alike_pairs=210 + seed % 190)
+    return run
+
+
+def rows_disagree(seed: int) -> Simulated:
+    run = _nothing_gained("rows_disagree", seed)
+    for line in run.lines[1:]:
+        line["loss"] = 2.5 * line["loss"] + 2.0  # rows of another task
+    return run
+
+
+def other_exam(seed: int) -> Simulated:
+    run = _nothing_gained("other_exam", seed)
+    run.row_facts = RowFacts(
+        train=400, different=400, exam_words=("metres", "feet")[: 1 + seed % 2]
+    )
+    return run
+
+
 def _set(policy: Policy, **changes: Any) -> Policy:
     for name, value in changes.items():
         setattr(policy, name, value)
@@ -387,5 +494,15 @@ TROUBLES: dict[str, Callable[[int], Simulated]] = {
         slow_reward,
         underpowered,
         infra,
+        plateau,
+        solved,
+        reward_falls,
+        leak,
+        contradictory_rows,
+        duplicates,
+        pairs_alike,
+        other_exam,
+        rows_disagree,
+        worse_start,
     )
 }

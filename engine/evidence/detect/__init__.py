@@ -8,9 +8,9 @@ what they read, and with `diagnose.py` for how their findings become a result.
     diagnose.py   findings on a run, ranked, with example rollouts
     examples.py   rollouts that show a finding
     findings.py   one cause with its numbers and its lever; their order
-    groups.py     detectors: uniform groups, too hard, too easy, entropy collapse
+    groups.py     detectors: uniform groups, too hard, too easy, solved, entropy collapse
     learning.py   detectors: overfitting, too short, no update, unstable, underpowered, the machine
-    scoring.py    detectors: scoring that fails, moves or is slow, a pleased judge, exploits
-    setbacks.py   detectors: below its start, skills forgotten
+    scoring.py    detectors: scoring that fails, moves, is slow; plateaus, pleased judges, exploits
+    setbacks.py   detectors: below its start, a reward that falls, skills forgotten, faults of rows
     views.py      what detectors read: metrics, and each step's answers in a few numbers
 """

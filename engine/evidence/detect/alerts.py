@@ -17,7 +17,7 @@ from engine.evidence.detect.baseline import (
     gold_tokens,
 )
 from engine.evidence.detect.detectors import find_all
-from engine.evidence.detect.findings import Finding
+from engine.evidence.detect.findings import ORDER, Finding, edit_lever, setting_lever
 from engine.evidence.detect.views import (
     Facts,
     Line,
@@ -233,6 +233,39 @@ def training_rows(event: Event) -> TrainingRows:
         rows=int(fields.get("rows") or 0),
         truncated=int(fields.get("truncated") or 0),
         dropped=int(fields.get("dropped") or 0),
+    )
+
+
+def open_alerts(run: RunDir) -> list[Finding]:
+    """The alerts of a run that were raised and are not over, as the findings they were.
+
+    An event of another version whose id is not known here is left out.
+    """
+    alerts: dict[str, Event] = {}
+    for event in read_events(run.events):
+        finding_id = str(event.fields.get("id"))
+        if event.event == "alert" and finding_id in ORDER:
+            alerts[finding_id] = event
+        elif event.event == "alert_cleared":
+            alerts.pop(finding_id, None)
+    return [_finding_of(finding_id, event) for finding_id, event in alerts.items()]
+
+
+def _finding_of(finding_id: str, event: Event) -> Finding:
+    """The finding that an `alert` event was written from (see `alert_fields`)."""
+    lever = event.fields.get("lever") or {}
+    if lever.get("setting"):
+        change = setting_lever(
+            str(lever["setting"]), lever.get("now"), lever.get("to"), str(lever.get("why") or "")
+        )
+    else:
+        change = edit_lever(str(lever.get("edit") or ""))
+    return Finding(
+        finding_id,
+        f"Alert of step {event.step}: {event.message}",
+        event.fields.get("numbers") or {},
+        change,
+        playbook=str(event.fields.get("playbook") or "failures"),
     )
 
 

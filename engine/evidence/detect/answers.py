@@ -1,10 +1,12 @@
 """Detectors of faults in what the model writes: answers that are cut, overlong thinking,
 repetition, unreadable answers. Each returns a finding, or None where it sees no fault."""
 
+import math
 from collections.abc import Mapping
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
-from engine.evidence.detect.groups import is_learning
+from engine.evidence.detect.groups import is_learning, never_solved
+from engine.evidence.detect.learning import too_short
 from engine.evidence.detect.setbacks import cut_is_paid
 from engine.evidence.detect.views import (
     START_STEPS,
@@ -29,7 +31,9 @@ def truncation(facts: Facts) -> Finding | None:
     if facts.algorithm == "evaluate":
         return _cut_heldout_answers(facts)
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
-    if cut_share is None or _reason_beyond_room(facts):
+    if cut_share is None:
+        return _no_room_from_the_start(facts)
+    if _reason_beyond_room(facts) and not _reference_is_cut(facts):
         return None
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
     evidence = {
@@ -50,7 +54,7 @@ def length_grew(facts: Facts) -> Finding | None:
     """
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
     reason = _reason_beyond_room(facts)
-    if cut_share is None or not reason:
+    if cut_share is None or not reason or _reference_is_cut(facts):
         return None
     sentence = (
         f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
@@ -150,6 +154,8 @@ def _cut_heldout_answers(facts: Facts) -> Finding | None:
         "reward_when_whole": view.uncut_reward,
     }
     if facts.algorithm in ROW_ALGORITHMS:
+        if too_short(facts) is not None:
+            return None  # how an answer ends comes last
         sentence = (
             f"{view.cut_share:.0%} of the held-out answers after training do not come to an end."
         )
@@ -198,6 +204,8 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
     """
     max_tokens = facts.settings.max_tokens
     sentence = f"{subject} were cut at max_tokens = {max_tokens}."
+    if _reference_is_cut(facts) and facts.gold_tokens is not None:
+        return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
     lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     if _references_fit_easily(facts) and not facts.settings.thinking:
         evidence = {**evidence, "gold_tokens": facts.gold_tokens}
@@ -205,6 +213,47 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
         edit = "ask for short answers in the prompt, or show them by SFT"
         lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
+
+
+def _reference_is_cut(facts: Facts) -> bool:
+    """Whether reference answers need more than `max_tokens`; False where it is not known."""
+    gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
+    return gold_tokens is not None and isinstance(max_tokens, int) and gold_tokens > max_tokens
+
+
+def _no_room_finding(
+    facts: Facts, evidence: Mapping[str, object], sentence: str, gold_tokens: float
+) -> Finding:
+    """The finding that no right answer fits: a root cause, whatever else the answers do."""
+    needed_tokens = math.ceil(gold_tokens)
+    lever = setting_lever(
+        "max_tokens",
+        now=facts.settings.max_tokens,
+        to=math.ceil(limits.ROOM_FOR_GOLD * needed_tokens),
+        why="no reference answer fits: nothing else can be judged before",
+    )
+    return Finding(
+        "truncation",
+        f"{sentence} Reference answers take {needed_tokens} tokens: a right answer cannot end.",
+        {**evidence, "gold_tokens": gold_tokens},
+        lever,
+        playbook="failures",
+        pick="truncated",
+        root=True,
+    )
+
+
+def _no_room_from_the_start(facts: Facts) -> Finding | None:
+    """Detect that no reference answer fits and none is ever right, though answers do end."""
+    if not _reference_is_cut(facts) or facts.gold_tokens is None or not never_solved(facts):
+        return None
+    evidence = {
+        "truncated_share": recent_mean(facts.series("truncated_share")),
+        "length_p95": recent_mean(facts.series("length_p95")),
+        "max_tokens": facts.settings.max_tokens,
+    }
+    sentence = f"No answer is right at max_tokens = {facts.settings.max_tokens}."
+    return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
 
 
 def _references_fit_easily(facts: Facts) -> bool:
@@ -244,7 +293,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
         f"{max_length}."
     )
     lever = setting_lever("max_length", now=max_length, to=_doubled(max_length))
-    return Finding("truncation", sentence, evidence, lever, playbook="sft")
+    return Finding("truncation", sentence, evidence, lever, playbook="sft", root=True)
 
 
 def overthinking(facts: Facts) -> Finding | None:

@@ -9,6 +9,7 @@ from engine.evidence.detect.views import StartComparison, View, mean, view_of
 from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
+from engine.evidence.verdict.lineage import started_from, trained_by
 from engine.home.run_dir import RunDir
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
@@ -34,6 +35,26 @@ def against_start(
         return None
     rows = read_evaluation(run.evals(steps[-1]))
     return evaluation_against_start(run, steps[-1], rows, planned=planned)
+
+
+def fall_of_the_start(run: RunDir) -> StartComparison | None:
+    """The checkpoint that a run went on from, compared with step 0 of the run that made it.
+
+    None where it began with a base model, or where that checkpoint was not evaluated.
+    """
+    reference = started_from(run)
+    parent_id = trained_by(run.home, reference)
+    if not parent_id:
+        return None
+    parent = run.home.run(parent_id)
+    checkpoint = reference.partition("@")[2].removeprefix("step")
+    if not checkpoint.isdigit():
+        best = parent.resolve_checkpoint("best")
+        checkpoint = best.name.rpartition("_")[2] if best else ""
+    if not checkpoint.isdigit():
+        return None
+    step = int(checkpoint)
+    return evaluation_against_start(parent, step, read_evaluation(parent.evals(step)))
 
 
 def evaluation_against_start(

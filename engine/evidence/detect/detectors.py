@@ -1,16 +1,45 @@
 """The table of all detectors, and the functions that run them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from engine.evidence.detect import answers, groups, learning, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
+from engine.evidence.stats import thresholds as limits
 from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
 # Kinds of run, as values of `Detector.algorithms`.
 _TRAINERS = ALGORITHMS
 _ALL = (*ALGORITHMS, "evaluate")
+# Findings on the way of a run: its end says whether they did harm.
+_OF_THE_WAY = frozenset({"unstable", "reward_falls"})
+_FALLS = frozenset({"below_start", "reward_falls"})
+# What a broken policy shows, and what is no fault of its own there.
+_EFFECTS = frozenset(
+    {
+        "uniform_groups",
+        "too_hard",
+        "length_grew",
+        "truncation",
+        "repetition",
+        "unparsed",
+        "entropy_collapse",
+        "underpowered",
+    }
+)
+# A held-out result below the start may come from each of these.
+_CAUSES_OF_A_FALL = frozenset(
+    {
+        "unstable",
+        "judge_pleasing",
+        "reward_hacking",
+        "overfitting",
+        "below_start",
+        "length_grew",
+        "truncation",
+    }
+)
 _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
 
 
@@ -60,6 +89,16 @@ DETECTORS = (
     Detector("uniform_groups", groups.uniform_groups, reads=("groups_effective",)),
     Detector("too_hard", groups.too_hard, reads=("groups_effective",)),
     Detector("too_easy", groups.too_easy, reads=("groups_effective",)),
+    Detector("plateau", scoring.plateau, reads=("groups_effective",)),
+    Detector("solved", groups.solved, reads=("groups_too_easy",)),
+    Detector("reward_falls", setbacks.reward_falls, reads=("reward_mean",)),
+    Detector("worse_start", setbacks.worse_start, _TRAINERS, live=False),
+    Detector("leak", setbacks.leak, _TRAINERS, live=False),
+    Detector("contradictory_rows", setbacks.contradictory_rows, ("sft",), live=False),
+    Detector("duplicates", setbacks.duplicates, ("sft",), live=False),
+    Detector("pairs_alike", setbacks.pairs_alike, ("dpo",), live=False),
+    Detector("rows_disagree", setbacks.rows_disagree, ("sft",), ("heldout_loss",), live=False),
+    Detector("other_exam", setbacks.other_exam, _TRAINERS, live=False),
     Detector(
         "below_start",
         setbacks.below_start,
@@ -101,7 +140,66 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
         finding = detector.find(facts)
         if finding is not None:
             findings.append(finding)
-    return ranked(findings)
+    findings += _alerts_that_stand(facts, {finding.id for finding in findings})
+    harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
+    kept = _without_effects(harmful)
+    losses = [setbacks.heldout_loss(facts)]
+    # Steps that broke the policy took its skills too.
+    if _is_broken(kept) or any(finding.id == "unstable" for finding in kept):
+        losses += [finding.cost for finding in kept]
+    return ranked(with_costs(kept, max(losses)))
+
+
+def _alerts_that_stand(facts: Facts, ids: Collection[str]) -> list[Finding]:
+    """The open alerts of a run that no finding repeats; [] where the run ended no worse than it
+    began."""
+    against_start = facts.against_start
+    if facts.comparison is not None and against_start is not None:
+        before, after = against_start.before, against_start.after
+        if before is not None and after is not None and after >= before:
+            return []
+    return [alert for alert in facts.alerts if alert.id not in ids]
+
+
+def _did_no_harm(finding: Finding, facts: Facts) -> bool:
+    """Whether a finding on how a run went is none: it ended better than it began, and at its best.
+
+    A known cause stays, and so does whatever is measured on the answers or on the rows.
+    """
+    if finding.root or finding.id not in _OF_THE_WAY or facts.comparison is None:
+        return False
+    if facts.comparison.outcome.verdict != "better":
+        return False
+    heldout = [share for _, share in facts.curve("heldout_success")]
+    return not heldout or heldout[-1] >= max(heldout) - limits.SUCCESS_FOLLOWS
+
+
+def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that follow from a learning rate that is too high.
+
+    A policy that was broken by its steps answers badly in every way: its groups are alike, its
+    answers run on. Known causes stay.
+    """
+    if not _is_broken(findings):
+        return list(findings)
+    return [finding for finding in findings if finding.root or finding.id not in _EFFECTS]
+
+
+def _is_broken(findings: Sequence[Finding]) -> bool:
+    """Whether a result fell below the start by a learning rate that is too high."""
+    return any(
+        finding.id in _FALLS and finding.lever.setting == "learning_rate" for finding in findings
+    )
+
+
+def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding]:
+    """The findings, each that may have caused a held-out loss with that loss as its cost."""
+    return [
+        replace(finding, cost=max(finding.cost, heldout_loss))
+        if finding.id in _CAUSES_OF_A_FALL
+        else finding
+        for finding in findings
+    ]
 
 
 def not_judged(facts: Facts) -> list[str]:

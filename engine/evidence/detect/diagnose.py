@@ -11,8 +11,13 @@ from engine.core.files import read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
-from engine.evidence.detect.alerts import training_rows
-from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens
+from engine.evidence.detect.alerts import open_alerts, training_rows
+from engine.evidence.detect.baseline import (
+    against_start,
+    fall_of_the_start,
+    first_exam,
+    gold_tokens,
+)
 from engine.evidence.detect.detectors import find_all, not_judged
 from engine.evidence.detect.examples import Example, Examples
 from engine.evidence.detect.findings import Finding
@@ -22,6 +27,7 @@ from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.keeping import again_with_keep
+from engine.evidence.verdict.row_facts import read_row_facts
 from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
@@ -220,6 +226,9 @@ def _with_start(facts: Facts, run: RunDir) -> Facts:
         exam_start=first_exam(run, facts.settings),
         against_start=against_start(run),
         gold_tokens=gold_tokens(run),
+        rows=read_row_facts(run),
+        alerts=open_alerts(run),
+        fall_of_the_start=fall_of_the_start(run),
     )
 
 

@@ -12,12 +12,21 @@ ORDER = (
     "infra",
     "reward_errors",
     "scorer_moves",
+    "leak",
+    "worse_start",
+    "contradictory_rows",
+    "duplicates",
+    "pairs_alike",
+    "other_exam",
+    "rows_disagree",
+    "plateau",
     "unstable",
     "no_update",
     "judge_pleasing",
     "reward_hacking",
     "overfitting",
     "below_start",
+    "reward_falls",
     "length_grew",
     "truncation",
     "overthinking",
@@ -26,6 +35,7 @@ ORDER = (
     "uniform_groups",
     "too_hard",
     "too_easy",
+    "solved",
     "entropy_collapse",
     "too_short",
     "forgetting",
@@ -44,11 +54,13 @@ _HIGH = frozenset(
         "judge_pleasing",
         "reward_hacking",
         "below_start",
+        "reward_falls",
+        "leak",
         "forgetting",
     }
 )
 # Findings that only cost time or certainty; what was learned is sound.
-_LOW = frozenset({"slow_reward", "underpowered"})
+_LOW = frozenset({"slow_reward", "underpowered", "solved"})
 _ARGUMENTS = frozenset({"rows"})  # tool arguments that a lever can change; all others are settings
 
 
@@ -136,6 +148,8 @@ class Finding:
             show nothing.
         root: whether it is known to be a cause and not an effect; such findings come first.
         severity: how far it devalues the run's result; "" takes the usual one of the id.
+        cost: what it took from the held-out score, or from skills the model had, as a share; 0
+            where nothing was lost or the loss was not measured.
     """
 
     id: str
@@ -147,6 +161,7 @@ class Finding:
     where: str = ""
     root: bool = False
     severity: Severity | Literal[""] = ""
+    cost: float = 0.0
 
     def __post_init__(self) -> None:
         """Fill in the usual severity of the id where none was given."""
@@ -170,10 +185,11 @@ class Finding:
         return numbers
 
     @property
-    def rank(self) -> tuple[bool, int]:
-        """The key for sorting: root causes and machine failures first, then by `ORDER`."""
+    def rank(self) -> tuple[bool, float, int]:
+        """The key for sorting: root causes and machine failures, then by cost, then by `ORDER`."""
         comes_first = self.root or self.id == "infra"
-        return (not comes_first, ORDER.index(self.id))  # False sorts before True
+        # Costs within a point are equal. False sorts before True.
+        return (not comes_first, -round(self.cost, 2), ORDER.index(self.id))
 
 
 def _in_few_digits(value: float) -> float | None:
@@ -182,5 +198,5 @@ def _in_few_digits(value: float) -> float | None:
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """The findings sorted: causes before their effects."""
+    """The findings sorted: the costliest first, causes before their effects."""
     return sorted(findings, key=lambda finding: finding.rank)

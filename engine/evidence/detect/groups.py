@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
+from engine.evidence.detect.scoring import plateau
 from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
@@ -30,6 +31,8 @@ def uniform_groups(facts: Facts) -> Finding | None:
         return None
     if _same_text_from_start(facts):
         return _same_text_finding(facts, shares)
+    if plateau(facts) is not None:
+        return None
     # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
     if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
         return None
@@ -76,7 +79,12 @@ def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
     The advice is to change the reward, or, where a good part of the groups is solved by all, the
     choice of tasks.
     """
-    if shares.solved < limits.EFFECTIVE_NONE:
+    if facts.recent_view_values("solved_share") and _right_is_not_paid(facts):
+        edit = "score(): a right answer earns what a wrong one does: pay what success means"
+        playbook_section = "rewards"
+    elif _larger_groups_differ(facts, shares):
+        return _small_groups_finding(facts, shares)
+    elif shares.solved < limits.EFFECTIVE_NONE:
         edit = "score(): pay part of the way, each tier provably harder than the one before"
         playbook_section = "rewards"
     else:
@@ -90,6 +98,99 @@ def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
         playbook=playbook_section,
         pick="group",
     )
+
+
+def _right_is_not_paid(facts: Facts) -> bool:
+    """Whether some answers are right and some wrong, and all earn the same reward."""
+    solved_share = recent_mean(facts.view_values("solved_share"))
+    usual_share = recent_mean(facts.view_values("usual_share"))
+    if solved_share is None or usual_share is None:
+        return False
+    is_mixed = limits.SOLVED_NEVER < solved_share < limits.SOLVED_ALWAYS
+    return is_mixed and usual_share >= 1 - limits.REWARD_ERRORS
+
+
+def _larger_groups_differ(facts: Facts, shares: _GroupShares) -> bool:
+    """Whether groups of usual size would differ where those of this run are too small to."""
+    group_size = facts.settings.group_size or limits.USUAL_GROUP
+    solved_share = recent_mean(facts.view_values("solved_share"))
+    if group_size > limits.SMALL_GROUP or solved_share is None:
+        return False
+    # The chance that a group has a right answer and a wrong one, were all tasks equally hard.
+    all_right, all_wrong = (
+        solved_share**limits.USUAL_GROUP,
+        (1 - solved_share) ** limits.USUAL_GROUP,
+    )
+    differing_share = 1 - all_right - all_wrong
+    return differing_share >= max(limits.EFFECTIVE_LOW, 2 * shares.effective)
+
+
+def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
+    """The finding that groups are too small to hold a right answer and a wrong one."""
+    group_size = facts.settings.group_size
+    text = _no_advantage_text(shares, f"groups of {group_size} seldom hold two different rewards")
+    lever = setting_lever(
+        "group_size",
+        now=group_size,
+        to=limits.USUAL_GROUP,
+        why="fewer prompts_per_step cost as much",
+    )
+    evidence = _group_evidence(facts, shares, cause="small groups")
+    return Finding("uniform_groups", text, evidence, lever, playbook="failures", pick="group")
+
+
+def solved(facts: Facts) -> Finding | None:
+    """Detect that a run came to solve all its tasks, and went on without a gradient.
+
+    None for a run that solved them from the start (see `too_easy`).
+    """
+    shares = facts.series("groups_too_easy")
+    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    heldout_share = heldout_shares[-1] if heldout_shares else None
+    # Where the exam is solved too, a sampled answer that is wrong now and then teaches little.
+    is_exam_solved = heldout_share is not None and heldout_share >= limits.SOLVED_ALWAYS
+    enough = limits.MOSTLY_SOLVED if is_exam_solved else limits.ALL_SOLVED
+    solved_steps = _steps_at_end(shares, enough)
+    if solved_steps < limits.SOLVED_STEPS or too_easy(facts) is not None:
+        return None
+    last_step = facts.curve("groups_too_easy")[-1][0]
+    return _solved_finding(facts, last_step - solved_steps, solved_steps, heldout_share)
+
+
+def _steps_at_end(shares: Sequence[float], enough: float) -> int:
+    """How many of the last values, one after the other, are `enough` in the mean of five."""
+    count = 0
+    for index in range(len(shares), limits.LEAST - 1, -1):
+        if mean(shares[index - limits.LEAST : index]) < enough:
+            break
+        count += 1
+    return count
+
+
+def _solved_finding(
+    facts: Facts, solved_at: int, solved_steps: int, heldout_share: float | None
+) -> Finding:
+    """The finding that every group is right since step `solved_at`, for `solved_steps` steps.
+
+    `heldout_share` is what was solved of the held-out tasks last, None where it was not measured.
+    """
+    evidence = {
+        "solved_since": solved_at,
+        "steps_without_gradient": solved_steps,
+        "groups_too_easy": mean(facts.series("groups_too_easy")[-limits.WINDOW :]),
+        "heldout_success": heldout_share,
+    }
+    sentence = (
+        f"Solved: since step {solved_at} nearly every group is right in every answer, so that "
+        f"{solved_steps} steps taught next to nothing."
+    )
+    if heldout_share is not None and heldout_share < limits.ALL_SOLVED - limits.EXAM_BEHIND:
+        sentence += f" Of the held-out tasks {heldout_share:.0%} are."
+        lever = edit_lever("more training tasks, as various as the held-out ones")
+    else:
+        reason = "or harder tasks; stop_early=alert ends a run here"
+        lever = setting_lever("steps", now=facts.settings.steps, to=solved_at, why=reason)
+    return Finding("solved", sentence, evidence, lever, playbook="curriculum")
 
 
 def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
@@ -136,6 +237,8 @@ def too_hard(facts: Facts) -> Finding | None:
         return None
     if is_learning(facts) or not never_solved(facts) or _same_text_from_start(facts):
         return None
+    if plateau(facts) is not None:
+        return None
     return _too_hard_finding(facts, effective_share)
 
 
@@ -179,7 +282,11 @@ def too_easy(facts: Facts) -> Finding | None:
     solved_share = mean_or_none(facts.view_values("solved_share")[: limits.LEAST])
     if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
         return None
-    if effective_share >= limits.EFFECTIVE_NONE:  # enough groups still give a gradient
+    solved_at_start = dict(facts.curve("heldout_success")).get(0, 0.0)
+    # Sampled answers err now and then where the greedy ones of the exam are all right.
+    is_exam_solved = solved_at_start >= limits.SOLVED_ALWAYS
+    few = limits.EFFECTIVE_LOW if is_exam_solved else limits.EFFECTIVE_NONE
+    if effective_share >= few:  # enough groups still give a gradient
         return None
     return _too_easy_finding(facts, effective_share, solved_share)
 
@@ -209,6 +316,8 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 
     They may lose it slowly or within the first steps. None where they did not.
     """
+    if plateau(facts) is not None:
+        return None  # answers that earn one reward grow alike: an effect
     return _entropy_lost_slowly(facts) or _entropy_lost_at_once(facts)
 
 

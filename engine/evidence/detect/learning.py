@@ -113,6 +113,10 @@ def _rises_at_end(losses: Sequence[float]) -> bool:
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
     """The advice (a lever) to stop at `best_step`; a lower learning rate where that is step 0."""
+    if best_step == 0 and _passes(facts) >= limits.MANY_PASSES:
+        return edit_lever(
+            "more different rows, or fewer passes: no step made held-out rows likelier"
+        )
     if best_step == 0:  # every step did harm, so fewer of them would not help
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
@@ -120,6 +124,18 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
         return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
     reason = "fewer passes; more rows if there are any"
     return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
+
+
+def _passes(facts: Facts) -> float:
+    """How often the run saw each of its rows; 0.0 where that is not known."""
+    batch_size, steps, row_count = (
+        facts.settings.batch_size,
+        facts.settings.steps,
+        facts.training_rows.rows,
+    )
+    if not batch_size or not steps or not row_count:
+        return 0.0
+    return steps * batch_size / row_count
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
@@ -143,7 +159,10 @@ def too_short(facts: Facts) -> Finding | None:
     if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
         return None
     loss_curve = facts.curve("heldout_loss")
-    if not _still_falls([loss for _, loss in loss_curve]):
+    losses = [loss for _, loss in loss_curve]
+    if _falls_slowly(losses):
+        return _slow_finding(facts, losses, solved_share=solved_shares[-1])
+    if not _still_falls(losses):
         return None
     return _too_short_finding(facts, loss_curve, solved_share=solved_shares[-1])
 
@@ -173,6 +192,33 @@ def _too_short_finding(
     reason = "nothing says it is done"
     lever = setting_lever("steps", now=facts.settings.steps, to=2 * last_step, why=reason)
     return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
+
+
+def _falls_slowly(losses: Sequence[float]) -> bool:
+    """Whether each loss is below the one before it, and all together fell by a small part.
+
+    False where there are too few losses to tell.
+    """
+    if len(losses) < limits.OVERFIT_EVALS:
+        return False
+    always_falls = all(later < earlier for earlier, later in itertools.pairwise(losses))
+    return always_falls and losses[-1] >= (1 - limits.SLOW_FALL) * losses[0]
+
+
+def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float) -> Finding:
+    """The finding that a loss falls by steps too small, with the advice to take larger ones."""
+    evidence = {
+        "heldout_loss_start": losses[0],
+        "heldout_loss": losses[-1],
+        "heldout_success": solved_share,
+        "learning_rate": facts.settings.learning_rate,
+    }
+    sentence = (
+        f"{solved_share:.0%} of the held-out tasks are solved, and the held-out loss falls slowly "
+        f"all the way, from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
+    )
+    lever = _higher_rate(facts.settings.learning_rate)
+    return Finding("too_short", sentence, evidence, lever, playbook="sft")
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
@@ -227,7 +273,8 @@ def _no_update_finding(
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
     lever = _higher_rate(facts.settings.learning_rate)
-    return Finding("no_update", sentence, evidence, lever, playbook="failures")
+    # Nothing was learnt or lost: whatever else the run shows is no doing of it.
+    return Finding("no_update", sentence, evidence, lever, playbook="failures", root=True)
 
 
 def _higher_rate(learning_rate: object) -> Lever:
@@ -282,10 +329,30 @@ def unstable(facts: Facts) -> Finding | None:
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
         sentence = f"The run ended on a number that is none: {error or 'NaN'}."
         return _unstable_finding(facts, sentence, {"error": error}, rate_divisor=3)
+    explosion = _explosion(facts) if facts.algorithm in ROW_ALGORITHMS else None
+    if explosion is not None:
+        return explosion
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
         return _divergence_finding(facts, divergence_jumps)
     return _gradient_finding(facts)
+
+
+def _explosion(facts: Facts) -> Finding | None:
+    """The finding that the loss of the rows went far above its first value; None if it did not."""
+    points = facts.curve("loss")
+    if len(points) < limits.LEAST:
+        return None
+    first_loss = points[0][1]
+    step, highest = max(points, key=lambda point: point[1])
+    if highest < limits.EXPLODED * first_loss or highest < first_loss + limits.EXPLODED_BY:
+        return None
+    evidence = {"loss_start": first_loss, "loss_highest": highest, "step": step}
+    sentence = (
+        f"The loss of the rows rose from {first_loss:.3g} at the first step to {highest:.3g} at "
+        f"step {step}: the steps throw the model away."
+    )
+    return _unstable_finding(facts, sentence, evidence, rate_divisor=10)
 
 
 def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:

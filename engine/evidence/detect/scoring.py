@@ -1,5 +1,6 @@
 """Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers."""
 
+import statistics
 from collections.abc import Mapping
 
 from engine.evidence.detect.findings import Finding, edit_lever
@@ -12,6 +13,7 @@ from engine.evidence.detect.views import (
     recent_mean,
     stuck_at,
     trend,
+    window,
 )
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
@@ -77,7 +79,7 @@ def scorer_moves(facts: Facts) -> Finding | None:
     None where no answers were scored again, or where too few rewards differ.
     """
     if not rewards_depend_on_past(facts.rescoring):
-        return None
+        return _reward_by_chance(facts)
     # Where rewards depend on the past, there is an example.
     example = facts.rescoring["examples"][0]
     evidence = {
@@ -91,6 +93,25 @@ def scorer_moves(facts: Facts) -> Finding | None:
     sentence = rescore.sentence(facts.rescoring)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
     return Finding("scorer_moves", f"{sentence}.", evidence, lever, playbook="rewards", root=True)
+
+
+def _reward_by_chance(facts: Facts) -> Finding | None:
+    """Detect that an answer earns another reward each time, in a run that ended no better.
+
+    None where few do: a judge may waver, and a run may learn all the same.
+    """
+    scored, wavering = facts.rescoring.get("scored") or 0, facts.rescoring.get("wavering") or 0
+    if not scored or wavering / scored <= limits.RESCORED_OUTSIDE or facts.comparison is None:
+        return None
+    if facts.comparison.outcome.verdict == "better":
+        return None
+    evidence = {"scored": scored, "wavering": wavering}
+    sentence = (
+        f"{wavering} of {scored} answers earned another reward when they were scored again, and "
+        "another one the next time."
+    )
+    lever = edit_lever("score(): no chance and no state: the same answer, the same reward; push")
+    return Finding("scorer_moves", sentence, evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
@@ -143,6 +164,57 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
     return Finding(
         "judge_pleasing",
+        sentence,
+        evidence,
+        lever,
+        playbook="rewards",
+        pick="best",
+        where="success == False",
+    )
+
+
+def plateau(facts: Facts) -> Finding | None:
+    """Detect that nearly all answers earn one partial reward and none is right.
+
+    The groups are uniform there: the reward pays for what is not finished, and nothing leads on.
+    None while groups differ, where answers are right now and then, or where success is not
+    reported.
+    """
+    effective_share = recent_mean(facts.series("groups_effective"))
+    solved_share = recent_mean(facts.view_values("solved_share"))
+    share_on_it = recent_mean(facts.view_values("usual_share"))
+    if effective_share is None or solved_share is None or share_on_it is None:
+        return None
+    if effective_share >= limits.EFFECTIVE_LOW or solved_share > limits.SOLVED_NEVER:
+        return None
+    level = statistics.median(window(facts.view_values("usual_reward")))
+    if share_on_it < limits.ON_PLATEAU or level <= 0:
+        return None
+    return _plateau_finding(facts, level, share_on_it=share_on_it, solved_share=solved_share)
+
+
+def _plateau_finding(
+    facts: Facts, level: float, *, share_on_it: float, solved_share: float
+) -> Finding:
+    """The finding that answers earn the partial reward `level` and stay there."""
+    evidence = {
+        "plateau_reward": level,
+        "share_on_it": share_on_it,
+        "solved": solved_share,
+        "reward_start": mean_or_none(facts.series("reward_mean")[:START_STEPS]),
+        "reward_mean": recent_mean(facts.series("reward_mean")),
+        "groups_effective": recent_mean(facts.series("groups_effective")),
+    }
+    sentence = (
+        f"{share_on_it:.0%} of the answers of the last steps earn exactly {level:.3g} and "
+        f"{solved_share:.0%} are right: the reward is a plateau that pays for not finishing."
+    )
+    lever = edit_lever(
+        f"score(): pay less than {level:.3g} for what the answers shown do, and a step more for "
+        'each thing that is still missing; or show whole answers by SFT first (algorithm="sft")'
+    )
+    return Finding(
+        "plateau",
         sentence,
         evidence,
         lever,

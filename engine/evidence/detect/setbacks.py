@@ -1,28 +1,31 @@
-"""Detectors of losses: held-out results below the start, and earlier skills that are gone."""
+"""Detectors of losses, and of the faults in rows that cause them: results below the start, skills
+that are gone, leaks, contradictory rows, an exam of other tasks."""
 
+import math
 from collections.abc import Sequence
 
 from engine.core.hints import Change, Hint
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
-from engine.evidence.detect.groups import rounded_part
-from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, window
+from engine.evidence.detect.groups import is_learning, rounded_part
+from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, trend, window
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
 from engine.evidence.verdict.keeping import keep_settings
 from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
+from engine.records.settings import ROW_ALGORITHMS
+
+_SHOWN_WORDS = 4  # of the exam's own, in a sentence
 
 
 def below_start(facts: Facts) -> Finding | None:
     """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
     It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of evaluations, since each one is a chance to be wrong.
+    number of evaluations, since each one is a chance to be wrong; where they are many, the verdict,
+    which rests on other tasks, may confirm it.
     """
     against_start = facts.against_start
-    if against_start is None or against_start.comparison.outcome.verdict != "worse":
-        return None
-    p = against_start.comparison.p
-    if p is None or p * against_start.evaluations >= ALPHA:
+    if against_start is None or not (_fell_clearly(against_start) or _verdict_is_worse(facts)):
         return None
     reason, lever = _reason_and_lever(facts, against_start)
     return Finding(
@@ -33,7 +36,45 @@ def below_start(facts: Facts) -> Finding | None:
         playbook="failures" if lever.setting else "rewards",  # without one it edits score()
         # GRPO has training rollouts that show what the reward pays; others have held-out answers.
         pick="best" if facts.algorithm == "grpo" else "changed",
+        cost=heldout_loss(facts),
     )
+
+
+def _fell_clearly(against_start: StartComparison) -> bool:
+    """Whether an evaluation is worse than step 0 by more than so many evaluations explain."""
+    p = against_start.comparison.p
+    if against_start.comparison.outcome.verdict != "worse" or p is None:
+        return False
+    return p * against_start.evaluations < ALPHA
+
+
+def _verdict_is_worse(facts: Facts) -> bool:
+    """Whether the last evaluation and the verdict, on other tasks, are both worse.
+
+    Together their p values must be as small as two that are significant. Of GRPO, whose rollouts
+    show the cause of a small fall, this is not asked.
+    """
+    if facts.algorithm == "grpo":
+        return False
+    against_start = facts.against_start
+    if facts.comparison is None or facts.comparison.outcome.verdict != "worse":
+        return False
+    if against_start is None or against_start.comparison.outcome.verdict != "worse":
+        return False
+    p, p_of_verdict = against_start.comparison.p, facts.comparison.p
+    if p is None or p_of_verdict is None:
+        return False
+    return min(1.0, p * against_start.evaluations) * p_of_verdict < ALPHA**2
+
+
+def heldout_loss(facts: Facts) -> float:
+    """How far held-out success or reward is clearly below the start; 0.0 where it is not."""
+    against_start = facts.against_start
+    if against_start is None or against_start.measure == "loss":
+        return 0.0
+    if against_start.comparison.outcome.verdict != "worse":
+        return 0.0
+    return max(0.0, (against_start.before or 0.0) - (against_start.after or 0.0))
 
 
 def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, object]:
@@ -71,7 +112,8 @@ def _fall_text(against_start: StartComparison) -> str:
 def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
     """(the reason for a fall below the start, as the end of a sentence; the advice, a lever).
 
-    The reward is the cause if it did not fall with success, or if it pays answers that are cut.
+    The reward is the cause if it did not fall with success, or if it pays answers that are cut; of
+    DPO the pairs are, of a distillation the teacher is, where the policy learnt what they show.
     Otherwise the reason is "" and the advice is a lower learning rate.
     """
     if facts.algorithm == "grpo" and against_start.measure == "success":
@@ -83,7 +125,28 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
             pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
+    return _reason_in_what_is_copied(facts, against_start)
+
+
+def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
+    """As `_reason_and_lever`, for what DPO and distillation are given to learn from."""
+    if facts.algorithm == "dpo" and against_start.measure != "loss":
+        preferred_share = recent_mean(facts.series("preference_accuracy"))
+        if preferred_share is not None and preferred_share >= limits.PAIRS_LEARNT:
+            return (
+                f", while {preferred_share:.0%} of the pairs are preferred as written",
+                _MEND_PAIRS,
+            )
+    if facts.algorithm == "distill" and _came_nearer(facts.series("reverse_kl")):
+        return ", while it came nearer to its teacher", _OTHER_TEACHER
     return "", _lower_rate(facts.settings.learning_rate)
+
+
+def _came_nearer(distances: Sequence[float]) -> bool:
+    """Whether the distance to the teacher is lower in the last steps than in the first."""
+    if len(distances) < 2 * limits.LEAST:
+        return False
+    return mean(distances[-limits.LEAST :]) < mean(distances[: limits.LEAST])
 
 
 def _lower_rate(learning_rate: object) -> Lever:
@@ -119,6 +182,15 @@ _PAYS_CUT = (
 )
 
 
+_MEND_PAIRS = edit_lever(
+    "the pairs: what stands as chosen is the worse answer; read ten, score both sides, exchange "
+    "them, push, train from the start"
+)
+_OTHER_TEACHER = edit_lever(
+    "another teacher: evaluate both on the held-out tasks first, this one is worse than the start"
+)
+
+
 def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
@@ -138,6 +210,56 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
 
+def reward_falls(facts: Facts) -> Finding | None:
+    """Detect that the reward of the training answers is clearly below that of the first steps.
+
+    None where a held-out evaluation has judged the run since: `below_start` speaks for those that
+    fell, and the others lost nothing that counts.
+    """
+    rewards, spreads = facts.series("reward_mean"), facts.series("reward_std")
+    if facts.against_start is not None or len(rewards) < limits.FALL_FROM + limits.FALL_TO:
+        return None
+    before, after = mean(rewards[: limits.FALL_FROM]), mean(rewards[-limits.FALL_TO :])
+    lost = before - after
+    if before <= 0 or lost < limits.REWARD_LOST * before:
+        return None
+    if lost < limits.FALL_Z * _error_of_fall(facts, spreads):
+        return None
+    return _reward_fall_finding(facts, before, after)
+
+
+def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
+    """The standard error of the difference between the first rewards and the last.
+
+    `spreads` are the standard deviations of the reward, by step.
+    """
+    # Answers to one task are alike: two of them for each task count as independent.
+    answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
+    spread_before = mean(spreads[: limits.FALL_FROM])
+    spread_after = mean(spreads[-limits.FALL_TO :])
+    return math.sqrt(
+        spread_before**2 / (limits.FALL_FROM * answers_per_step)
+        + spread_after**2 / (limits.FALL_TO * answers_per_step)
+    )
+
+
+def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
+    """The finding that the mean reward fell from `before` to `after`."""
+    evidence = {
+        "reward_start": before,
+        "reward": after,
+        "lost_part": (before - after) / before,
+        "learning_rate": facts.settings.learning_rate,
+    }
+    sentence = (
+        f"The reward fell from {before:.2g} in the first steps to {after:.2g} in the last "
+        f"{limits.FALL_TO}."
+    )
+    lever = _lower_rate(facts.settings.learning_rate)
+    cost = before - after
+    return Finding("reward_falls", sentence, evidence, lever, playbook="failures", cost=cost)
+
+
 def forgetting(facts: Facts) -> Finding | None:
     """Detect that earlier skills are gone, lost by this run or by one that it descends from.
 
@@ -155,6 +277,7 @@ def forgetting(facts: Facts) -> Finding | None:
             _battery_evidence(battery),
             _keep_lever(facts, skills.batteries),
             playbook="sft",
+            cost=max(0.0, (battery.before or 0.0) - (battery.after or 0.0)),
         )
     if skills.against_base is not None and skills.against_base.verdict == "forgotten":
         return _inherited_forgetting(skills.against_base)
@@ -236,3 +359,177 @@ def _change_text(value: float | None, is_share: bool) -> str:
     if value is None:
         return "?"
     return f"{100 * value:+.1f} points" if is_share else f"{value:+.3g}"
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def worse_start(facts: Facts) -> Finding | None:
+    """Detect that the run went on from a checkpoint that was itself below where it came from.
+
+    None where the run got better, or where that checkpoint's run was not evaluated.
+    """
+    fall = facts.fall_of_the_start
+    if fall is None or fall.comparison.outcome.verdict != "worse" or _is_better(facts):
+        return None
+    evidence = {"before": fall.before, "after": fall.after, "step": fall.step}
+    is_share = fall.measure == "success"
+    sentence = (
+        f"The run went on from a checkpoint that had fallen: held-out {fall.measure} "
+        f"{_level_text(fall.before, is_share)} at its own start, "
+        f"{_level_text(fall.after, is_share)} at step {fall.step}."
+    )
+    lever = edit_lever("start from what that run began with, or from its @best if that was better")
+    return Finding("worse_start", sentence, evidence, lever, playbook="stalls", root=True)
+
+
+def leak(facts: Facts) -> Finding | None:
+    """Detect that the training rows hold held-out tasks, so that no score can be trusted.
+
+    None for shares that the check at submit calls clean or an overlap.
+    """
+    contamination = facts.rows.contamination
+    if contamination.verdict != "leak":
+        return None
+    evidence = {
+        "heldout_tasks_taught": len(contamination.leaked),
+        "examples": list(contamination.leaked[:3]),
+    }
+    lever = edit_lever(
+        "take the copies of held-out tasks out of the training rows (never change their wording), "
+        "push, train from the start"
+    )
+    sentence = f"Leak: {contamination.headline or 'training rows hold held-out tasks'}."
+    return Finding("leak", sentence, evidence, lever, playbook="evidence", root=True)
+
+
+def contradictory_rows(facts: Facts) -> Finding | None:
+    """Detect training rows that answer one prompt in several ways, in a run that gained nothing.
+
+    None where they are few, or where the verdict is "better": several answers may all be right.
+    """
+    rows = facts.rows
+    share = rows.contradicted / rows.train if rows.train else 0.0
+    if share <= limits.CONTRADICTED or _is_better(facts):
+        return None
+    evidence = {"rows": rows.train, "contradicted": rows.contradicted}
+    sentence = (
+        f"{share:.0%} of the training rows have the prompt of another row and another answer: a "
+        "model can learn none of them."
+    )
+    lever = edit_lever("the rows: one answer for each prompt; push, train from the start")
+    return Finding("contradictory_rows", sentence, evidence, lever, playbook="sft", root=True)
+
+
+def duplicates(facts: Facts) -> Finding | None:
+    """Detect training rows of which most are copies of others, in a run that gained nothing."""
+    rows = facts.rows
+    copied_share = 1 - rows.different / rows.train if rows.train else 0.0
+    if copied_share <= limits.COPIED or _is_better(facts):
+        return None
+    evidence = {"rows": rows.train, "different": rows.different}
+    sentence = (
+        f"{rows.different} of the {rows.train} training rows are different, the others are copies: "
+        "they are learnt by heart."
+    )
+    lever = edit_lever("more different rows; push, train from the start")
+    return Finding("duplicates", sentence, evidence, lever, playbook="sft", root=True)
+
+
+def pairs_alike(facts: Facts) -> Finding | None:
+    """Detect pairs whose two answers differ in blanks, case or punctuation alone.
+
+    None where they are few, or where the verdict is "better".
+    """
+    rows = facts.rows
+    share = rows.alike_pairs / rows.pairs if rows.pairs else 0.0
+    if share <= limits.PAIRS_ALIKE or _is_better(facts):
+        return None
+    evidence = {"pairs": rows.pairs, "alike": rows.alike_pairs}
+    sentence = (
+        f"In {share:.0%} of the pairs the two answers differ in blanks, case or punctuation alone: "
+        "what makes one better is not shown."
+    )
+    lever = edit_lever("the pairs: a right and a wrong answer each (curate with select=pairs)")
+    return Finding("pairs_alike", sentence, evidence, lever, playbook="curation", root=True)
+
+
+def other_exam(facts: Facts) -> Finding | None:
+    """Detect held-out tasks of another wording or kind than the training rows.
+
+    The training must have worked and the exam not be half solved: else it did no harm.
+    """
+    words = facts.rows.exam_words
+    if not words or _is_exam_learnt(facts) or not _training_worked(facts):
+        return None
+    evidence = {"words_of_the_exam": list(words[:_SHOWN_WORDS])}
+    shown = ", ".join(f'"{word}"' for word in words[:_SHOWN_WORDS])
+    sentence = (
+        "The training tasks were learnt, the held-out ones were not or hardly: their prompts use "
+        f"words that no training prompt has ({shown})."
+    )
+    lever = edit_lever(
+        "held-out rows of the kind and wording that is trained, or training rows in the wordings "
+        "of the held-out ones"
+    )
+    return Finding("other_exam", sentence, evidence, lever, playbook="evidence", root=True)
+
+
+def rows_disagree(facts: Facts) -> Finding | None:
+    """Detect training rows that the start finds far less likely than the held-out ones.
+
+    Rows of one task are as likely as each other; these are wrong, or of another task. None where
+    the verdict is "better", or where the exam is worded otherwise (see `other_exam`).
+    """
+    losses, heldout_losses = facts.series("loss"), facts.curve("heldout_loss")
+    if not losses or not heldout_losses or _is_better(facts) or facts.comparison is None:
+        return None
+    start_step, heldout_start = heldout_losses[0]
+    rows_start = losses[0]  # of the first batch, before the first update
+    if start_step != 0 or rows_start < heldout_start + limits.ROWS_OFF:
+        return None
+    if rows_start < limits.ROWS_OFF_TIMES * heldout_start or facts.rows.exam_words:
+        return None
+    evidence = {"loss_of_rows_at_start": rows_start, "heldout_loss_at_start": heldout_start}
+    sentence = (
+        f"Before training the answers of the rows had a loss of {rows_start:.2g}, those of the "
+        f"held-out ones {heldout_start:.2g}: the rows teach something else than the exam asks."
+    )
+    lever = edit_lever(
+        "the rows: read twenty of their answers, correct the wrong ones and take out those of "
+        "another task; push, train from the start"
+    )
+    return Finding("rows_disagree", sentence, evidence, lever, playbook="sft", root=True)
+
+
+def _is_better(facts: Facts) -> bool:
+    """Whether the verdict of a finished run is "better"."""
+    return facts.comparison is not None and facts.comparison.outcome.verdict == "better"
+
+
+def _is_exam_learnt(facts: Facts) -> bool:
+    """Whether the verdict is "better" and half of the exam is solved, where that is measured."""
+    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    is_half_solved = not heldout_shares or heldout_shares[-1] >= limits.EXAM_LEARNT
+    return _is_better(facts) and is_half_solved
+
+
+def _training_worked(facts: Facts) -> bool:
+    """Whether the run came to solve its training tasks, or to fit its rows."""
+    if facts.algorithm not in ROW_ALGORITHMS:
+        reward = trend(facts.series("reward_mean"))
+        rose = reward is not None and reward.rose
+        return rose or is_learning(facts) or _exam_far_behind(facts)
+    losses = facts.series("loss")
+    if len(losses) < 2 * limits.LEAST:
+        return False
+    return mean(losses[-limits.LEAST :]) <= limits.LOSS_LEARNT * losses[0]
+
+
+def _exam_far_behind(facts: Facts) -> bool:
+    """Whether far more of the training tasks is solved at the end than of the held-out ones."""
+    solved_share = recent_mean(facts.view_values("solved_share"))
+    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    if solved_share is None or not heldout_shares:
+        return False
+    return solved_share - heldout_shares[-1] >= limits.EXAM_FAR_BEHIND

@@ -7,10 +7,12 @@ step at little cost, and a finished one be read at once.
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.evidence.detect.findings import Finding
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.results import rounded
 from engine.evidence.stats.text_metrics import (
@@ -21,6 +23,7 @@ from engine.evidence.stats.text_metrics import (
 )
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
+from engine.evidence.verdict.row_facts import RowFacts
 from engine.models.reasoning import closes_any, opens_any
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.answer import Answer
@@ -49,6 +52,8 @@ class View:
         solved_share: scored answers with success; None where the environment never reports it.
         reward: mean reward of the scored answers.
         wrong_reward, right_reward: mean reward of the scored answers without and with success.
+        usual_reward, usual_share: the most common reward, and the share of scored answers earning
+            it.
         mean_tokens: mean length of an answer in tokens.
         error_share: answers whose scoring failed.
         cut_share: answers that ended by `max_tokens` or `max_turns`.
@@ -77,6 +82,8 @@ class View:
     reward: float | None = None
     wrong_reward: float | None = None
     right_reward: float | None = None
+    usual_reward: float | None = None
+    usual_share: float | None = None
     mean_tokens: float = 0.0
     error_share: float = 0.0
     cut_share: float = 0.0
@@ -167,6 +174,9 @@ class Facts:
             known.
         heldout_rows: rows of the split that is evaluated; None when not known.
         kept_skills: what became of earlier skills, None where they were not measured.
+        rows: what is known of the rows of the run.
+        fall_of_the_start: the checkpoint it went on from, compared with where that came from.
+        alerts: those that the run raised and that are not over.
     """
 
     algorithm: str
@@ -185,6 +195,9 @@ class Facts:
     gold_tokens: float | None = None
     heldout_rows: int | None = None
     kept_skills: KeptSkills | None = None
+    rows: RowFacts = field(default_factory=RowFacts)
+    alerts: Sequence[Finding] = ()
+    fall_of_the_start: StartComparison | None = None
 
     @property
     def failure_kind(self) -> str:
@@ -367,8 +380,11 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
 
 def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
     """The view with what its scored answers earned, and how many of them solve their task."""
+    usual_reward, usual_share = _most_common_reward(scored)
     return replace(
         view,
+        usual_reward=usual_reward,
+        usual_share=usual_share,
         solved_share=_success_share(scored),
         reward=_mean_reward(scored),
         wrong_reward=_mean_reward([row for row in scored if row.success is False]),
@@ -473,6 +489,15 @@ def _success_share(rows: Sequence[Answer]) -> float | None:
 
 def _mean_reward(rows: Sequence[Answer]) -> float | None:
     return mean_or_none([row.reward for row in rows if row.reward is not None])
+
+
+def _most_common_reward(rows: Sequence[Answer]) -> tuple[float | None, float | None]:
+    """(the reward that most answers earn, the share of answers earning it); None without any."""
+    rewards = Counter(row.reward for row in rows if row.reward is not None)
+    if not rewards:
+        return None, None
+    reward, count = rewards.most_common(1)[0]
+    return reward, count / rewards.total()
 
 
 def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:

@@ -45,6 +45,18 @@ SOLVED_ALWAYS = 0.95
 # A share of held-out tasks once solved, at the start or later, that tells from "too hard": twice
 # what a model that never solves one gets by luck, and more than the noise of twenty tasks.
 SOLVED_ONCE = 0.15
+# Answers earning one and the same reward: above it groups are on a plateau, not spread out.
+ON_PLATEAU = 0.6
+# Groups whose every answer is right: above it nothing is left to learn from; where the exam is
+# solved too, above the second.
+ALL_SOLVED = 0.95
+MOSTLY_SOLVED = 0.75
+# So many steps of that are worth a word: fewer end by themselves.
+SOLVED_STEPS = 15
+# So much less is solved of the held-out tasks where those trained on are all solved.
+EXAM_BEHIND = 0.15
+# Groups this small miss differences that a usual group shows; and the usual size.
+SMALL_GROUP, USUAL_GROUP = 4, 8
 # Entropy this far below its start leaves one or two words to choose from at a token.
 ENTROPY_LEFT = 0.3
 # A start below this (nats per token) is not exploration that could be lost.
@@ -67,6 +79,8 @@ CUT_PAYS = 0.9
 CUT_PAYS_SOMETHING = 0.2
 # Reference answers within this part of `max_tokens` fit easily: more room is not what is missing.
 GOLD_FITS = 0.5
+# Room for a reference answer that does not fit: the settings' own default is twice its length.
+ROOM_FOR_GOLD = 2
 # Held-out answers below which a share is not worth a finding (a tenth of 20 is two).
 FEWEST_ANSWERS = 20
 # Part of `max_tokens` that the median think block takes; above it answers are cut at the next rise.
@@ -119,6 +133,12 @@ SUCCESS_FOLLOWS = 0.05
 FOLLOWS_PART = 0.3
 # A reward that lost less than this part of what success lost was content with the fall.
 HELD_PART = 0.5
+# A reward that lost this part of its start, by so many standard errors, fell: a run is tested after
+# every step, and an alert needs two in a row.
+REWARD_LOST = 0.25
+FALL_Z = 2.5
+# Steps at the beginning of a run, and at its end, whose rewards are compared.
+FALL_FROM, FALL_TO = 2, 3
 # Wrong answers that came to earn this part of what right ones earn (the audit's measure of a risk);
 # and the part of the reward's rise that is not for becoming right: half of it is no by-product.
 WRONG_PAYS = 0.5
@@ -134,9 +154,14 @@ OVERFIT_EVALS = 3
 OVERFIT_RISE = 0.02
 # Held-out success that rose by this much since then, and beyond its noise: success decides.
 OVERFIT_SUCCESS = 0.03
+# Passes over the rows from which a run learns them by heart.
+MANY_PASSES = 10
 # Nothing solved, and the held-out loss fell by this part in the second half of its evaluations:
 # a loss that has come to rest moves by less, and where one still falls the words come after it.
 STILL_FALLING = 0.1
+# Nothing solved, and the held-out loss fell all the way but by less than this part of its start:
+# the steps are too small. At a usual rate the first dozen take more.
+SLOW_FALL = 0.2
 # AdamW moves a weight by at most about the learning rate per step, so the sum over the steps
 # bounds every weight's way. Within 1e-4 an adapter answers as before.
 FARTHEST_MOVE = 1e-4
@@ -145,10 +170,33 @@ NO_GRADIENT = 1e-8
 # Spike: against the median of the steps before it, and above what is clipped anyway.
 SPIKE = 10.0
 SPIKE_MEMORY = 20
+# A loss of the rows at so many times its first value, and so many nats above it, is no noise of
+# batches: the model that answered them is gone.
+EXPLODED, EXPLODED_BY = 3.0, 2.0
 # One spike that clipping catches is harmless; this many, or one with a fall after it, are not.
 SPIKES = 3
 # Divergence per token (nats) below which a jump is no jump.
 KL_FLOOR = 0.1
+
+# --- rows ---
+
+# Training rows that contradict another row: one in ten, as for rows that are cut.
+CONTRADICTED = 0.1
+# Pairs that a policy came to prefer as they are written: it has learnt from them.
+PAIRS_LEARNT = 0.7
+# Training rows that are copies of others: half of them is no accident of a few common questions.
+COPIED = 0.5
+# Pairs whose answers are alike: half of them leave too little to learn from.
+PAIRS_ALIKE = 0.5
+# A loss of the rows this much above that of the held-out ones, and so many times it, before any
+# training: a first batch of eight rows varies by less.
+ROWS_OFF, ROWS_OFF_TIMES = 0.5, 2.0
+# Solved in training and not on the exam: more than sampling and chance come to.
+EXAM_FAR_BEHIND = 0.3
+# An exam solved to this share came along with what was trained, in whatever words.
+EXAM_LEARNT = 0.5
+# A loss of the rows that fell to this part of its first value was learnt from.
+LOSS_LEARNT = 0.6
 
 # --- alerts ---------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ Start with `verdict.py`.
     lineage.py        where a run's model comes from, and whether to go on from it
     provenance.py     the seal of a finished run, and whether it still holds
     regression.py     skills of before, compared with after
+    row_facts.py      the rows of a run in numbers: copies, contradictions, an exam of other words
+    side_notes.py     beside the verdict: the reward where success ties, the audit's word
     sides.py          which rows a verdict compares
     verdict.py        one word per run, from its files
 """

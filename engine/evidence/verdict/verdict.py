@@ -48,6 +48,7 @@ from engine.evidence.verdict.regression import (
     loss_sentences,
     skill_sentences,
 )
+from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -246,7 +247,11 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     facts = _training_facts(run_dir, config, sides, comparison, redact)
     # The model that the run started from, where the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
-    summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
+    summary_sentences = [
+        sentence(comparison, measure_prefix="held-out "),
+        *tie_sentences(sides, comparison),
+        *audit_sentences(config),
+    ]
     if start is not None:
         facts = replace(facts, go_on_with=start.model)
         summary_sentences.append(start.sentence)
@@ -372,9 +377,11 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     warnings = _warnings_about_evaluation(run_dir)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
-        return _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+        verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+        return replace(verdict, summary=" ".join([verdict.summary, *audit_sentences(config)]))
     verdict = _verdict_on_models(run_dir, config, models, levels, redact)
-    return replace(verdict, warnings=[*warnings, *verdict.warnings])
+    summary = " ".join([verdict.summary, *audit_sentences(config)])
+    return replace(verdict, summary=summary, warnings=[*warnings, *verdict.warnings])
 
 
 def _verdict_on_models(

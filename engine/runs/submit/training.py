@@ -25,6 +25,7 @@ from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
+from engine.records.settings import RolloutSettings, TrainSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -61,6 +62,7 @@ class ResolvedTraining:
     resolved: resolution.Resolved
     teacher: ResolvedTeacher | None
     forecast: Forecast
+    facts: EnvFacts
 
     @property
     def teacher_adapter(self) -> Path | None:
@@ -169,7 +171,7 @@ def resolve(
     forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
-    return ResolvedTraining(record, model, machine, resolved, teacher, forecast)
+    return ResolvedTraining(record, model, machine, resolved, teacher, forecast, facts)
 
 
 def _settings(
@@ -221,6 +223,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     registry.env_python(record)  # for its error where packages are missing
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
+    warnings += _cut_answers(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
     return warnings
 
@@ -234,6 +237,21 @@ def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimat
     )
     check_approval(home, figures, request.approved)
     return warnings
+
+
+def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
+    """The warning that more than `TOO_MANY_CUT` of the reference answers are too long, with the
+    max_tokens that would do, as a list; [] where they fit or nothing is sampled."""
+    if not isinstance(settings, RolloutSettings):
+        return []
+    cut_share = facts.cut_share(settings.max_tokens)
+    if cut_share <= env_facts.TOO_MANY_CUT:
+        return []
+    return [
+        f"{cut_share:.0%} of the reference answers do not fit into max_tokens = "
+        f"{settings.max_tokens}: no sample could be one of them; max_tokens = "
+        f"{facts.longest_turn} would do"
+    ]
 
 
 def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Mapping[str, object]:

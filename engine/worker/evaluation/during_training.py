@@ -29,7 +29,8 @@ _CLEARLY_LESS = 0.01  # share of the smallest loss so far by which a new one mus
 
 @dataclass(frozen=True)
 class Best:
-    """The best step so far on the validation half; of equal scores the one with the smaller loss.
+    """The best step so far on the validation half; of equal scores the one with the higher reward,
+    then the one with the smaller loss.
 
     Attributes:
         step: -1 before any.
@@ -42,6 +43,7 @@ class Best:
     loss: float = math.inf
     since: int = 0
     least_loss: float = math.inf
+    reward: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class HalfResult:
 def best_after(best: Best, step: int, result: HalfResult) -> Best:
     """The best step after the evaluation of `step`, with `best` the one before it.
 
-    A higher score is better, of equal scores the smaller loss; without scores only the loss counts.
+    A higher score is better, of equal scores the higher reward, then the smaller loss; without
+    scores only the loss counts.
     `since` counts evaluations without progress. Progress is a higher score; and, as long as some
     task is not solved, a loss clearly below every earlier one, as a success of 0 can hide for long
     that the answers come nearer.
@@ -73,13 +76,15 @@ def best_after(best: Best, step: int, result: HalfResult) -> Best:
     score = -loss if result.score is None else result.score  # the higher the better
     is_solved = result.curves.get("heldout_success") == 1.0
     is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)
-    is_better = (score, -loss) > (best.score, -best.loss)
+    reward = result.curves.get("heldout_reward", -math.inf)
+    is_better = (score, reward, -loss) > (best.score, best.reward, -best.loss)
     return Best(
         step=step if is_better else best.step,
         score=score if is_better else best.score,
         loss=loss if is_better else best.loss,
         since=0 if score > best.score or is_clearly_less else best.since + 1,
         least_loss=min(loss, best.least_loss),
+        reward=reward if is_better else best.reward,
     )
 
 

@@ -64,6 +64,9 @@ def test_healthy_runs_raise_no_alert_on_their_way(tmp_path: Path):
         ("judge_pleasing", 40),
         ("reward_hacking", 60),
         ("repetition", 60),
+        ("reward_falls", 10),
+        ("plateau", 40),
+        ("solved", 60),
     ],
 )
 def test_an_alert_comes_while_there_is_time_to_stop(trouble: str, by: int, tmp_path: Path):

@@ -91,6 +91,32 @@ def test_every_call_it_suggests_is_one_that_works(home: Home, make_run: Make, tr
             read_rollouts(home, RolloutQuery(**call["arguments"]))
 
 
+@pytest.mark.parametrize(
+    ("over", "after", "told"), [(False, 0.3, True), (True, 0.3, False), (False, 0.7, False)]
+)
+def test_an_alert_that_is_not_over_is_a_finding_unless_the_run_ended_no_worse(
+    home: Home, make_run: Make, rows: Any, over: bool, after: float, told: bool
+):
+    alert = {
+        "event": "alert",
+        "id": "reward_falls",
+        "step": 7,
+        "message": "The reward fell.",
+        "numbers": {"reward": 0.2},
+        "lever": {"setting": "learning_rate", "now": 0.003, "to": 0.001, "why": "again"},
+        "playbook": "failures",
+    }
+    run = exam(left_by(healthy(1), make_run), 0.35, after, rows)
+    run.events(
+        alert, *([{"event": "alert_cleared", "id": "reward_falls", "step": 20}] if over else [])
+    )
+    findings = {finding["id"]: finding for finding in diagnose(home, run.finish().id)["findings"]}
+    assert ("reward_falls" in findings) is told
+    if told:
+        assert findings["reward_falls"]["what"] == "Alert of step 7: The reward fell."
+        assert findings["reward_falls"]["lever"] == alert["lever"]
+
+
 def test_nothing_found_is_an_answer_that_says_what_was_looked_at(
     home: Home, make_run: Make, rows: Any
 ):

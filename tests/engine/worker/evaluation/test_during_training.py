@@ -151,3 +151,12 @@ def test_where_every_task_is_solved_a_smaller_loss_is_no_progress() -> None:
 def test_a_better_score_at_a_larger_loss_is_progress_and_the_least_loss_is_kept() -> None:
     best = evaluations((0.1, 0.5), (0.2, 0.9), (0.2, 0.8))
     assert (best.step, best.loss, best.least_loss, best.since) == (3, 0.8, 0.5, 1)
+
+
+def test_where_success_ties_the_higher_reward_is_the_best_and_ends_no_patience() -> None:
+    best = Best()
+    for step, reward in ((10, 0.1), (20, 0.4), (30, 0.2)):
+        best = best_after(best, step, HalfResult({"heldout_reward": reward}, score=0.0))
+    assert (best.step, best.since) == (20, 2)
+    best = best_after(best, 40, HalfResult({"heldout_reward": 0.0}, score=0.1))
+    assert (best.step, best.since) == (40, 0)

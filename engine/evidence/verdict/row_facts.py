@@ -1,0 +1,137 @@
+"""What detectors know of the rows of a run: read once from the environment it was trained on."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.core.files import read_lines
+from engine.evidence.stats.text_metrics import without_case_and_blanks
+from engine.evidence.verdict.contamination import Contamination, read_contamination
+from engine.home.run_dir import RunDir
+from envs.base import CHOSEN, REJECTED
+from envs.json_types import ChatMessage, TaskRow
+
+_TASK_BYTES = 2_000_000  # read of the task rows; enough for shares of them
+_WORD = re.compile(r"[^\W\d_]{2,}")
+# A word of the exam's own wording stands in this share of its prompts at least, and in next to none
+# of the training prompts. Words of single tasks stand in far fewer.
+_USUAL_WORD, _RARE_WORD = 0.2, 0.01
+_FEWEST_PROMPTS = 20  # on each side, below which shares of them mean nothing
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """The rows of a run in numbers.
+
+    Attributes:
+        contamination: which held-out tasks stand in the training rows.
+        train: training rows that were read.
+        different: how many of them differ in prompt or answer.
+        contradicted: how many of them have the prompt of another row, and another answer.
+        pairs, alike_pairs: pairs of answers, and those of them whose two answers differ in case,
+            blanks or signs alone.
+        exam_words: words usual in held-out prompts that training prompts do not have.
+    """
+
+    contamination: Contamination = field(default_factory=Contamination)
+    train: int = 0
+    different: int = 0
+    contradicted: int = 0
+    pairs: int = 0
+    alike_pairs: int = 0
+    exam_words: tuple[str, ...] = ()
+
+
+def read_row_facts(run: RunDir) -> RowFacts:
+    """What is known of the rows of a run; only the first `_TASK_BYTES` of them are read.
+
+    Without counts where the run's config or its environment is gone.
+    """
+    contamination = read_contamination(run)
+    config = run.find_config()
+    if config is None:
+        return RowFacts(contamination)
+    rows, _ = read_lines(Path(config.env_dir) / "tasks.jsonl", 0, max_bytes=_TASK_BYTES)
+    return facts_of_rows(rows, contamination)
+
+
+def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowFacts:
+    """The facts on these rows, of both splits."""
+    train = [row for row in rows if row.get("split") != "heldout"]
+    heldout = [row for row in rows if row.get("split") == "heldout"]
+    pairs = [pair for pair in map(_pair, train) if pair is not None]
+    return RowFacts(
+        contamination=contamination,
+        train=len(train),
+        different=len({_key(row) for row in train}),
+        contradicted=_contradicted(train),
+        pairs=len(pairs),
+        alike_pairs=sum(_signs(better) == _signs(worse) for better, worse in pairs),
+        exam_words=_words_of_the_exam(train, heldout),
+    )
+
+
+def _key(row: TaskRow) -> tuple[str, str]:
+    """What makes two rows the same: prompt and answer, but for case and blanks."""
+    return (
+        without_case_and_blanks(_text(row["prompt"])),
+        without_case_and_blanks(_text(row.get("answer") or "")),
+    )
+
+
+def _contradicted(rows: Iterable[TaskRow]) -> int:
+    """How many rows have the same prompt as another row and not the same answer."""
+    answers: dict[str, Counter[str]] = {}
+    for row in rows:
+        prompt, answer = _key(row)
+        if answer:
+            answers.setdefault(prompt, Counter())[answer] += 1
+    return sum(counts.total() for counts in answers.values() if len(counts) > 1)
+
+
+def _pair(row: TaskRow) -> tuple[str, str] | None:
+    """(better answer, worse answer) of a row as text; None for a row without a worse one."""
+    metadata = row.get("metadata") or {}
+    better, worse = metadata.get(CHOSEN) or row.get("answer"), metadata.get(REJECTED)
+    return (_last_text(better), _last_text(worse)) if better and worse else None
+
+
+def _last_text(answer: Sequence[ChatMessage] | str) -> str:
+    """An answer given as text, or the last message of one given as messages."""
+    return answer if isinstance(answer, str) else _text(answer[-1:])
+
+
+def _signs(answer: str) -> str:
+    """The answer without case, blanks and punctuation at its ends."""
+    text = without_case_and_blanks(answer)
+    return text.strip(' .,;:!?"`' + "'")
+
+
+def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> tuple[str, ...]:
+    """Words usual in held-out prompts that training prompts do not have, the most usual first."""
+    if min(len(train), len(heldout)) < _FEWEST_PROMPTS:
+        return ()
+    in_train, in_heldout = _word_shares(train), _word_shares(heldout)
+    words = [
+        word
+        for word, share in in_heldout.items()
+        if share >= _USUAL_WORD and in_train.get(word, 0.0) <= _RARE_WORD
+    ]
+    return tuple(sorted(words, key=lambda word: (-in_heldout[word], word)))
+
+
+def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:
+    """Word -> share of the rows in whose prompt it stands."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(set(_WORD.findall(_text(row["prompt"]).lower())))
+    return {word: count / len(rows) for word, count in counts.items()}
+
+
+def _text(messages: Sequence[ChatMessage] | str) -> str:
+    """The contents of messages, one below the other."""
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(str(message.get("content") or "") for message in messages)

@@ -1,0 +1,46 @@
+"""When faults of the rows are findings, and when they did no harm."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from simulated import judged
+from troubled import TROUBLES
+
+from engine.evidence.detect.detectors import find_all
+from engine.evidence.verdict.row_facts import RowFacts
+
+OF_ROWS = ("contradictory_rows", "duplicates", "pairs_alike", "rows_disagree")
+
+
+@pytest.mark.parametrize("trouble", OF_ROWS)
+def test_rows_of_a_run_that_got_better_are_left_in_peace(trouble: str):
+    facts = TROUBLES[trouble](2003).facts()
+    assert find_all(facts)[0].id == trouble
+    better = replace(facts, comparison=judged(random.Random(3), 0.2, 0.8, 300))
+    assert trouble not in [finding.id for finding in find_all(better)]
+
+
+def test_an_exam_in_other_words_is_a_finding_though_a_little_of_it_came_along():
+    facts = TROUBLES["other_exam"](2003).facts()
+    lines = [
+        line | ({"heldout_success": 0.2} if "heldout_success" in line else {})
+        for line in facts.lines
+    ]
+    better = replace(facts, lines=lines, comparison=judged(random.Random(3), 0.0, 0.2, 300))
+    assert find_all(better)[0].id == "other_exam"
+
+
+def test_a_leak_is_told_of_a_run_that_got_better():
+    run = TROUBLES["leak"](2004)
+    assert run.verdict is not None and run.verdict.outcome.verdict == "better"
+    (finding,) = find_all(run.facts())
+    assert finding.id == "leak" and finding.severity == "high"
+    run.row_facts = RowFacts()
+    assert find_all(run.facts()) == []
+
+
+def test_rows_that_were_not_read_say_nothing():
+    run = TROUBLES["duplicates"](2003)
+    run.row_facts = RowFacts()
+    assert find_all(run.facts()) == []
