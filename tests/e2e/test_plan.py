@@ -42,6 +42,9 @@ async def test_a_chain_of_sft_grpo_and_an_evaluation_answers_with_a_verdict_for_
         verdicts = ("better", "worse", "no_difference", "inconclusive")
         assert all(step["verdict"] in verdicts for step in (sft, grpo, evaluation))
         assert list(evaluation["levels"]) == ["pebble", "sums-sft-1@best", "sums-grpo-1@best"]
+        assert {tuple(level) for level in evaluation["levels"].values()} == {
+            ("value", "interval", "tasks")
+        }
         assert sft["before"] is not None and sft["interval"]
         compared = await a.call(**{"tool": "compare_runs", **done["next"][0]["arguments"]})
         assert compared["summary"] == evaluation["result"]
