@@ -228,7 +228,7 @@ def _comparison(home: Home, row: RunRow) -> Reply:
 
 def _level_text(arm: Mapping[str, Any]) -> Any:
     """The level of a model in a comparison, with its interval where there is one."""
-    return {name: arm[name] for name in ("value", "interval", "n") if name in arm}
+    return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
 
 
 def _summary(home: Home, store: Store, look: PlanLook) -> str:

@@ -11,13 +11,13 @@ from engine.home.run_dir import Home
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 
-SFT: dict[str, Any] = {"steps": 10, "batch_size": 8, "eval_rows": 20, "learning_rate": 3e-3}
+SFT: dict[str, Any] = {"steps": 4, "batch_size": 8, "eval_rows": 12, "learning_rate": 3e-3}
 GRPO: dict[str, Any] = {
     "steps": 2,
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 20,
-    "eval_rows": 20,
+    "eval_rows": 12,
     "learning_rate": 1e-3,
 }
 
@@ -32,7 +32,7 @@ async def test_a_chain_of_sft_grpo_and_an_evaluation_answers_with_a_verdict_for_
         env = (await a.call("push_env", path=str(folder)))["env_id"]
         then = [
             {"algorithm": "grpo", "settings": GRPO},
-            {"algorithm": "evaluate", "rows": 20},
+            {"algorithm": "evaluate", "rows": 12},
         ]
         plan = await a.call("submit_train", env_id=env, algorithm="sft", settings=SFT, then=then)
         assert plan["run_id"] == "sums-plan-1"
@@ -42,7 +42,10 @@ async def test_a_chain_of_sft_grpo_and_an_evaluation_answers_with_a_verdict_for_
         verdicts = ("better", "worse", "no_difference", "inconclusive")
         assert all(step["verdict"] in verdicts for step in (sft, grpo, evaluation))
         assert list(evaluation["levels"]) == ["pebble", "sums-sft-1@best", "sums-grpo-1@best"]
-        assert sft["before"] is not None and sft["interval"]
+        assert {tuple(level) for level in evaluation["levels"].values()} == {
+            ("value", "interval", "tasks")
+        }
+        assert sft["before"] is not None
         compared = await a.call(**{"tool": "compare_runs", **done["next"][0]["arguments"]})
         assert compared["summary"] == evaluation["result"]
         # The adapter of the second run is that of the first, trained further.
