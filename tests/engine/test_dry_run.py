@@ -162,16 +162,19 @@ def finish(home: Home, run_id: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
-def test_a_sound_plan_passes_every_check_in_order(home: Home, algorithm: str):
+@pytest.mark.parametrize(("algorithm", "settings"), [("sft", {"keep": 0.2}), ("grpo", {})])
+def test_a_sound_plan_passes_every_check_in_order(
+    home: Home, algorithm: str, settings: dict[str, Any]
+):
     env_id = add(home)
-    report = dry_run.dry_run(home, "sums", algorithm=algorithm)
+    report = dry_run.dry_run(home, "sums", algorithm=algorithm, settings=settings)
     assert [entry["name"] for entry in report["checks"]] == ORDER
     assert set(statuses(report).values()) == {"pass"}
     assert report["summary"].startswith("Ready to train")
     assert report["settings"].keys() == report["sources"].keys()
     assert report["statistics"]["rows"] == 200 and report["estimate"]["fits"]
     call = {"env_id": env_id, "model": "pebble", "algorithm": algorithm}
+    call |= {"settings": settings} if settings else {}
     assert report["next"] == [{"tool": "submit_train", "arguments": call}]
     assert queued(home) == []
     assert len(json.dumps(report)) < 10_000
