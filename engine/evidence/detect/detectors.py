@@ -21,7 +21,6 @@ _EFFECTS = frozenset(
         "uniform_groups",
         "too_hard",
         "length_grew",
-        "truncation",
         "repetition",
         "unparsed",
         "entropy_collapse",
