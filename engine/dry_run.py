@@ -286,8 +286,7 @@ class DryRun:
         self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
             self.facts.row = self._sft_row(resolved.settings)
-        record = required(self.facts.record)
-        return judge_data(statistics, rows, resolved.settings, record)
+        return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """One row as SFT would train on it; {} if there is none."""
@@ -587,8 +586,7 @@ def _next_calls(plan: DryRun) -> list[Call]:
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", plan.arguments())]
     # `check_probe` returns "skip" for a probe that has not ended in time.
-    probe_unfinished = facts.probe_run_id and check_list.status("probe") == "skip"
-    if probe_unfinished:
+    if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
     return calls
 

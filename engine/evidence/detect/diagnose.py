@@ -26,7 +26,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.keeping import again_with_keep
+from engine.evidence.verdict.regression import again_with_keep
 from engine.evidence.verdict.row_facts import read_row_facts
 from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import TERMINAL, RunRow

@@ -10,8 +10,7 @@ from engine.evidence.detect.groups import is_learning, rounded_part
 from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, trend, window
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
-from engine.evidence.verdict.keeping import keep_settings
-from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
+from engine.evidence.verdict.regression import Battery, SinceBase, keep_settings, sentence_of
 from engine.records.settings import ROW_ALGORITHMS
 
 _SHOWN_WORDS = 4  # of the exam's own, in a sentence

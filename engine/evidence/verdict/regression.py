@@ -3,13 +3,15 @@
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
 are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
 that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
-the smallest one that would have shown.
+the smallest one that would have shown. Where a run of SFT forgot, the next value of `keep`, the share
+of replayed rows, is the remedy.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from engine.core.hints import Call
 from engine.evidence.stats.inference import (
     ALPHA,
     PairedVerdict,
@@ -20,9 +22,10 @@ from engine.evidence.stats.inference import (
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.manifest import ReplayUsed, read_manifest
-from engine.records.run_config import SFTConfig
+from engine.records.run_config import RunConfig, SFTConfig
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
@@ -31,6 +34,9 @@ WORDS: tuple[Word, ...] = ("forgotten", "unknown", "inconclusive", "improved", "
 # nobody can say that there is no loss.
 _MAYBE_LOST = 2 * ALPHA
 _NAMED = 5  # skills named in a sentence
+# The shares of replayed rows to try, one after the other, while skills are still lost;
+# benchmarks/RESULTS.md has what they cost and bring.
+_SHARES = (0.2, 0.35, 0.5)
 
 
 @dataclass(frozen=True)
@@ -502,3 +508,37 @@ def _show(value: float | None, measure: Measure) -> str:
     if value is None:
         return "?"
     return f"{100 * value:.0f} %" if measure == "success" else f"{value:.3g}"
+
+
+def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict[str, object]:
+    """The settings that replay what was lost of `batteries`, with the next larger share; {} where
+    the share of the run with these `settings` is the largest already.
+
+    Rows of an environment are replayed where nothing but its tasks were lost.
+    """
+    now = settings.keep or 0.0
+    share = next((share for share in _SHARES if share > now), None)
+    if share is None:
+        return {}
+    lost = [battery.battery for battery in batteries if battery.verdict == "forgotten"]
+    replayed: dict[str, object] = {"keep": share}
+    # A battery has the id of its environment as its name, or the name of a model's skills.
+    if lost and all("@" in name for name in lost):
+        replayed["keep_env"] = lost[0]
+    return replayed
+
+
+def again_with_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
+    """The call that submits a run again with the next larger `keep`.
+
+    [] unless it was SFT, forgot skills itself, and can replay more.
+    """
+    if not isinstance(config, SFTConfig) or skills is None or skills.verdict != "forgotten":
+        return []
+    replayed = keep_settings(KnownSettings.of(config.settings), skills.batteries)
+    if not replayed:
+        return []
+    values = config.settings.model_dump()
+    given = {name: values[name] for name, source in config.sources.items() if source == "user"}
+    arguments = {"env_id": config.env_id, "model": config.model, "algorithm": "sft"}
+    return [Call("submit_train", {**arguments, "settings": {**given, **replayed}})]

@@ -40,10 +40,10 @@ from engine.evidence.verdict.holdout_reuse import (
     pair_warnings,
     reuse_warning,
 )
-from engine.evidence.verdict.keeping import again_with_keep
 from engine.evidence.verdict.lineage import better_start
 from engine.evidence.verdict.regression import (
     KeptSkills,
+    again_with_keep,
     kept_skills,
     loss_sentences,
     skill_sentences,

@@ -16,8 +16,11 @@ def file(tmp_path: Path, text: str) -> Path:
 
 def test_a_file_holds_model_algorithm_env_and_settings(tmp_path: Path):
     text = 'model = "pebble"\nalgorithm = "sft"\nenv = "sums"\n[settings]\nepochs = 2\n'
-    assert resolution.load_toml(file(tmp_path, text)) == ("pebble", "sft", "sums", {"epochs": 2})
-    assert resolution.load_toml(file(tmp_path, "")) == ("pebble", "grpo", "", {})
+    read = resolution.load_toml(file(tmp_path, text))
+    assert (read.model, read.algorithm, read.env) == ("pebble", "sft", "sums")
+    assert (read.settings, read.then, read.vary) == ({"epochs": 2}, [], {})
+    empty = resolution.load_toml(file(tmp_path, ""))
+    assert (empty.model, empty.algorithm, empty.env, empty.settings) == ("pebble", "grpo", "", {})
 
 
 @pytest.mark.parametrize(
