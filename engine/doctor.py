@@ -233,11 +233,11 @@ def isolation(home: Home) -> Iterator[Finding]:
     detail = f"{confinement.level}: {', '.join(confinement.holds)}"
     if confinement.gaps:
         detail += f"; not prevented: {'; '.join(confinement.gaps)}"
+    # The levels from the weakest to the strongest: limits, no-namespaces, full.
     advice = (
         "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
         'sandbox = "required" in config.toml refuses to run below no-namespaces.'
     )
-    # The levels from the weakest to the strongest: limits, no-namespaces, full.
     status = "warn" if confinement.level == LIMITS else "pass"
     yield Finding("isolation", status, detail, advice)
 

@@ -390,8 +390,7 @@ def _evaluation_plan(
 ) -> SamplingPlan:
     """How the model answers the tasks of the environment; `seen` is what finished runs of its base
     measured."""
-    unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
-    return SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
+    return SamplingPlan(loaded, env, device, limits, seen, guessed_prompt=limits.max_length / 4)
 
 
 def _sampling_seconds(
@@ -401,7 +400,7 @@ def _sampling_seconds(
     rows: int,
     answers: int,
 ) -> float:
-    """The most seconds that a model takes to load, to sample and to be scored.
+    """The most seconds that it takes to load a model, to sample its answers and to score them.
 
     Args:
         factors: for each phase, the factor by which finished runs correct the prediction. One below

@@ -56,8 +56,8 @@ def predicted_time(
 
 
 def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
-    """The share of the whole run's time after which it may end early: 1 unless `stop_early` is
-    "heldout", which ends no run before one more evaluation than its patience.
+    """The share of the whole run's time after which it may end early, at the earliest; 1 unless
+    `stop_early` is "heldout", which needs one evaluation more than its patience to end a run.
 
     `seconds` are those of the whole run, by phase; the start is not shortened.
     """
@@ -75,8 +75,7 @@ def _corrected_phases(
 ) -> dict[str, dict[str, float]]:
     """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
 
-    The download of `download` bytes is a part of the start. A phase without a factor stays as it
-    is.
+    The start includes a download of `download` bytes. A phase without a factor stays as it is.
     """
     phases = {level: phases_of(plan, speed, level) for level in LEVELS}
     for seconds_by_phase in phases.values():

@@ -50,7 +50,7 @@ def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
     """The one setting whose lowering saves most, as "max_length from 512 to 256"; "" if none helps.
 
     Args:
-        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
+        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
     """
     lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
@@ -86,7 +86,7 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
     """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
-        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
+        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
     """
     best: _Lowering | None = None
     most_saved = 0.0

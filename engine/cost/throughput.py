@@ -232,7 +232,8 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     if is_measured(home, hardware.device):
         return True
     if is_locked(_probe_lock_file(home)):
-        # Another call has started it and waited. On a busy machine a probe takes minutes.
+        # The call that started it has waited already, so this one waits only briefly: on a busy
+        # machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:

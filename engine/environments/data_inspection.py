@@ -81,7 +81,8 @@ def _dataset_report(
 
 
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
-    """The report of one file; `deadline` is a value of `time.monotonic()`."""
+    """The report of one file. Raises UserError DATASET_READING, retryable, if a large file cannot
+    be read before `deadline`, a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
     rows: Sequence[TaskRow] = ()  # read only if their tokens are counted
     if _is_large(file):

@@ -379,8 +379,8 @@ def _params_as_json(settings: EnvSettings) -> JsonObject:
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
     """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
 
-    A version that is not accepted stays stored, but its audit is not repeated: that would run its
-    code with the secrets that are set now.
+    A version that is not accepted stays stored, but its audit is not repeated, because an audit
+    runs the version's code with the secrets that are set now.
     """
     if check_settings is None:
         return True
@@ -497,7 +497,7 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
         warnings.insert(0, f"reward audit: {record.audit.headline}")
     contamination = record.contamination
     if contamination.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {contamination['headline']}")
+        warnings.insert(0, f"contamination: {contamination['headline']}")  # before the audit's
     return warnings
 
 

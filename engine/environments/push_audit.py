@@ -139,7 +139,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     hash, which `honesmith verify` searches for.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
-    draft.python = registry.env_python(record)
+    draft.python = registry.env_python(record)  # the audit runs with the version's packages
     report = _audit_of_stored(draft, record)
     _keep_old_audit(version_folder)
     write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))

@@ -87,7 +87,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
             "another with what matters of it"
         )
     warning = ""
-    turns_before = conversation.turns - 1  # other, if another call has saved meanwhile
+    turns_before = conversation.turns - 1  # the file has more if another call has saved meanwhile
     if conversation_id and _turns(home, conversation_id) != turns_before:
         warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
         conversation_id = ""

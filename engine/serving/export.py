@@ -97,6 +97,7 @@ def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, s
     """
     if origin["format"] != "adapter":
         return _merge(home, model, target, origin)
+    # An adapter that comes from elsewhere has no run, so its base's weights are not known.
     weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     _copy_adapter(home, model, target, origin | weights)
     return True

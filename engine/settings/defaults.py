@@ -124,7 +124,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Fill in the settings of an evaluation that were not given. A single attempt is greedy."""
+    """Fill in the settings of an evaluation that were not given. A single attempt at each task is
+    greedy; several are sampled."""
     _answer_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
@@ -241,8 +242,8 @@ def _sft_updates(params: int) -> int:
 
 
 def _sft_batch_size(rows: int | None, updates: int) -> int:
-    """The batch size with which three passes over the rows make that many updates: within 8 and 32,
-    but no more than an eighth of the rows. `rows` None means they are not known."""
+    """The batch size with which three passes over the rows make that many updates: from 8 to 32,
+    but no more than an eighth of the rows; 32 if the number of rows is None (not known)."""
     if rows is None:
         return 32
     wanted = round(_SFT_EPOCHS * rows / updates)
@@ -308,7 +309,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _grpo_defaults(filled: Filled) -> None:
-    """Set the group, the loss and the advantage of GRPO."""
+    """Set what belongs to GRPO: the group, sampling, the loss with its advantage, the updates."""
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
     filled.default("top_p", 1.0)
@@ -323,7 +324,8 @@ def _grpo_defaults(filled: Filled) -> None:
 
 
 def _loss_defaults(filled: Filled) -> None:
-    """Set the loss of GRPO, and the advantage and the clips that it was published with."""
+    """Fill in the loss of GRPO where it was not given, and likewise the advantage and the clips
+    with which that loss was published."""
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)

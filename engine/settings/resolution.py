@@ -126,8 +126,9 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     """Check the given settings one by one and return their values as the schema reads them, without
     those that are None.
 
-    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (another
-    algorithm, or no object), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
+    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (`settings` is no
+    object, or there is no such algorithm), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or
+    SETTING_INVALID.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -321,6 +322,7 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
         for name, our_name in our_names.items()
         if not our_name and name in aliases.ARGUMENTS
     }
+    # A name that can be corrected in one of the three ways leaves the settings.
     removed = [
         name
         for name, our_name in our_names.items()

@@ -136,7 +136,8 @@ class _Chooser:
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
         """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
         its rows). All hashes must be larger than those of earlier calls, so that prompts are taken
-        in the order of their hashes, which is a random one.
+        in the order of their hashes, which is a random one. Also notes how many prompts there were
+        (`seen_prompts`) and which has the fewest rows (`smallest`).
         """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
