@@ -230,7 +230,7 @@ def _predicted_of_done_steps(
     predicted: Mapping[str, float], done: int, planned: int
 ) -> dict[str, float]:
     """The predicted seconds of each phase of a run that ended after `done` of its `planned` steps,
-    as one that stops early does. Only the start takes the same time."""
+    because it stopped early. Of all phases only the start takes as long as in a whole run."""
     share = min(1.0, done / planned)
     return {
         phase: seconds if phase == "startup" else seconds * share

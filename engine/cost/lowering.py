@@ -73,6 +73,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
+        # Not corrected, because it is compared with predictions that are not corrected either.
         lowering = _best_lowering(plan, speed, peak_bytes=total)
         if lowering is None:
             break

@@ -28,12 +28,12 @@ def memory(plan: Plan) -> PeakMemory:
     """The peak bytes that a run takes on the device, by item and in total.
 
     Training and sampling alternate, so only the larger of the two counts in the total. The items
-    show both, so they may add up to more. The total never gets smaller when rows, batch, rank or
-    group get larger.
+    show both (`logits` the larger), so they may add up to more. The total never gets smaller when
+    rows, batch, rank or group get larger.
     """
-    tokens_at_once = _largest_pass_tokens(plan)
-    activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
-    logits = _trained_logit_bytes(plan, tokens_at_once)
+    pass_tokens = _largest_pass_tokens(plan)
+    activations = _activation_bytes(plan, pass_tokens, _usual_length(plan))
+    logits = _trained_logit_bytes(plan, pass_tokens)
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
     training_peak = activations + logits
     sampling_peak = kv_cache + sampled_logits

@@ -124,7 +124,7 @@ def push_env(
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    env_id = f"{name}@{copied.digest[:12]}"
+    env_id = f"{name}@{copied.digest[:12]}"  # as `Draft.hash`
     stored = registry.find_env(home, env_id)
     return _with_origin(_reply(stored, copied), source.origin)
 
@@ -214,8 +214,8 @@ def _push_again(
     """Make the stored version in `version_folder` the newest of its name; `install` and
     `check_settings` are those of `push_env`.
 
-    Its audit is repeated if secrets are set now that were missing then. But this gives the secrets
-    to the version's code, so it is done only if `check_settings` accepts the version.
+    Its audit is repeated if secrets that the audit lacked are set by now. But this gives them to
+    the version's code, so it is done only if `check_settings` accepts the version.
     """
     if install:
         _reinstall_packages(draft)
@@ -327,12 +327,13 @@ def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
     The call may take what the push can spare, but not more than the environment's own limit.
     """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-    limit_s = min(env.limits.start_seconds, spare_seconds)
+    limit_s = min(env.limits.start_seconds, spare_seconds)  # it covers tasks() too
     return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the seconds left."""
+    """What the train rows share with the held-out rows, searched for in the seconds left, but for
+    `_LEAST_SCAN_S` at least."""
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     scan_s = min(overlap.BUDGET_S, seconds_left)

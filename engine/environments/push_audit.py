@@ -54,7 +54,7 @@ class SecondProcess:
         Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
         EnvProblem if the start fails.
         """
-        # Twice the start, because it may take longer than the first one did.
+        # Twice as long as the first process took to start, because this one may be slower.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
         if self._handed_out:  # restarted, it is the third process, which the audit uses for longer
             needed_seconds += THIRD_S

@@ -177,9 +177,10 @@ class _LastToken:
     count: int = 0
 
     def refreshed_at(self, now: float) -> float:
-        """The time of the last token: `now` if the answer got one since the last call.
+        """Update and return the time since which a token is due.
 
-        While the model answers others, no token is expected, so the time is `now` then, too.
+        It is `now` if the answer got a token since the last call, and also while the model answers
+        others (`is_waiting`), because then none is expected. Else it stays as it was.
         """
         count = len(self.answer.token_ids)
         if count != self.count or self.answer.is_waiting:

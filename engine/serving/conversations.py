@@ -99,7 +99,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
 
 
 def _turns(home: Home, conversation_id: str) -> int:
-    """How often the conversation was answered; 0 if it is there no more."""
+    """How often the conversation was answered; 0 if its file was deleted."""
     try:
         return Conversation.read(home.chats / f"{conversation_id}.json").turns
     except FileNotFoundError:

@@ -210,7 +210,8 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set batch size, epochs and steps, and the longest row of SFT or DPO."""
+    """Set the batch size of SFT or DPO, what only one of the two has, the number of epochs and
+    steps, and the longest row."""
     env = facts.env
     rows = _trained_rows(filled, algorithm, env)
     if algorithm == "sft":
@@ -280,7 +281,9 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
     """Set what is SFT's alone. Reasoning is required if every counted answer has it."""
     filled.default("loss_on", "assistant")
     filled.default("packing", True)
-    every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
+    every_answer_reasons = (
+        env is not None and env.answered_lengths > 0 and env.reasoned == env.answered_lengths
+    )
     filled.default("thinking", "require" if every_answer_reasons else "keep")
 
 

@@ -335,8 +335,8 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 def _other_owner(name: str, algorithm: str) -> str:
     """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo";
-    "training" for all of them. "" if `algorithm` has it itself or under another name, or none has.
-    """
+    "training" if all that train have it. "" if no algorithm has it, or if `algorithm` has it itself
+    or under another name."""
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
         return ""

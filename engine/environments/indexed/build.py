@@ -120,7 +120,8 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
     results = home.cache / "data" / _key(request)
     deadline = time.monotonic() + wait_s
     while True:
-        # Asked before the result is looked for: a process writes it before it ends.
+        # Asked before the result is read: a process that has ended by now has written its result,
+        # unless it failed.
         is_being_read = _is_being_read(results)
         with contextlib.suppress(OSError):  # no result yet
             return Indexed(results, DataIndex.read(results / _INDEX))
