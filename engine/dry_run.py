@@ -202,7 +202,7 @@ class DryRun:
         rows = self.facts.rows = self._row_facts(ref)
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
         teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
-        if teacher is not None and teacher.model is not None:
+        if teacher is not None and teacher.model is not None:  # None: a teacher behind a URL
             admission.require_files(teacher.model, field="settings.teacher")
         if resolved.warnings:
             return Outcome("warn", "; ".join(resolved.warnings))
@@ -238,7 +238,7 @@ class DryRun:
         Raises UserError if there is none.
         """
         python = launcher.worker_python(self.home)
-        if self.facts.resolved is not None:
+        if self.facts.resolved is not None:  # None: an earlier check failed
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
         return Outcome("pass", f"workers run with {python}")
 
@@ -466,7 +466,7 @@ class DryRun:
         return lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
 
     def _judge_finished_probe(self, run_id: str) -> Outcome:
-        """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
+        """Judge the result of the probe; stores it, and whether its tasks are too hard for GRPO."""
         path = self.home.run(run_id).result
         self.facts.probe = read_json(path)
         result = ProbeResult.read(path)

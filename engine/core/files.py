@@ -267,7 +267,8 @@ def _seek_line_start(file: BinaryIO, position: int) -> int | None:
 
     None if `position` lies inside the last line, which has no newline yet.
     """
-    file.seek(max(position - 1, 0))  # the byte before the line must be a newline
+    # The byte before the line must be a newline; reading it moves the file to `position`.
+    file.seek(max(position - 1, 0))
     if position == 0 or file.read(1) == b"\n":
         return position
     rest_of_line = file.readline()

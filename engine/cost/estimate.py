@@ -161,7 +161,8 @@ def _estimate_reply(
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
-    """A message if no train row fits into max_length; "" if at least one does.
+    """A message if no train row fits into max_length, also where none was counted; "" if at least
+    one fits.
 
     `statistics` are those that `env_facts.statistics` returns.
     """

@@ -66,7 +66,8 @@ def inspect(
 def _dataset_report(
     home: Home, dataset: hub_data.Dataset, model: str, deadline: float
 ) -> DataReport:
-    """The report of a fetched dataset's first training file, with a warning about the others."""
+    """The report of a fetched dataset's first training file, with a warning about the others. If
+    all files are held out, that of the first one."""
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) != "heldout"]
     file = (training_files or files)[0]

@@ -167,7 +167,7 @@ def _fetched_dataset(
     home: Home, path: str | Path, roots: list[Path] | None, deadline: float
 ) -> hub_data.Dataset | None:
     """The benchmark or dataset of the hub that `path` names; None if it names neither."""
-    places = [Path(), *(roots or [])]
+    places = [Path(), *(roots or [])]  # where a folder of this name would be meant
     benchmark = benchmarks.named_benchmark(home, path, deadline)
     return benchmark or hub_data.named_dataset(home, path, places, deadline)
 
@@ -347,7 +347,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
     `contamination` tells what the train rows share with the held-out ones.
     """
     redactor = Redactor(draft.secrets)
-    copied, settings, description = draft.shot, draft.settings, played.description
+    copied, settings, description = draft.copied, draft.settings, played.description
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,

@@ -171,7 +171,11 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
         rows = store.list_envs(limit, offset)
     return [
         ListedVersion(
-            row.env_id, row.kind, row.info.get("rows", {}), row.info.get("audit", ""), row.pushed
+            env_id=row.env_id,
+            kind=row.kind,
+            rows=row.info.get("rows", {}),
+            audit=row.info.get("audit", ""),
+            pushed=row.pushed,
         )
         for row in rows
     ]

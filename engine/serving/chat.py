@@ -159,7 +159,8 @@ def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
 
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
-    """What the models may call. Raises UserError BAD_ARGUMENT where it is no list of objects."""
+    """The tools that the models may call: those of the request, else those of the conversation so
+    far. Raises UserError BAD_ARGUMENT where the request's are no list of objects."""
     if not request.tools:
         return earlier.tools if earlier else []
     try:

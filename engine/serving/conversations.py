@@ -59,7 +59,7 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
     """The conversation with that id. Raises UserError BAD_ARGUMENT if there is none of `owner`'s,
     and HOME_UNUSABLE if its file is damaged."""
     conversation = None
-    if _ID.fullmatch(conversation_id):
+    if _ID.fullmatch(conversation_id):  # any other text could lead out of the folder
         with contextlib.suppress(FileNotFoundError):
             conversation = Conversation.read(home.chats / f"{conversation_id}.json")
     if conversation is None or conversation.owner != owner:

@@ -71,8 +71,9 @@ def deploy(
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment. A
-    start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
+    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`
+    and takes no longer than `patience` allows. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
     DEPLOY_FAILED (retryable while the model still loads), NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
@@ -318,6 +319,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     if not target.adapter:
         return True
     folder = home.deployment(row.deployment_id)
+    # At least a moment, also where the call has no time left: the adapter may be loaded already.
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
@@ -421,7 +423,7 @@ def _stop_living(home: Home, ref: str) -> bool:
 def _how_it_ended(home: Home, ref: str) -> str:
     """Why the deployment `ref`, or the last one that served that model, ended; "" for none."""
     with Store(home) as store:
-        for row in store.list_deployments():
+        for row in store.list_deployments():  # the newest first
             if ref == row.deployment_id or ref in deployments.served(home, row):
                 return row.message or "it ended"
     return ""

@@ -135,8 +135,8 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
-    1e-5 and 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
+    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; from
+    1e-5 to 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
     if algorithm == "sft":
         # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)

@@ -289,10 +289,9 @@ def _names_hint(unknown: list[str], algorithm: str) -> str:
             suggestion = _advice_for_foreign(name, algorithm)
         else:
             suggestion = aliases.suggest(name, algorithm, known)
-        if suggestion and len(unknown) > 1:
-            suggestion = f"{name}: {suggestion}"
         if suggestion:
-            suggestions.append(suggestion)
+            # If there is only one unknown name, the message has just named it.
+            suggestions.append(f"{name}: {suggestion}" if len(unknown) > 1 else suggestion)
     return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known)}."
 
 

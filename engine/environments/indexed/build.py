@@ -100,7 +100,8 @@ def large_files(folder: Path) -> list[Path]:
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Whether these JSONL files together are indexed instead of copied."""
+    """Whether these JSONL files together are indexed instead of copied: those of more than
+    COPIED_BYTES or COPIED_ROWS are."""
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True

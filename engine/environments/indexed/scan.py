@@ -249,7 +249,7 @@ def _hash64(text: str) -> int:
 def read_line(descriptor: int, offset: int) -> bytes:
     """The line that begins at `offset` of an open file, without its end."""
     content = b""
-    size = _FIRST_READ
+    size = _FIRST_READ  # enough for most lines
     while b"\n" not in content:
         more = os.pread(descriptor, size, offset + len(content))
         if not more:  # the file ends without a line end
