@@ -113,7 +113,7 @@ def _planned_run(
 ) -> _PlannedRun:
     """The run that these arguments describe, on this machine. Raises UserError if a submit would
     refuse the environment, the model or the settings."""
-    settings_schema.validate(algorithm, settings)
+    settings_schema.validate(algorithm, settings)  # before the rows are counted, which takes longer
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)
     hardware = machine.detect(home.root)

@@ -56,7 +56,7 @@ class SecondProcess:
         """
         # Twice as long as the first process took to start, because this one may be slower.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._handed_out:  # restarted, it is the third process, which the audit uses for longer
+        if self._handed_out:  # then it is the push's third process, which the audit uses for longer
             needed_seconds += THIRD_S
         if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"

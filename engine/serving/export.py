@@ -203,7 +203,8 @@ def _base_for_other_tools(model: ModelRef) -> str:
 
 
 def _file_stem(model: ModelRef) -> str:
-    """The model's name as the beginning of a file name."""
+    """The model as the beginning of a file name: its reference, or for an adapter that no run of
+    this home trained the name of the adapter's folder."""
     if model.run_id or model.adapter is None:
         return model.ref.replace("@", "-")
     return model.adapter.name  # named by a path or hub id

@@ -171,7 +171,7 @@ def _serve_locked(
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
     """Start a deployment of the target, and wait until it answers; returns its row."""
     row = _until_ready(home, _start(home, target, asker), deadline)
-    if row is None:
+    if row is None:  # not expected: the new row was not ready in an earlier call
         raise _ended_meanwhile_error()
     return row
 
@@ -179,8 +179,8 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """A living deployment that can serve the target; None if there is none.
 
-    It has the target's base model, and for an adapter thinking on or off as the adapter was
-    trained.
+    It has the target's base model and, if the target is an adapter, thinking switched on or off as
+    it was when the adapter was trained.
     """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
@@ -311,10 +311,10 @@ def _healthy(folder: DeployDir) -> bool:
 
 def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
     """Tell the deployment to load the target's adapter, which costs next to nothing if it is loaded
-    already. A base model has none.
+    already. For a base model nothing is done.
 
-    Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
-    retryable, if it is still busy with other answers at `deadline`.
+    Returns False if the process is ending, else True. Raises UserError DEPLOY_FAILED if it refuses,
+    or, retryable, if it is still busy with other answers at `deadline`.
     """
     if not target.adapter:
         return True
