@@ -480,7 +480,8 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        sequences = tokens / max(1.0, length)  # fewer than `rows` where rows share their prompt
+        # The tokens as whole sequences: fewer than `rows` where rows share their prompt.
+        sequences = tokens / max(1.0, length)
         operations += forward_operations(plan, sequences, length)
     if plan.packed:
         microbatches = max(1.0, tokens / microbatch_tokens(plan))

@@ -169,7 +169,7 @@ class EnvFacts:
 
     @property
     def answered_lengths(self) -> int:
-        """Number of answers that were counted."""
+        """Number of answers that were counted, those that lack required reasoning included."""
         return sum(1 for row in self.lengths if row.turns) + self.without_reasoning
 
     @property

@@ -100,7 +100,7 @@ def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
         return is_switched_on(given, "thinking")
-    for word in get_args(Reasoning):
+    for word in get_args(Reasoning):  # the words that SFT's setting takes
         if word == given.get("thinking"):
             return word
     return "keep"
