@@ -326,7 +326,8 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
 
 
 def _complete_part(data: bytes) -> bytes:
-    """`data` up to its last newline, without a line that is still being written."""
+    """`data` up to its last newline, without a line that is still being written; b"" if it has no
+    newline."""
     return data[: data.rfind(b"\n") + 1]
 
 

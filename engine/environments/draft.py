@@ -134,7 +134,7 @@ def staging(home: Home, name: str) -> Iterator[Path]:
 
 
 def _make_locked_folder(folder: Path) -> int:
-    """Make the folder and lock it; the descriptor that holds the lock."""
+    """Make the folder and lock it; returns the descriptor that holds the lock."""
     while True:  # another push may remove the folder before it is locked
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _try_lock_folder(folder)

@@ -274,7 +274,7 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
     """
     started: list[Reply] = []
     answer = Answer()
-    seconds = 0.0
+    seconds = 0.0  # of answering, without the start of the model
     for is_second_try in (False, True):
         folder = _served_folder(session, question.target, started)
         asked_at = time.monotonic()

@@ -75,6 +75,7 @@ class Filled:
     Attributes:
         values: the settings so far.
         sources: the source of each, such as `USER` or `RECIPE`.
+        warnings: what the user should know of the values.
     """
 
     def __init__(self, given: GivenSettings) -> None:
