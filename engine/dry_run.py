@@ -273,7 +273,7 @@ class DryRun:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
             return Outcome("fail", problem.message, problem.hint, code=problem.code)
-        if confinement.level != LIMITS:  # LIMITS is the weakest level: the code is not isolated
+        if confinement.level != LIMITS:  # the weakest level
             return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
@@ -395,7 +395,7 @@ class DryRun:
         call = self.arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
-        if warnings:
+        if warnings:  # at most one
             return Outcome("warn", warnings[0], "Give the run a larger max_gpu_hours.")
         detail = f"at most {figures.gpu_hours.high:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
         return Outcome("pass", detail)
