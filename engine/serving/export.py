@@ -301,8 +301,8 @@ def _gguf_name(model: ModelRef, export_format: str) -> str:
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
-    """Wait until no worker holds the lock, for `WAIT_S` seconds at most. Returns whether none
-    does."""
+    """Wait until no worker holds the lock, for `WAIT_S` seconds at most; returns whether it is free
+    now."""
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:

@@ -423,7 +423,8 @@ def _default_turns(env: EnvFacts | None) -> int:
 
 
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
-    """`preferred` tokens, or as many as fit into the context after the longest prompt.
+    """`preferred` tokens, or as many as fit into the context after the longest prompt; half of the
+    context where hardly any do.
 
     The longest prompt counts as 0 tokens without an environment. The result is at least 1.
     """
