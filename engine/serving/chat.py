@@ -185,7 +185,7 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
     added += request.messages
     if request.message.strip():
         added.append({"role": "user", "content": request.message})
-    if not earlier and (not added or added[-1].get("role") == "system"):
+    if not earlier and (not added or added[-1].get("role") == "system"):  # nothing to answer
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     return added
 

@@ -147,7 +147,8 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     False if there is nothing at `target`, or an empty folder. Raises UserError BAD_ARGUMENT if
     there is anything else.
     """
-    if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
+    is_empty_folder = target.is_dir() and not os.listdir(target)
+    if is_empty_folder or not os.path.lexists(target):
         return False
     try:
         existing_origin = read_json(target / ORIGIN)
