@@ -441,7 +441,7 @@ def _publish_version(draft: Draft, version_folder: Path) -> None:
     The database is opened first, so that nothing is moved if that fails.
     """
     row = database_row(draft.folder)
-    assert row is not None  # _build_version has just written it
+    assert row is not None  # the version has just been built in the draft's folder
     with Store(draft.home) as store:
         publish(draft.folder, version_folder)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
@@ -450,7 +450,7 @@ def _publish_version(draft: Draft, version_folder: Path) -> None:
 def _make_newest(draft: Draft, version_folder: Path) -> None:
     """Write the database row of a stored version again, so that it is the newest of its name."""
     row = database_row(version_folder)
-    assert row is not None  # push_env has looked it up before
+    assert row is not None  # `_store_version` has looked it up before
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 

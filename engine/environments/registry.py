@@ -204,7 +204,7 @@ def sandbox_of(home: Home) -> Sandbox:
     The home itself is hidden from that code. Raises UserError if config.toml is invalid.
     """
     config = home.user_config()
-    return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
+    return Sandbox(mode=config.sandbox, allow_root=config.allow_root, hidden=(str(home.root),))
 
 
 def env_python(record: EnvRecord) -> str:
