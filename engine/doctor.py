@@ -233,11 +233,12 @@ def isolation(home: Home) -> Iterator[Finding]:
     detail = f"{confinement.level}: {', '.join(confinement.holds)}"
     if confinement.gaps:
         detail += f"; not prevented: {'; '.join(confinement.gaps)}"
+    # The levels from the weakest to the strongest: limits, no-namespaces, full. A finding that
+    # passes is shown without the advice.
     advice = (
         "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
         'sandbox = "required" in config.toml refuses to run below no-namespaces.'
     )
-    # The levels from the weakest to the strongest: limits, no-namespaces, full.
     status = "warn" if confinement.level == LIMITS else "pass"
     yield Finding("isolation", status, detail, advice)
 
@@ -341,8 +342,8 @@ def runs(home: Home) -> Iterator[Finding]:
 
 
 def run_files(home: Home) -> Iterator[Finding]:
-    """Whether the config.json of every run can be read. If the database were lost, a run without it
-    could not be listed again."""
+    """Whether the config.json of every run can be read. If the database were lost, a run whose
+    config.json is damaged could not be listed again."""
     faults = recovery.damaged_configs(home)
     if not faults:
         yield Finding("run files", "pass", "every config.json can be read")

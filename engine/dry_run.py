@@ -155,7 +155,7 @@ class DryRun:
         run_check = self.check_list.run_check
         run_check("env", (), self.check_env)
         run_check("model", (), self.check_model)
-        run_check("settings", (), self.check_names)
+        run_check("settings", (), self.check_settings)
         run_check("resolve", ("env", "model", "settings"), self.check_resolved)
         run_check("interpreter", (), self.check_interpreter)
         run_check("packages", ("env",), self.check_packages)
@@ -188,7 +188,7 @@ class DryRun:
             return Outcome("warn", f"{detail}; {size(missing)} of weights come when the run starts")
         return Outcome("pass", detail)
 
-    def check_names(self) -> Outcome:
+    def check_settings(self) -> Outcome:
         """Whether every setting given exists and lies in its range."""
         checked = resolution.validate(self.algorithm, self.settings)
         return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
@@ -202,7 +202,7 @@ class DryRun:
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
         env_checks.with_kept_version(self.home, resolved.settings)  # for its errors
         teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
-        if teacher is not None and teacher.model is not None:
+        if teacher is not None and teacher.model is not None:  # None: a teacher behind a URL
             admission.require_files(teacher.model, field="settings.teacher")
         if resolved.warnings:
             return Outcome("warn", "; ".join(resolved.warnings))
@@ -210,7 +210,7 @@ class DryRun:
         return Outcome("pass", f"{len(resolved.sources)} settings, {steps}")
 
     def _row_facts(self, ref: ModelRef) -> env_facts.EnvFacts:
-        """The facts of the environment's rows, counted with the tokens of the model."""
+        """The facts of the environment's rows, with their lengths in tokens of the model `ref`."""
         return env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -238,7 +238,7 @@ class DryRun:
         Raises UserError if there is none.
         """
         python = launcher.worker_python(self.home)
-        if self.facts.resolved is not None:
+        if self.facts.resolved is not None:  # None: an earlier check failed
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
         return Outcome("pass", f"workers run with {python}")
 
@@ -273,7 +273,7 @@ class DryRun:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
             return Outcome("fail", problem.message, problem.hint, code=problem.code)
-        if confinement.level != LIMITS:
+        if confinement.level != LIMITS:  # the weakest level
             return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
@@ -332,10 +332,10 @@ class DryRun:
 
     def check_estimate(self, began: float) -> Outcome:
         """Estimate the run's time and memory; stores the forecast. Warns if records of earlier runs
-        could not be read and were left out of it.
+        could not be read, so that the forecast was made without them.
 
-        The machine is measured first, if the time that the call has left since `began` (on the
-        monotonic clock) suffices for that.
+        The machine is measured first, if the call has time left for that; it began at `began` on
+        the monotonic clock.
         """
         wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -395,7 +395,7 @@ class DryRun:
         call = self.arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
-        if warnings:
+        if warnings:  # at most one
             return Outcome("warn", warnings[0], "Give the run a larger max_gpu_hours.")
         detail = f"at most {figures.gpu_hours.high:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
         return Outcome("pass", detail)
@@ -440,7 +440,7 @@ class DryRun:
 
         Skipped if the environment does not score, or if the run does not end in the time that the
         call has left; the call began at `began` on the monotonic clock. `samples` tasks are
-        answered. `cap_function` returns the run's cap on device hours for an estimate of them.
+        answered. `cap_function` is that of `dry_run`.
         """
         record = required(self.facts.record)
         if not record.scored:
@@ -469,7 +469,7 @@ class DryRun:
         return lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
 
     def _judge_finished_probe(self, run_id: str) -> Outcome:
-        """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
+        """Judge the result of the probe; stores it, and whether its tasks are too hard for GRPO."""
         path = self.home.run(run_id).result
         self.facts.probe = read_json(path)
         result = ProbeResult.read(path)

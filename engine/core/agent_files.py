@@ -64,7 +64,7 @@ def refuse_folder_of_agent_files(target: Path, field: str) -> None:
 
 def refuse_links(project: Path, file: str) -> None:
     """Refuse to write the file at the relative path `file` in the folder `project` if the file, or
-    a folder between the two, is a link: what is written could land outside the project.
+    a folder on the way to it, is a link: what is written could land outside the project.
 
     Raises UserError BAD_ARGUMENT.
     """

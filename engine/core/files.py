@@ -267,7 +267,8 @@ def _seek_line_start(file: BinaryIO, position: int) -> int | None:
 
     None if `position` lies inside the last line, which has no newline yet.
     """
-    file.seek(max(position - 1, 0))  # the byte before the line must be a newline
+    # The byte before the line must be a newline; reading it moves the file to `position`.
+    file.seek(max(position - 1, 0))
     if position == 0 or file.read(1) == b"\n":
         return position
     rest_of_line = file.readline()
@@ -325,7 +326,8 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
 
 
 def _complete_part(data: bytes) -> bytes:
-    """`data` up to its last newline, without a line that is still being written."""
+    """`data` up to its last newline, without a line that is still being written; b"" if it has no
+    newline."""
     return data[: data.rfind(b"\n") + 1]
 
 

@@ -203,7 +203,7 @@ def _cpu_quota() -> float | None:
 
 
 def _cpu_quota_of_version_2(folder: Path) -> float | None:
-    """How many cores a cgroup of version 2 allows; None for any number."""
+    """How many cores a cgroup of version 2 allows; None if it sets no quota."""
     parts = _read_text(folder / "cpu.max").split()  # "QUOTA PERIOD", or "max PERIOD" for no quota
     if len(parts) != 2:
         return None
@@ -214,10 +214,12 @@ def _cpu_quota_of_version_2(folder: Path) -> float | None:
 
 
 def _cpu_quota_of_version_1(folder: Path) -> float | None:
-    """How many cores a cgroup of version 1 allows; None for any number."""
+    """How many cores a cgroup of version 1 allows; None if it sets no quota."""
     quota = _read_number(folder / "cpu.cfs_quota_us")  # -1: no quota
     period = _read_number(folder / "cpu.cfs_period_us")
-    return quota / period if quota and period and quota > 0 else None
+    if quota is None or quota <= 0 or not period:
+        return None
+    return quota / period
 
 
 def _memory() -> tuple[int, int]:

@@ -164,7 +164,8 @@ def torn_tail(path: Path) -> str:
     with open(path, "rb") as file:
         file.seek(max(0, size - _BLOCK))
         data = file.read(_BLOCK)
-    return _shown_text(data[data.rfind(b"\n") + 1 :])
+    line_start = data.rfind(b"\n") + 1  # 0 if there is no newline
+    return _shown_text(data[line_start:])
 
 
 def complete_size(path: Path) -> int:

@@ -89,7 +89,7 @@ class ImpatientProtocol(H11Protocol):
 
     def _close_oldest_idle_at_limit(self) -> None:
         """Close idle connections until fewer than `limit_concurrency` are open, so that uvicorn
-        does not refuse the request of this one.
+        does not refuse the request on this connection.
 
         The longest idle is closed first; those of known clients (see `KNOWN`) only after all those
         of unknown ones.

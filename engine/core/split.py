@@ -117,19 +117,19 @@ def _named_side_of_prompts(
     return side_of_prompt
 
 
-def _repetition_warning(heldout: Sequence[str]) -> list[str]:
+def _repetition_warning(heldout_keys: Sequence[str]) -> list[str]:
     """One warning if more than one in ten held-out rows repeats the prompt of another; else [].
 
     Args:
-        heldout: the prompt keys of the held-out rows.
+        heldout_keys: the prompt keys of the held-out rows.
     """
-    distinct = len(set(heldout))
+    distinct = len(set(heldout_keys))
     # In whole numbers: at least `REPEATED_FROM` different prompts for every ten rows.
-    if distinct * 10 >= len(heldout) * REPEATED_FROM:
+    if distinct * 10 >= len(heldout_keys) * REPEATED_FROM:
         return []
     plural = "s" if distinct > 1 else ""
     return [
-        f"{len(heldout)} held-out rows, {distinct} different prompt{plural}: rows "
+        f"{len(heldout_keys)} held-out rows, {distinct} different prompt{plural}: rows "
         "of one prompt are one question, and a verdict is worth no more than its questions; "
         "give the rows prompts of their own"
     ]

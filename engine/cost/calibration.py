@@ -189,8 +189,8 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
     """Read what a run measured, and predict its time again with the speed of the machine as it is
     known now.
 
-    None if its files were deleted, if it is not a training run, or if an earlier version wrote its
-    files. Raises DamagedRecord, naming the file and the key at fault.
+    None if its files were deleted, if it is no training run or measured nothing, or if an earlier
+    version wrote its files. Raises DamagedRecord, naming the file and the key at fault.
 
     Args:
         total: seconds of the whole run.
@@ -230,7 +230,8 @@ def _predicted_of_done_steps(
     predicted: Mapping[str, float], done: int, planned: int
 ) -> dict[str, float]:
     """The predicted seconds of each phase of a run that ended after `done` of its `planned` steps,
-    as one that stops early does. Only the start takes the same time."""
+    from those of all its steps. The start takes the same time for fewer steps, nothing else does.
+    """
     share = min(1.0, done / planned)
     return {
         phase: seconds if phase == "startup" else seconds * share

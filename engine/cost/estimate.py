@@ -113,7 +113,7 @@ def _planned_run(
 ) -> _PlannedRun:
     """The run that these arguments describe, on this machine. Raises UserError if a submit would
     refuse the environment, the model or the settings."""
-    settings_schema.validate(algorithm, settings)
+    settings_schema.validate(algorithm, settings)  # before the rows are counted, which takes longer
     record = registry.find_env(home, env_id)
     model_ref = start_models.model_to_train(home, model)
     hardware = machine.detect(home.root)
@@ -144,7 +144,7 @@ def _estimate_reply(
 ) -> Reply:
     """The reply of an estimate. It suggests `submit_call` if the run fits and has rows to train on.
 
-    `misfit` says that no row fits into max_length; it is "" if one does.
+    `misfit` says that no row fits into max_length; it is "" if at least one does.
     """
     figures = forecast.estimate
     text = summary(figures)
@@ -161,7 +161,8 @@ def _estimate_reply(
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
-    """A message if no train row fits into max_length; "" if at least one does.
+    """A message if no train row fits into max_length, also where none was counted; "" if at least
+    one fits.
 
     `statistics` are those that `env_facts.statistics` returns.
     """
@@ -189,7 +190,7 @@ def estimate(
             how much of the weights is still to be downloaded. None if it is not known.
     """
     teacher_model = teacher.model if teacher else None
-    download = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
+    download_bytes = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
     speed, past_runs = _speed_here(home, hardware, resolved.settings.precision)
     plan = Plan(
         resolved.settings,
@@ -206,7 +207,7 @@ def estimate(
         _with_score_time(speed, env),
         past_runs,
         algorithm=resolved.algorithm,
-        download=download,
+        download_bytes=download_bytes,
         gpu_hour_price=home.user_config().gpu_hour_price,
         disk_free=hardware.disk_free,
     )
@@ -234,7 +235,7 @@ def _forecast(
     past_runs: Experience,
     *,
     algorithm: str,
-    download: int,
+    download_bytes: int,
     gpu_hour_price: float,
     disk_free: int,
 ) -> Forecast:
@@ -242,10 +243,10 @@ def _forecast(
     finished runs of its algorithm took.
 
     Args:
-        download: bytes of the models that are still to be downloaded.
+        download_bytes: bytes of the models that are still to be downloaded.
         disk_free: free bytes of the disk.
     """
-    time = predicted_time(plan, speed, past_runs, algorithm, download)
+    time = predicted_time(plan, speed, past_runs, algorithm, download_bytes)
     raw_memory = footprint.memory(plan)
     memory = _corrected_memory(raw_memory, past_runs.memory_factor(algorithm))
     figures = Estimate.model_validate(
@@ -256,7 +257,7 @@ def _forecast(
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
             **_time_figures(time, gpu_hour_price),
             **_memory_figures(memory, plan.device),
-            **_disk_figures(footprint.disk(plan) + download, disk_free),
+            **_disk_figures(footprint.disk(plan) + download_bytes, disk_free),
         }
     )
     correction = memory.total / raw_memory.total
@@ -390,8 +391,7 @@ def _evaluation_plan(
 ) -> SamplingPlan:
     """How the model answers the tasks of the environment; `seen` is what finished runs of its base
     measured."""
-    unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
-    return SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
+    return SamplingPlan(loaded, env, device, limits, seen, guessed_prompt=limits.max_length / 4)
 
 
 def _sampling_seconds(
@@ -401,7 +401,7 @@ def _sampling_seconds(
     rows: int,
     answers: int,
 ) -> float:
-    """The most seconds that a model takes to load, to sample and to be scored.
+    """The most seconds that it takes to load a model, to sample its answers and to score them.
 
     Args:
         factors: for each phase, the factor by which finished runs correct the prediction. One below

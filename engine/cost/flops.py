@@ -172,7 +172,7 @@ class SamplingPlan:
     Attributes:
         limits: the most tokens and turns of an answer.
         seen: what finished runs of the same base model measured.
-        unknown_prompt: tokens of a prompt, if no prompt was counted.
+        guessed_prompt: the tokens that a prompt is taken to have if no prompt was counted.
     """
 
     loaded: LoadedModel
@@ -180,7 +180,7 @@ class SamplingPlan:
     device: Device
     limits: SamplingLimits
     seen: Seen
-    unknown_prompt: float
+    guessed_prompt: float
 
     def episode(self, level: str) -> Lengths:
         """The lengths of a typical episode if its turns are short (`level` "low"), as expected
@@ -199,7 +199,7 @@ class SamplingPlan:
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
-            prompt=mean_prompt or self.unknown_prompt,  # 0: no prompt was counted
+            prompt=mean_prompt or self.guessed_prompt,  # 0: no prompt was counted
             turn_tokens=min(turn_tokens, limit),
             longest_turn=min(longest_turn, limit),
             turns=turns,
@@ -290,9 +290,13 @@ class Plan:
     @cached_property
     def sampling(self) -> SamplingPlan:
         """How the run samples its rollouts and the answers of its evaluations."""
-        unknown_prompt = self.settings.max_length / 4  # tokens; a guess, if no prompt was counted
         return SamplingPlan(
-            self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
+            self.loaded,
+            self.env,
+            self.device,
+            self._limits,
+            self.seen,
+            guessed_prompt=self.settings.max_length / 4,
         )
 
     @property
@@ -499,7 +503,8 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        sequences = tokens / max(1.0, length)  # fewer than `rows` where rows share their prompt
+        # The tokens as whole sequences: fewer than `rows` where rows share their prompt.
+        sequences = tokens / max(1.0, length)
         operations += forward_operations(plan, sequences, length)
     if plan.packed:
         microbatches = max(1.0, tokens / microbatch_tokens(plan))
@@ -580,7 +585,8 @@ def tokens_at_once(
     # implementation that keeps most.
     floats_per_layer = 18 * hidden + 5 * intermediate
     kept_layers = 2 if checkpointing else layers
-    activation_bytes = 4 * (kept_layers * floats_per_layer + 4 * hidden)
+    floats_outside_layers = 4 * hidden
+    activation_bytes = 4 * (kept_layers * floats_per_layer + floats_outside_layers)
     # Three float32 numbers per entry of the vocabulary: logits, log-softmax and gradient.
     bytes_per_token = activation_bytes + 12 * vocab
     fitting_tokens = MICRO_SHARE * memory / bytes_per_token

@@ -44,20 +44,22 @@ class PredictedTime:
 
 
 def predicted_time(
-    plan: Plan, speed: Speed, past_runs: Experience, algorithm: str, download: int
+    plan: Plan, speed: Speed, past_runs: Experience, algorithm: str, download_bytes: int
 ) -> PredictedTime:
-    """Predict the time of a run that downloads `download` bytes before it starts."""
-    phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download)
+    """Predict the time of a run that downloads `download_bytes` before it starts."""
+    phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download_bytes)
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
     hours, basis, runs = hours_by_level(log_ratios, corrected_hours, speed.measured)
-    shortened = _earliest_end(plan, phases["low"])
-    return PredictedTime(phases["likely"], hours | {"low": hours["low"] * shortened}, basis, runs)
+    # Only the low estimate counts on the earliest end that is possible.
+    earliest_end = _earliest_end(plan, phases["low"])
+    hours |= {"low": hours["low"] * earliest_end}
+    return PredictedTime(phases["likely"], hours, basis, runs)
 
 
 def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
-    """The share of the whole run's time after which it may end early: 1 unless `stop_early` is
-    "heldout", which ends no run before one more evaluation than its patience.
+    """The share of the whole run's time after which it may end early, at the earliest; 1 unless
+    `stop_early` is "heldout", which needs one evaluation more than its patience to end a run.
 
     `seconds` are those of the whole run, by phase; the start is not shortened.
     """
@@ -71,16 +73,15 @@ def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
 
 
 def _corrected_phases(
-    plan: Plan, speed: Speed, factors: Mapping[str, float], download: int
+    plan: Plan, speed: Speed, factors: Mapping[str, float], download_bytes: int
 ) -> dict[str, dict[str, float]]:
     """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
 
-    The download of `download` bytes is a part of the start. A phase without a factor stays as it
-    is.
+    The start includes a download of `download_bytes`. A phase without a factor stays as it is.
     """
     phases = {level: phases_of(plan, speed, level) for level in LEVELS}
     for seconds_by_phase in phases.values():
-        seconds_by_phase["startup"] += download / DOWNLOAD_RATE
+        seconds_by_phase["startup"] += download_bytes / DOWNLOAD_RATE
         for name in seconds_by_phase:
             seconds_by_phase[name] *= factors.get(name, 1.0)
     return phases

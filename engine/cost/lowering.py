@@ -50,7 +50,7 @@ def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
     """The one setting whose lowering saves most, as "max_length from 512 to 256"; "" if none helps.
 
     Args:
-        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
+        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
     """
     lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
@@ -73,6 +73,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
+        # Not corrected, because it is compared with predictions that are not corrected either.
         lowering = _best_lowering(plan, speed, peak_bytes=total)
         if lowering is None:
             break
@@ -86,7 +87,7 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
     """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
-        peak_bytes: the memory that the run takes now: most memory is to be saved. None: most time.
+        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
     """
     best: _Lowering | None = None
     most_saved = 0.0

@@ -28,12 +28,12 @@ def memory(plan: Plan) -> PeakMemory:
     """The peak bytes that a run takes on the device, by item and in total.
 
     Training and sampling alternate, so only the larger of the two counts in the total. The items
-    show both, so they may add up to more. The total never gets smaller when rows, batch, rank or
-    group get larger.
+    show both (`logits` the larger), so they may add up to more. The total never gets smaller when
+    rows, batch, rank or group get larger.
     """
-    tokens_at_once = _largest_pass_tokens(plan)
-    activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
-    logits = _trained_logit_bytes(plan, tokens_at_once)
+    pass_tokens = _largest_pass_tokens(plan)
+    activations = _activation_bytes(plan, pass_tokens, _usual_length(plan))
+    logits = _trained_logit_bytes(plan, pass_tokens)
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
     training_peak = activations + logits
     sampling_peak = kv_cache + sampled_logits
@@ -147,7 +147,8 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         longest: tokens of the longest completion with its prompt.
     """
     model = plan.model
-    if not plan.settings.eval_rows and not isinstance(plan.settings, RolloutSettings):
+    samples_anything = isinstance(plan.settings, RolloutSettings) or plan.settings.eval_rows > 0
+    if not samples_anything:
         return 0.0, 0.0
     # The worker samples no more than CONCURRENT completions at the same time.
     at_once = min(_sampled_completions(plan), CONCURRENT[plan.device.kind])
@@ -236,7 +237,8 @@ def _kept_floats_per_token(plan: Plan, length: float) -> float:
     keys = model.kv_heads * model.head_dim  # as many as values
     # A layer has two norms. Each keeps its result, and off the CPU also the normalised numbers from
     # before its scale (ops/norms.py).
-    norms = 2 * (1 if plan.device.kind == "cpu" else 2) * model.hidden
+    kept_per_norm = 1 if plan.device.kind == "cpu" else 2
+    norms = 2 * kept_per_norm * model.hidden
     attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
     head_norms = queries + keys  # their normalised copies; counted though not all models have them
     mlp = 2 * model.intermediate  # gate and up

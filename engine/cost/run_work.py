@@ -107,8 +107,8 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
 def _grpo_update_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     """The work of one update of GRPO; only groups with different rewards are trained on.
 
-    `level` ("low", "likely" or "high") is how long the episodes are taken to be, and how large the
-    share of the groups that are trained on.
+    `level` ("low", "likely" or "high") says which of three guesses to take, both of the length of
+    the episodes and of the share of the groups that are trained on.
     """
     episode = plan.episode(level)
     trained_rows = plan.rows * _trained_share(plan, settings, level)

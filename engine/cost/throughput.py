@@ -226,13 +226,14 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
 
     If there is none, a probe (a short measurement by a worker process) is started and waited for.
     One that takes longer than `wait_s` goes on and serves later calls. No probe is started while a
-    run holds the device, because it would measure a busy device, nor without an interpreter that
-    has torch.
+    run holds the device (a busy device would be measured), where no interpreter has torch, or where
+    the disk cannot be written.
     """
     if is_measured(home, hardware.device):
         return True
     if is_locked(_probe_lock_file(home)):
-        # Another call has started it and waited. On a busy machine a probe takes minutes.
+        # The call that started it has waited already, so this one waits only briefly: on a busy
+        # machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:

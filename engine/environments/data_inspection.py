@@ -66,7 +66,8 @@ def inspect(
 def _dataset_report(
     home: Home, dataset: hub_data.Dataset, model: str, deadline: float
 ) -> DataReport:
-    """The report of a fetched dataset's first training file, with a warning about the others."""
+    """The report of a fetched dataset's first training file, with a warning about the others. If
+    all files are held out, that of the first one."""
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) != "heldout"]
     file = (training_files or files)[0]
@@ -81,7 +82,8 @@ def _dataset_report(
 
 
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
-    """The report of one file; `deadline` is a value of `time.monotonic()`."""
+    """The report of one file. Raises UserError DATASET_READING, retryable, if a large file cannot
+    be read before `deadline`, a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
     rows: Sequence[TaskRow] = ()  # read only if their tokens are counted
     if _is_large(file):

@@ -215,7 +215,8 @@ def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Conve
 
 
 def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
-    """Raise ValueError if an earlier row has this id; `line_by_id` holds the lines of those."""
+    """Raise ValueError if an earlier row has this id; `line_by_id` has the line of each such row by
+    its id."""
     if task_id in line_by_id:
         raise ValueError(f"the id {task_id!r} is also that of line {line_by_id[task_id]}")
 
@@ -283,7 +284,10 @@ def spread(values: Sequence[int]) -> dict[str, int]:
 def _sample_row(task: Task) -> SampleRow:
     """A task as a report shows it, with prompt and answer cut to 400 characters."""
     return SampleRow(
-        task.id, task.prompt_text[:_SAMPLE_CHARS], task.answer_text[:_SAMPLE_CHARS], task.split
+        id=task.id,
+        prompt=task.prompt_text[:_SAMPLE_CHARS],
+        answer=task.answer_text[:_SAMPLE_CHARS],
+        split=task.split,
     )
 
 
@@ -301,7 +305,7 @@ def _summary(report: DataReport) -> str:
 
 
 def _warnings(report: DataReport) -> list[str]:
-    """Warnings for the author about rows that are bad, repeated, mixed or unanswered."""
+    """Warnings for the author about rows that are unanswered, repeated, of mixed shapes or bad."""
     warnings = []
     unanswered_count = report.rows - report.with_answer
     if unanswered_count:

@@ -31,7 +31,7 @@ class Draft:
 
     Attributes:
         folder: the staging folder, beside the stored versions.
-        shot: the copy of the environment's files.
+        copied: the copy of the environment's files.
         deadline: value of `time.monotonic()` by which the push must be done.
         python: path of the interpreter that has its packages; "" if any interpreter will do.
         warnings, problems: texts that its author should read.
@@ -40,7 +40,7 @@ class Draft:
     home: Home
     name: str
     folder: Path
-    shot: snapshot.Snapshot
+    copied: snapshot.Snapshot
     settings: EnvSettings
     deadline: float
     python: str = ""
@@ -49,7 +49,7 @@ class Draft:
 
     @property
     def hash(self) -> str:
-        return self.shot.digest[:12]
+        return self.copied.digest[:12]
 
     @property
     def source(self) -> Path:
@@ -134,7 +134,7 @@ def staging(home: Home, name: str) -> Iterator[Path]:
 
 
 def _make_locked_folder(folder: Path) -> int:
-    """Make the folder and lock it; the descriptor that holds the lock."""
+    """Make the folder and lock it; returns the descriptor that holds the lock."""
     while True:  # another push may remove the folder before it is locked
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _try_lock_folder(folder)

@@ -74,7 +74,7 @@ class RowLengths:
     @property
     def longest(self) -> int:
         """Tokens of the longest of the training rows."""
-        return max(self.total, *(row.length for row in self.later), 0)
+        return max(self.total, *(row.length for row in self.later), 0)  # max(5) would be an error
 
     @property
     def _all_turns(self) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ class EnvFacts:
 
     @property
     def answered_lengths(self) -> int:
-        """Number of answers that were counted."""
+        """Number of answers that were counted, those that lack required reasoning included."""
         return sum(1 for row in self.lengths if row.turns) + self.without_reasoning
 
     @property
@@ -554,8 +554,8 @@ class _RowTokens:
 
 
 def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
-    """The tokens of the rows that SFT trains on. Only tasks with an answer become rows; the chat
-    template may split the conversation of one task into several."""
+    """The tokens of the rows that SFT trains on: of each task with an answer one or, if the chat
+    template splits it, several. A row without a token to learn within max_length is dropped."""
     loss_on, max_length = settings.loss_on, settings.max_length
     answered = [task for task in facts.lengths if task.turns]
     rows = [row for task in answered for row in task.rows if row.trained(loss_on)]

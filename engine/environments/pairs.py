@@ -51,7 +51,7 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
 def _without_prompt(
     messages: list[ChatMessage], prompt: Sequence[ChatMessage]
 ) -> list[ChatMessage]:
-    """What follows the prompt, if the messages are a whole conversation; else all of them."""
+    """The messages without the prompt, if they begin with it; else all of them."""
     beginning = [_role_and_content(message) for message in messages[: len(prompt)]]
     if beginning == [_role_and_content(message) for message in prompt]:
         return messages[len(prompt) :]

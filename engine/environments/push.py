@@ -124,7 +124,7 @@ def push_env(
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    env_id = f"{name}@{copied.digest[:12]}"
+    env_id = f"{name}@{copied.digest[:12]}"  # as `Draft.hash`
     stored = registry.find_env(home, env_id)
     return _with_origin(_reply(stored, copied), source.origin)
 
@@ -167,7 +167,7 @@ def _fetched_dataset(
     home: Home, path: str | Path, roots: list[Path] | None, deadline: float
 ) -> hub_data.Dataset | None:
     """The benchmark or dataset of the hub that `path` names; None if it names neither."""
-    places = [Path(), *(roots or [])]
+    places = [Path(), *(roots or [])]  # where a folder of this name would be meant
     benchmark = benchmarks.named_benchmark(home, path, deadline)
     return benchmark or hub_data.named_dataset(home, path, places, deadline)
 
@@ -214,8 +214,8 @@ def _push_again(
     """Make the stored version in `version_folder` the newest of its name; `install` and
     `check_settings` are those of `push_env`.
 
-    Its audit is repeated if secrets are set now that were missing then. But this gives the secrets
-    to the version's code, so it is done only if `check_settings` accepts the version.
+    Its audit is repeated if secrets that the audit lacked are set by now. But this gives them to
+    the version's code, so it is done only if `check_settings` accepts the version.
     """
     if install:
         _reinstall_packages(draft)
@@ -327,12 +327,13 @@ def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
     The call may take what the push can spare, but not more than the environment's own limit.
     """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-    limit_s = min(env.limits.start_seconds, spare_seconds)
+    limit_s = min(env.limits.start_seconds, spare_seconds)  # it covers tasks() too
     return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the seconds left."""
+    """What the train rows share with the held-out rows, searched for in the seconds left, but for
+    `_LEAST_SCAN_S` at least."""
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     scan_s = min(overlap.BUDGET_S, seconds_left)
@@ -346,7 +347,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
     `contamination` tells what the train rows share with the held-out ones.
     """
     redactor = Redactor(draft.secrets)
-    copied, settings, description = draft.shot, draft.settings, played.description
+    copied, settings, description = draft.copied, draft.settings, played.description
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
@@ -379,8 +380,8 @@ def _params_as_json(settings: EnvSettings) -> JsonObject:
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
     """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
 
-    A version that is not accepted stays stored, but its audit is not repeated: that would run its
-    code with the secrets that are set now.
+    A version that is not accepted stays stored, but its audit is not repeated, because an audit
+    runs the version's code with the secrets that are set now.
     """
     if check_settings is None:
         return True
@@ -440,7 +441,7 @@ def _publish_version(draft: Draft, version_folder: Path) -> None:
     The database is opened first, so that nothing is moved if that fails.
     """
     row = database_row(draft.folder)
-    assert row is not None  # _build_version has just written it
+    assert row is not None  # the version has just been built in the draft's folder
     with Store(draft.home) as store:
         publish(draft.folder, version_folder)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
@@ -449,7 +450,7 @@ def _publish_version(draft: Draft, version_folder: Path) -> None:
 def _make_newest(draft: Draft, version_folder: Path) -> None:
     """Write the database row of a stored version again, so that it is the newest of its name."""
     row = database_row(version_folder)
-    assert row is not None  # push_env has looked it up before
+    assert row is not None  # `_store_version` has looked it up before
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
@@ -497,7 +498,7 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
         warnings.insert(0, f"reward audit: {record.audit.headline}")
     contamination = record.contamination
     if contamination.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {contamination['headline']}")
+        warnings.insert(0, f"contamination: {contamination['headline']}")  # before the audit's
     return warnings
 
 

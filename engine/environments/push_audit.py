@@ -54,9 +54,9 @@ class SecondProcess:
         Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
         EnvProblem if the start fails.
         """
-        # Twice the start, because it may take longer than the first one did.
+        # Twice as long as the first process took to start, because this one may be slower.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._handed_out:  # restarted, it is the third process, which the audit uses for longer
+        if self._handed_out:  # then it is the push's third process, which the audit uses for longer
             needed_seconds += THIRD_S
         if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
@@ -139,7 +139,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     hash, which `honesmith verify` searches for.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
-    draft.python = registry.env_python(record)
+    draft.python = registry.env_python(record)  # the audit runs with the version's packages
     report = _audit_of_stored(draft, record)
     _keep_old_audit(version_folder)
     write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))

@@ -26,8 +26,8 @@ _LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no 
 def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
     """The data of a folder as read and indexed, if it is too large to copy; None if it is not.
 
-    The files are read in a process of their own. It may take longer than one call: the next call
-    waits on.
+    The files are read in a process of their own. If that takes longer than one call, the next call
+    goes on waiting for it.
 
     Args:
         folder: absolute and without links.
@@ -61,7 +61,8 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 
 
 def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the time that is left."""
+    """What the train rows share with the held-out rows, searched for in the time that is left, but
+    for `_LEAST_SCAN_S` at least."""
     train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
     heldout = list(registry.read_rows(draft.folder / registry.TASKS))
     scan_s = min(overlap.BUDGET_S, draft.seconds_left)
@@ -84,7 +85,7 @@ def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> E
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
-        digest=draft.shot.digest,
+        digest=draft.copied.digest,
         kind="preference" if facts.preferences else "sft",
         scored=False,
         tools=[],
@@ -93,9 +94,9 @@ def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> E
         contamination=contamination,
         data=facts.files,
         distinct_prompts=facts.distinct_prompts,
-        files=len(draft.shot.files),
-        size=draft.shot.size,
-        left_out=tuple(draft.shot.left_out),
+        files=len(draft.copied.files),
+        size=draft.copied.size,
+        left_out=tuple(draft.copied.left_out),
         limits=draft.settings.limits,
         secrets=draft.settings.secrets,
         isolation=_NO_CODE,
@@ -111,8 +112,8 @@ def _keep_files_warning(facts: DataIndex) -> str:
 
 
 def _refuse_bad_lines(facts: DataIndex) -> None:
-    """Raise UserError DATASET_INVALID if a line is no row to learn from, naming the first ones, or
-    if there is no row, or if only some rows are preferences."""
+    """Raise UserError DATASET_INVALID if only some rows are preferences, if lines are no rows to
+    learn from (the first of them are named), or if there is no row at all."""
     bad_lines = [*facts.faults, *facts.unanswered_lines]
     bad_count = facts.bad + facts.unanswered
     answered_rows = facts.rows - facts.unanswered  # with an answer, or as preferences with two

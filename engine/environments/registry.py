@@ -171,7 +171,11 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
         rows = store.list_envs(limit, offset)
     return [
         ListedVersion(
-            row.env_id, row.kind, row.info.get("rows", {}), row.info.get("audit", ""), row.pushed
+            env_id=row.env_id,
+            kind=row.kind,
+            rows=row.info.get("rows", {}),
+            audit=row.info.get("audit", ""),
+            pushed=row.pushed,
         )
         for row in rows
     ]
@@ -200,7 +204,7 @@ def sandbox_of(home: Home) -> Sandbox:
     The home itself is hidden from that code. Raises UserError if config.toml is invalid.
     """
     config = home.user_config()
-    return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
+    return Sandbox(mode=config.sandbox, allow_root=config.allow_root, hidden=(str(home.root),))
 
 
 def env_python(record: EnvRecord) -> str:

@@ -207,7 +207,8 @@ class _Copier:
             self.entry(fd, name, prefix + name)
 
     def entry(self, folder: int, name: str, path: str) -> None:
-        """Copy a file or a folder with everything in it, or note why it is left out (`left_out`).
+        """Copy a file or a folder with everything in it, or note why it is left out (`left_out`). A
+        file in `by_reference` is passed over.
 
         The arguments and errors are those of `file`. A link, a device, a socket or a pipe is an
         error too.

@@ -90,7 +90,8 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
 
 
 def _warn_of_replays(draft: Draft, failures: list[str], not_replayed: int) -> None:
-    """Add warnings to the draft about replays that failed, and about those without time."""
+    """Add warnings to the draft about replays that failed, and about those for which no time was
+    left; also lists the first failures among the draft's problems."""
     if failures:
         first_failure = failures[0][:_WARNING_CHARS]
         draft.warnings.append(

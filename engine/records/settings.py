@@ -453,7 +453,7 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
     for name, field in schema.model_fields.items():
         field_infos = [field]
         lowest_given = _lowest_given(field)
-        if lowest_given is not None:  # a further limit, above the field's own
+        if lowest_given is not None:  # values that are filled in may be lower, given ones may not
             field_infos.append(Field(ge=lowest_given))
         optional_field = FieldInfo.merge_field_infos(*field_infos, default=None)
         fields[name] = (Optional[field.annotation], optional_field)  # noqa: UP045
@@ -490,7 +490,7 @@ def expects(field: FieldInfo) -> str:
 
 
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:
-    """Which values a setting takes that is a list of `item_type`, in words."""
+    """The values, in words, that a list setting takes; its items are of `item_type`."""
     if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
         names = ", ".join(PROJECTIONS)
         return f"all-linear, attention, mlp or a list of the model's projections, as {names}"

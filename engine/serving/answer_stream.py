@@ -148,14 +148,15 @@ def _lines(
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
+        silence_ends_at = stalls_at
         if answer.is_waiting:
             # While the model answers others, a process that is well sends a comment every second.
-            stalls_at = now + max(limits.stall_s, _SILENCE_S)
-        set_timeout(min(stalls_at, limits.deadline) - now)
+            silence_ends_at = now + max(limits.stall_s, _SILENCE_S)
+        set_timeout(min(silence_ends_at, limits.deadline) - now)
         try:
             line = _next_line(response)
         except TimeoutError:  # nothing came, not even a comment
-            answer.has_stalled = stalls_at < limits.deadline  # else the call's time was up
+            answer.has_stalled = silence_ends_at < limits.deadline  # else the call's time was up
             return
         if line is None:  # the end of the stream
             return
@@ -177,9 +178,10 @@ class _LastToken:
     count: int = 0
 
     def refreshed_at(self, now: float) -> float:
-        """The time of the last token: `now` if the answer got one since the last call.
+        """Update and return the time since which a token is due.
 
-        While the model answers others, no token is expected, so the time is `now` then, too.
+        It is `now` if the answer got a token since the last call, and also while the model answers
+        others (`is_waiting`), because then none is expected. Else it stays as it was.
         """
         count = len(self.answer.token_ids)
         if count != self.count or self.answer.is_waiting:

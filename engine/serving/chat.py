@@ -159,7 +159,8 @@ def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
 
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
-    """What the models may call. Raises UserError BAD_ARGUMENT where it is no list of objects."""
+    """The tools that the models may call: those of the request, else those of the conversation so
+    far. Raises UserError BAD_ARGUMENT where the request's are no list of objects."""
     if not request.tools:
         return earlier.tools if earlier else []
     try:
@@ -169,8 +170,8 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """The messages that this call adds. Raises UserError BAD_ARGUMENT where a new conversation has
-    nothing to answer, or where a system prompt does not come first."""
+    """The messages that this call adds. Raises UserError BAD_ARGUMENT where a system prompt would
+    not come first, or where a new conversation has nothing to answer."""
     added: list[ChatMessage] = []
     if request.system:
         if earlier or _begins_with_system(request.messages):
@@ -184,7 +185,7 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
     added += request.messages
     if request.message.strip():
         added.append({"role": "user", "content": request.message})
-    if not earlier and (not added or added[-1].get("role") == "system"):
+    if not earlier and (not added or added[-1].get("role") == "system"):  # nothing to answer
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     return added
 
@@ -273,7 +274,7 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
     """
     started: list[Reply] = []
     answer = Answer()
-    seconds = 0.0
+    seconds = 0.0  # of answering, without the start of the model
     for is_second_try in (False, True):
         folder = _served_folder(session, question.target, started)
         asked_at = time.monotonic()
@@ -320,8 +321,8 @@ def _sample(
 
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
-    """The request to the model's server: the question, and the tokens that the answer has already,
-    after which the model goes on.
+    """The request to the model's server: the question, and the tokens after which the model goes
+    on, those of an answer that an earlier call cut and those that this call has so far.
 
     Args:
         sampling: how the model samples, from `_sampling_body`.
@@ -396,6 +397,7 @@ def _branch_with_answer(question: Question, answer: Answer, text_before: str) ->
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = answer.tool_calls
+    # Without a reason the answer did not end by itself: the time of the call was over.
     is_cut = (answer.finish_reason or CUT_BY_TIME) in CUT
     begun = [*question.begun, *answer.token_ids] if is_cut else []
     # Cut before its first token: the question itself is still to be answered.

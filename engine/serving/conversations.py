@@ -59,7 +59,7 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
     """The conversation with that id. Raises UserError BAD_ARGUMENT if there is none of `owner`'s,
     and HOME_UNUSABLE if its file is damaged."""
     conversation = None
-    if _ID.fullmatch(conversation_id):
+    if _ID.fullmatch(conversation_id):  # any other text could lead out of the folder
         with contextlib.suppress(FileNotFoundError):
             conversation = Conversation.read(home.chats / f"{conversation_id}.json")
     if conversation is None or conversation.owner != owner:
@@ -87,7 +87,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
             "another with what matters of it"
         )
     warning = ""
-    turns_before = conversation.turns - 1  # other, if another call has saved meanwhile
+    turns_before = conversation.turns - 1  # the file has more if another call has saved meanwhile
     if conversation_id and _turns(home, conversation_id) != turns_before:
         warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
         conversation_id = ""
@@ -99,7 +99,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
 
 
 def _turns(home: Home, conversation_id: str) -> int:
-    """How often the conversation was answered; 0 if it is there no more."""
+    """How often the conversation was answered; 0 if its file was deleted."""
     try:
         return Conversation.read(home.chats / f"{conversation_id}.json").turns
     except FileNotFoundError:

@@ -97,6 +97,7 @@ def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, s
     """
     if origin["format"] != "adapter":
         return _merge(home, model, target, origin)
+    # An adapter that comes from elsewhere has no run, so its base's weights are not known.
     weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     _copy_adapter(home, model, target, origin | weights)
     return True
@@ -146,7 +147,8 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     False if there is nothing at `target`, or an empty folder. Raises UserError BAD_ARGUMENT if
     there is anything else.
     """
-    if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
+    is_empty_folder = target.is_dir() and not os.listdir(target)
+    if is_empty_folder or not os.path.lexists(target):
         return False
     try:
         existing_origin = read_json(target / ORIGIN)
@@ -202,7 +204,8 @@ def _base_for_other_tools(model: ModelRef) -> str:
 
 
 def _file_stem(model: ModelRef) -> str:
-    """The model's name as the beginning of a file name."""
+    """The model as the beginning of a file name: its reference, or for an adapter that no run of
+    this home trained the name of the adapter's folder."""
     if model.run_id or model.adapter is None:
         return model.ref.replace("@", "-")
     return model.adapter.name  # named by a path or hub id
@@ -299,8 +302,8 @@ def _gguf_name(model: ModelRef, export_format: str) -> str:
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
-    """Wait until no worker holds the lock, for `WAIT_S` seconds at most. Returns whether none
-    does."""
+    """Wait until no worker holds the lock, for `WAIT_S` seconds at most; returns whether it is free
+    now."""
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:

@@ -71,8 +71,9 @@ def deploy(
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment. A
-    start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
+    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`
+    and takes no longer than `patience` allows. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
     DEPLOY_FAILED (retryable while the model still loads), NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
@@ -170,7 +171,7 @@ def _serve_locked(
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
     """Start a deployment of the target, and wait until it answers; returns its row."""
     row = _until_ready(home, _start(home, target, asker), deadline)
-    if row is None:
+    if row is None:  # not expected: the new row was not ready in an earlier call
         raise _ended_meanwhile_error()
     return row
 
@@ -178,8 +179,8 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """A living deployment that can serve the target; None if there is none.
 
-    It has the target's base model, and for an adapter thinking on or off as the adapter was
-    trained.
+    It has the target's base model and, if the target is an adapter, thinking switched on or off as
+    it was when the adapter was trained.
     """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
@@ -310,14 +311,15 @@ def _healthy(folder: DeployDir) -> bool:
 
 def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
     """Tell the deployment to load the target's adapter, which costs next to nothing if it is loaded
-    already. A base model has none.
+    already. For a base model nothing is done.
 
-    Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
-    retryable, if it is still busy with other answers at `deadline`.
+    Returns False if the process is ending, else True. Raises UserError DEPLOY_FAILED if it refuses,
+    or, retryable, if it is still busy with other answers at `deadline`.
     """
     if not target.adapter:
         return True
     folder = home.deployment(row.deployment_id)
+    # At least a moment, also where the call has no time left: the adapter may be loaded already.
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
@@ -421,7 +423,7 @@ def _stop_living(home: Home, ref: str) -> bool:
 def _how_it_ended(home: Home, ref: str) -> str:
     """Why the deployment `ref`, or the last one that served that model, ended; "" for none."""
     with Store(home) as store:
-        for row in store.list_deployments():
+        for row in store.list_deployments():  # the newest first
             if ref == row.deployment_id or ref in deployments.served(home, row):
                 return row.message or "it ended"
     return ""

@@ -75,6 +75,7 @@ class Filled:
     Attributes:
         values: the settings so far.
         sources: the source of each, such as `USER` or `RECIPE`.
+        warnings: what the user should know of the values.
     """
 
     def __init__(self, given: GivenSettings) -> None:
@@ -124,7 +125,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Fill in the settings of an evaluation that were not given. A single attempt is greedy."""
+    """Fill in the settings of an evaluation that were not given. A single attempt at each task is
+    greedy; several are sampled."""
     _answer_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
@@ -134,8 +136,8 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
-    1e-5 and 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
+    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; from
+    1e-5 to 2e-3. Distillation updates the model as GRPO does, and has the same rate."""
     if algorithm == "sft":
         # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
@@ -209,7 +211,8 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set batch size, epochs and steps, and the longest row of SFT or DPO."""
+    """Set the batch size of SFT or DPO, what only one of the two has, the number of epochs and
+    steps, and the longest row."""
     env = facts.env
     rows = _trained_rows(filled, algorithm, env)
     if algorithm == "sft":
@@ -241,8 +244,8 @@ def _sft_updates(params: int) -> int:
 
 
 def _sft_batch_size(rows: int | None, updates: int) -> int:
-    """The batch size with which three passes over the rows make that many updates: within 8 and 32,
-    but no more than an eighth of the rows. `rows` None means they are not known."""
+    """The batch size with which three passes over the rows make that many updates: from 8 to 32,
+    but no more than an eighth of the rows; 32 if the number of rows is None (not known)."""
     if rows is None:
         return 32
     wanted = round(_SFT_EPOCHS * rows / updates)
@@ -279,7 +282,9 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
     """Set what is SFT's alone. Reasoning is required if every counted answer has it."""
     filled.default("loss_on", "assistant")
     filled.default("packing", True)
-    every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
+    every_answer_reasons = (
+        env is not None and env.answered_lengths > 0 and env.reasoned == env.answered_lengths
+    )
     filled.default("thinking", "require" if every_answer_reasons else "keep")
     filled.default("keep", 0.0)
     filled.default("keep_env", "")
@@ -310,7 +315,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _grpo_defaults(filled: Filled) -> None:
-    """Set the group, the loss and the advantage of GRPO."""
+    """Set what belongs to GRPO: the group, sampling, the loss with its advantage, the updates."""
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
     filled.default("top_p", 1.0)
@@ -325,7 +330,8 @@ def _grpo_defaults(filled: Filled) -> None:
 
 
 def _loss_defaults(filled: Filled) -> None:
-    """Set the loss of GRPO, and the advantage and the clips that it was published with."""
+    """Fill in the loss of GRPO where it was not given, and likewise the advantage and the clips
+    with which that loss was published."""
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)
@@ -419,7 +425,8 @@ def _default_turns(env: EnvFacts | None) -> int:
 
 
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
-    """`preferred` tokens, or as many as fit into the context after the longest prompt.
+    """`preferred` tokens, or as many as fit into the context after the longest prompt; half of the
+    context where hardly any do.
 
     The longest prompt counts as 0 tokens without an environment. The result is at least 1.
     """

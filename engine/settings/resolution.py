@@ -104,7 +104,7 @@ def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
         return is_switched_on(given, "thinking")
-    for word in get_args(Reasoning):
+    for word in get_args(Reasoning):  # the words that SFT's setting takes
         if word == given.get("thinking"):
             return word
     return "keep"
@@ -130,8 +130,9 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     """Check the given settings one by one and return their values as the schema reads them, without
     those that are None.
 
-    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (another
-    algorithm, or no object), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
+    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (`settings` is no
+    object, or there is no such algorithm), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or
+    SETTING_INVALID.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -292,10 +293,9 @@ def _names_hint(unknown: list[str], algorithm: str) -> str:
             suggestion = _advice_for_foreign(name, algorithm)
         else:
             suggestion = aliases.suggest(name, algorithm, known)
-        if suggestion and len(unknown) > 1:
-            suggestion = f"{name}: {suggestion}"
         if suggestion:
-            suggestions.append(suggestion)
+            # If there is only one unknown name, the message has just named it.
+            suggestions.append(f"{name}: {suggestion}" if len(unknown) > 1 else suggestion)
     return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known)}."
 
 
@@ -325,6 +325,7 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
         for name, our_name in our_names.items()
         if not our_name and name in aliases.ARGUMENTS
     }
+    # A name that can be corrected in one of the three ways leaves the settings.
     removed = [
         name
         for name, our_name in our_names.items()
@@ -337,8 +338,8 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 def _other_owner(name: str, algorithm: str) -> str:
     """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo";
-    "training" for all of them. "" if `algorithm` has it itself or under another name, or none has.
-    """
+    "training" if all that train have it. "" if no algorithm has it, or if `algorithm` has it itself
+    or under another name."""
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
         return ""

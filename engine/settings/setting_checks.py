@@ -45,7 +45,7 @@ def check_loss(user_settings: GivenSettings) -> None:
 
 
 def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
-    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up."""
+    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up (`vllm`)."""
     if user_settings.get("sampler") == "vllm" and not vllm:
         raise _invalid_setting(
             "sampler",

@@ -69,7 +69,7 @@ def _value_hint(name: str, value: object, expected: str) -> str:
     Args:
         expected: the values that the setting takes, in words, such as "a whole number above 0".
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # wrong, so most likely a number is expected
         return "true and false are not numbers."
     if isinstance(value, float) and not math.isfinite(value):
         return f"Give {name} a finite number, or leave it out."
@@ -112,6 +112,7 @@ def _number_meant_by(value: object) -> float | int | None:
         return None
     if not math.isfinite(number):
         return None
+    # A text with a point, such as "8.0", is taken to mean a float.
     return int(number) if number.is_integer() and "." not in value else number
 
 

@@ -100,7 +100,8 @@ def large_files(folder: Path) -> list[Path]:
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Whether these JSONL files together are indexed instead of copied."""
+    """Whether these JSONL files together are indexed instead of copied: those of more than
+    COPIED_BYTES or COPIED_ROWS are."""
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
@@ -120,7 +121,8 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
     results = home.cache / "data" / _key(request)
     deadline = time.monotonic() + wait_s
     while True:
-        # Asked before the result is looked for: a process writes it before it ends.
+        # Asked before the result is read: a process that has ended by now has written its result,
+        # unless it failed.
         is_being_read = _is_being_read(results)
         with contextlib.suppress(OSError):  # no result yet
             return Indexed(results, DataIndex.read(results / _INDEX))
@@ -208,7 +210,8 @@ def _ended_without_result(results: Path) -> UserError:
 
 
 def _key(request: _Request) -> str:
-    """The name of the cache's folder for these files, from their paths, sizes and times."""
+    """The name of the cache's folder for these files: a hash of all by which their content, or what
+    is read from it, could differ."""
     parts: list[object] = [_VERSION]
     for file in request.files:
         info = os.stat(file.path)
@@ -218,12 +221,13 @@ def _key(request: _Request) -> str:
 
 
 def _is_pushed(path: Path) -> bool:
-    """Whether a push would take a data file: a regular one, reached without links."""
+    """Whether a push would take a data file: a regular one, reached without links, not hidden."""
     is_link = path.resolve() != path
     return path.is_file() and not is_link and not path.name.startswith(".")
 
 
 def _count_lines(path: Path) -> int:
+    """How many line ends the file has."""
     with open(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
@@ -416,7 +420,7 @@ class _Reading:
 
 
 def _count_repeated(hashes: columns.Column) -> int:
-    """How many numbers of a column an earlier one is equal to."""
+    """How many numbers of a column are equal to an earlier one."""
     return len(hashes.values()) - columns.count_distinct(hashes.values())
 
 

@@ -74,7 +74,9 @@ def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """
     for low, high in portions(len(hashes)):
         in_range = [value for value in hashes if low <= value < high]
-        if len(set(in_range)) == len(in_range):  # none occurs again; a set is smaller than a dict
+        # Where no value occurs again, the dict below, which takes more memory than a set, is not
+        # needed.
+        if len(set(in_range)) == len(in_range):
             continue
         first_position: dict[int, int] = {}
         for position, value in enumerate(hashes):

@@ -47,7 +47,7 @@ def _change_of(file: IndexedFile) -> str:
     does. Raises OSError if it cannot be read."""
     info = os.stat(file.path)
     if (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns):
-        return ""
+        return ""  # believed without reading the file
     if info.st_size != file.size:
         return f"has {info.st_size} bytes, not {file.size}"
     with open(file.path, "rb") as content:

@@ -129,7 +129,8 @@ def _cuts(blocks: Iterable[bytes]) -> list[_Place]:
     cuts = [block_start]
     for block in blocks:
         lines_end = block.rfind(b"\n") + 1  # of the last line that ends in it; 0: none does
-        if lines_end and block_start.offset + lines_end - cuts[-1].offset >= PART_BYTES:
+        part_bytes = block_start.offset + lines_end - cuts[-1].offset  # if it were cut there
+        if lines_end and part_bytes >= PART_BYTES:
             cuts.append(block_start.after(block[:lines_end]))
         block_start = block_start.after(block)
     file_end = block_start
@@ -214,9 +215,12 @@ def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message
 
 def _add_lengths(facts: PartFacts, prompt: Sequence[Message], answer: Sequence[Message]) -> None:
     """Count a row by the turns of its answer, and by the characters of its prompt and answer."""
-    facts.turns[sum(message.role == "assistant" for message in answer)] += 1
-    facts.prompt_chars[sum(len(message.content) for message in prompt)] += 1
-    facts.answer_chars[sum(len(message.content) for message in answer)] += 1
+    turns = sum(message.role == "assistant" for message in answer)
+    prompt_chars = sum(len(message.content) for message in prompt)
+    answer_chars = sum(len(message.content) for message in answer)
+    facts.turns[turns] += 1
+    facts.prompt_chars[prompt_chars] += 1
+    facts.answer_chars[answer_chars] += 1
 
 
 def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
@@ -249,7 +253,7 @@ def _hash64(text: str) -> int:
 def read_line(descriptor: int, offset: int) -> bytes:
     """The line that begins at `offset` of an open file, without its end."""
     content = b""
-    size = _FIRST_READ
+    size = _FIRST_READ  # enough for most lines
     while b"\n" not in content:
         more = os.pread(descriptor, size, offset + len(content))
         if not more:  # the file ends without a line end

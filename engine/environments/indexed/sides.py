@@ -68,7 +68,7 @@ def _decide_portion(
     """Write the side of some of the dataset's rows into `sides.of_row`, and count their training
     prompts in `sides.distinct_prompts`.
 
-    `rows` are the positions of these rows; with a row all others of its prompt are among them.
+    `rows` are the positions of these rows; all rows with the same prompt are among them.
     `prompts` has the hash of the prompt of every row of the dataset, `named` the side it names.
     """
     candidates = _candidates(rows, prompts, named)
@@ -136,14 +136,15 @@ class _Chooser:
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
         """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
         its rows). All hashes must be larger than those of earlier calls, so that prompts are taken
-        in the order of their hashes, which is a random one.
+        in the order of their hashes, which is a random one. Also notes how many prompts there were
+        (`seen_prompts`) and which has the fewest rows (`smallest`).
         """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
         if rows_of_prompt:
             fewest = min((count, key) for key, count in rows_of_prompt.items())
             self.smallest = min(self.smallest or fewest, fewest)
-        if self.taken_rows == self.row_limit:
+        if self.taken_rows == self.row_limit:  # no prompt has room any more
             return chosen
         for key in sorted(rows_of_prompt):
             if self.taken_rows + rows_of_prompt[key] <= self.row_limit:

@@ -91,6 +91,7 @@ def load_metrics(path: Path) -> Metrics:
     tail_start = end - _EXACT_BYTES // 2
     rows = _sampled_rows(path, tail_start)
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
+    # Damaged lines among the sampled ones are not counted.
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
 
 
@@ -158,8 +159,8 @@ def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
 
 
 def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
-    """The indices of the lines that have a rare metric: one of `keys` that at most a third of the
-    lines have, such as the score of an evaluation."""
+    """The indices of the lines that have a rare metric. Of `keys`, those are rare that at most a
+    third of the lines have, such as the score of an evaluation."""
     rare: set[int] = set()
     for key in keys:
         measured = _measured_indices(lines, key)
