@@ -197,7 +197,7 @@ def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> Pus
 
 
 def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
-    """The reply about what was chosen, still without summary, suggested calls and warnings."""
+    """The reply about what was chosen, still without summary, env_id, next calls and warnings."""
     outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
@@ -207,7 +207,7 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
         groups=len(selection.groups),
         dropped=_dropped_by_reason(outcome),
         sources=[source.summary() for source in sources],
-        heldout_rows=len(_heldout_tasks(selection.tasks)),
+        heldout_rows=len(_heldout_tasks(selection.tasks)),  # each task becomes a row
         env_id="",
         examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
         dropped_examples=_dropped_examples(outcome, redact),
@@ -471,6 +471,7 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
     """A warning where the sources are of several environment versions; else []."""
     if len({source.record.hash for source in sources}) <= 1:
         return []
+    # An env_id ends in the hash of its version, so these are as many.
     names = sorted({source.record.env_id for source in sources})
     return [f"Tasks of {', '.join(names)} are kept apart, also where their ids agree."]
 

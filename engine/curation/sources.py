@@ -425,9 +425,11 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
 def _attempts_per_task(config: RunConfig, split: str) -> int:
     """How many answers the run stored for each task of `split`, as its config asks for them."""
     if isinstance(config, TrainConfig):
-        if split == "train" and isinstance(config, GRPOConfig | DistillConfig):
+        if split != "train":
+            return 1  # held-out tasks are answered once
+        if isinstance(config, GRPOConfig | DistillConfig):
             return config.settings.group_size
-        return 1  # held-out tasks are answered once; SFT has no rollouts
+        return 1  # SFT and DPO have no rollouts that this could be wrong about
     if isinstance(config, ProbeConfig):
         return config.settings.group_size
     return config.attempts

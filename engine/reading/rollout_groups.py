@@ -71,8 +71,8 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     A group is shown whole, with the members that do not match. Groups with the widest spread of
     rewards come first.
     """
-    groups = _groups_with(matching_rows, source.rows)
-    page = GroupsPage(
+    groups = _groups_by_spread(matching_rows, source.rows)
+    empty_page = GroupsPage(
         summary="",  # written below, once it is known how many groups fit
         run_id=reading.row.run_id,
         step=source.step,
@@ -84,16 +84,16 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         reading,
         [_group_item(reading, rows) for rows in reading.shown_part(groups)],
         total=len(groups),
-        step_mark=source.mark,
-        page_of=lambda items: replace(page, groups=items),
+        step_mark=source.mark,  # so that the cursor goes on with the same step
+        page_of=lambda items: replace(empty_page, groups=items),
         shorten=_shorten_group,
     )
     return replace(
-        page,
+        empty_page,
         groups=fitted_groups.items,
         warnings=fitted_groups.warnings + source.warnings,
         next_cursor=fitted_groups.next_cursor,
-        summary=_summary(page, groups, shown_count=len(fitted_groups.items)),
+        summary=_summary(empty_page, groups, shown_count=len(fitted_groups.items)),
     )
 
 
@@ -106,7 +106,7 @@ def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int
     )
 
 
-def _groups_with(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
+def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
     """The groups of `rows` that have a member among `matching_rows`, each with all its members.
 
     The widest spread of rewards comes first; equal spreads are in the order of the groups' keys.

@@ -137,7 +137,7 @@ def _held_out_answers(reading: Reading) -> Source:
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
-    if not steps:  # nor are there rollouts, which the message names: they would have been read
+    if not steps:  # the message names rollouts: a run that has any does not come here
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no rollouts yet (it is {row.state})",

@@ -192,4 +192,4 @@ def _name_of_picked_rows(pick: str, description: str) -> str:
         return f"{description} with an error"
     if pick == "truncated":
         return f"{description} cut short"
-    return f"{pick} {description}"
+    return f"{pick} {description}"  # the other picks, such as "worst", are adjectives

@@ -464,7 +464,7 @@ def _fit_lines(
     if len(shown_lines) == len(lines):
         return lines, page
     if older:
-        shown_lines.reverse()
+        shown_lines.reverse()  # back to the order of the file
         return shown_lines, replace(page, lines=shown_lines, start=shown_lines[0].start)
     return shown_lines, replace(page, lines=shown_lines, end=shown_lines[-1].end)
 
@@ -472,8 +472,10 @@ def _fit_lines(
 def _lines_within(
     lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
 ) -> list[Line]:
-    """The first of the lines that have at most `max_chars` characters together; at least one, if
-    there is one."""
+    """As many of the first lines as `max_chars` characters hold.
+
+    At least one, however long, unless `lines` are empty.
+    """
     shown_lines: list[Line] = []
     remaining_chars = max_chars
     for line in lines:

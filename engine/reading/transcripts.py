@@ -343,8 +343,10 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
 
 
 def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
-    """The first and the last turns, with the note "[7 messages left out]" between them; all turns
-    if there are at most `max_turns`."""
+    """The first and the last turns, with the note "[7 messages left out]" between them.
+
+    All turns if there are at most `max_turns`, which is 2 or more.
+    """
     if len(turns) <= max_turns:
         return list(turns)
     last_count = max_turns // 2
@@ -394,7 +396,10 @@ def pieces(
 
 
 def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """The (start, end) of each run of positions below `length` whose mask is all set or all not."""
+    """The (start, end) of each stretch of positions below `length` with the same mask.
+
+    A mask is set (any value but 0) or not.
+    """
     spans = []
     start = 0
     for position in range(1, length + 1):
@@ -405,8 +410,11 @@ def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, in
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask, or the reason why it has none: at most 1500 ids
-    of the answer, and the last 375 of the prompt. Without `decode` there is no text."""
+    """The token ids of a row with their loss mask, or the reason why it has none.
+
+    Of the answer the first 1500 ids, of the prompt the last 375. Without `decode` the ids come
+    without their text.
+    """
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')

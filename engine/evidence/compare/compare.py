@@ -276,6 +276,7 @@ def _contests(
             other,
             comparison=comparison,
             p_adjusted=p,
+            # Of any of the contests, so that all have the same fields.
             corrected=len(others) > 1 or max(evaluation_counts) > 1,
             cause=attribution(home, first, other),
         )

@@ -222,10 +222,10 @@ def _trainings_between(
 
     - [] for one and the same checkpoint, ["checkpoint"] for two checkpoints of one run.
     - The trainings in between where one model descends from the other, as "training of r-1".
-    - "base model" and each training where at least one model is a base model (or one whose training
-      is not known) that is no ancestor of the other.
     - None where both were trained and neither descends from the other: the caller then compares
       their settings.
+    - Else "base model" and each training: at least one of the two is a base model (or one whose
+      training is not known), and no ancestor of the other.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)

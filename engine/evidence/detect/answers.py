@@ -391,7 +391,8 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 
 def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
     """The edit to propose where the scorer cannot read `unread_share` of the answers."""
-    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
+    hardly_any_is_read = 1.0 - unread_share <= limits.PARSED_NEVER
+    if hardly_any_is_read and facts.algorithm in SAMPLING_ALGORITHMS:
         return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
     return edit_lever(
         "score(): read the right answers that miss the form, or ask for it in the prompt"
@@ -409,7 +410,10 @@ def _name_of_form_metric(facts: Facts) -> str:
 
 
 def _unread_share(facts: Facts) -> float | None:
-    """The share of answers that the scorer cannot read, if it is high enough for a finding."""
+    """The share of answers that the scorer cannot read, if it is high enough for a finding.
+
+    Else None, and also where it is not known or there are too few answers to tell.
+    """
     if facts.algorithm in SAMPLING_ALGORITHMS:
         return _lasting_unread_share(facts)
     view = facts.last_answers

@@ -161,6 +161,7 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
         'train by SFT on reference answers first (algorithm="sft"), then GRPO on it',
         Change(arguments={"algorithm": "sft"}),
     )
+    # The examples are the best of the failed answers; without a share, success is not reported.
     where = "success == False" if solved_share is not None else ""
     return Finding(
         "too_hard", sentence, evidence, lever, playbook="curriculum", pick="best", where=where
@@ -462,7 +463,7 @@ def _nearly_all_solved(solved_share: float) -> bool:
 def _not_all_solved(facts: Facts) -> bool:
     """Whether the first steps left tasks unsolved; True where success is not reported.
 
-    It tells apart groups of equal answers: equal right ones are no fault, the model knows the task.
+    Groups of equal answers are a fault only then: a model that knows its tasks answers equally.
     """
     solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS

@@ -123,7 +123,10 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
-    """Whether held-out success clearly rose from one step to another; False if not measured."""
+    """Whether held-out success clearly rose from one step to another.
+
+    A step without a measured success counts as 0.
+    """
     success_by_step = dict(facts.curve("heldout_success"))
     before, after = success_by_step.get(from_step, 0.0), success_by_step.get(to_step, 0.0)
     noise = 0.0  # while the number of tasks is not known
@@ -281,6 +284,7 @@ def unstable(facts: Facts) -> Finding | None:
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
         sentence = f"The run ended on a number that is none: {error or 'NaN'}."
+        # A larger cut than for the other signs (2), because this one ended the run.
         return _unstable_finding(facts, sentence, {"error": error}, rate_divisor=3)
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:

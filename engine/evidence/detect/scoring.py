@@ -353,7 +353,7 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 def _judge_signal(facts: Facts) -> dict[str, float]:
     """A sign of an exploited reward: a judge rates more and more wrong answers highly.
 
-    Gives the share of such answers at the end; {} without the sign.
+    The number is the share of such answers at the end; {} without the sign.
     """
     judge_gap = trend(facts.view_values("judge_gap"))
     if judge_gap and judge_gap.last > limits.JUDGE_GAP and judge_gap.rose:

@@ -122,8 +122,10 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place on the axis, given as (start, end); 3 % of the
-    axis are left free at each end."""
+    """The function from a difference to its place on the axis.
+
+    `axis` is the lowest and the highest difference; 3 % of it are left free at each end.
+    """
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN

@@ -344,13 +344,17 @@ def _held_out_results(run: RunDir) -> list[HeldOutResult]:
 
 
 def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure) -> HeldOutResult:
-    """The mean of the rows that have a value; success also has Wilson's interval over its tasks."""
+    """The mean of the rows that have a value (at least one does), with an interval for success.
+
+    The interval is Wilson's over the tasks.
+    """
     values_or_none = [value_of(row, measure) for row in rows]
     values = [value for value in values_or_none if value is not None]
     mean = sum(values) / len(values)
     if measure != "success":
         return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
+    # Wilson's interval needs whole tasks; several attempts at a task can make a fraction.
     solved_count = round(mean * task_count)
     return HeldOutResult(step, mean, interval=wilson(solved_count, task_count))
 

@@ -35,7 +35,7 @@ def audit(dossier: Dossier) -> Section | None:
     if audit_result is None:
         return None
     conclusion = _audit_conclusion(audit_result, dossier.reward_risk_accepted)
-    # A line is a sequence of texts and tags. The page shows the conclusion in its lead, below.
+    # In Markdown only: the page shows the conclusion in the lead of the section (below).
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
@@ -52,8 +52,10 @@ def audit(dossier: Dossier) -> Section | None:
 
 
 def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
-    """The verdict of the audit and its headline; `risk_accepted`: the run was trained although the
-    audit failed."""
+    """The verdict of the audit as a tag, and its headline, which make a line together.
+
+    `risk_accepted` says that the run was trained although the audit failed.
+    """
     # The headline reads "verdict: text"; the verdict is shown as a tag.
     _, _, headline = audit_result.headline.partition(": ")
     text = f" {sentence_case(headline)}"
@@ -155,7 +157,7 @@ def contamination(dossier: Dossier) -> Section | None:
     if not overlap.headline:
         return None
     conclusion = (Tag(overlap.verdict), _contamination_text(overlap))
-    # The page shows the conclusion in its lead, below.
+    # In Markdown only: the page shows the conclusion in the lead of the section (below).
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if overlap.sources:
         section_blocks.append(_sources_table(overlap.sources[:_SOURCES]))
@@ -380,7 +382,7 @@ def training(dossier: Dossier) -> Section | None:
     ]
     if dossier.device_hours is not None:
         facts.append(("device time", duration(dossier.device_hours)))
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
 
 
@@ -410,7 +412,7 @@ def use(dossier: Dossier) -> Section | None:
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 
@@ -421,5 +423,5 @@ def limits(dossier: Dossier) -> Section:
         "environment version. It says nothing about other tasks, about skills that were not "
         "evaluated, or about safety."
     )
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="What is not known", blocks=[blocks.Paragraph([text])])

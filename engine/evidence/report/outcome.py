@@ -26,8 +26,8 @@ def headline(dossier: Dossier) -> tuple[str, str]:
     """(the word over the report, the name of the page's colour).
 
     The word is the verdict, such as "No difference"; the state of a run that failed, was cancelled
-    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" or
-    named after the verdict.
+    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" (also
+    for "Evaluated") or named after the verdict.
     """
     row = dossier.row
     if row.state in ("failed", "cancelled"):

@@ -89,7 +89,8 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
         return Interval(-1.0, 1.0)
     z = normal_quantile(0.5 + confidence / 2.0)
     observed_difference = (b - c) / n
-    # Where all tasks were lost (or gained) the bound is the end of the scale: nothing to search.
+    # The lower bound is the difference with the score z, the upper one that with -z. Where all
+    # tasks were lost (or gained) the bound is the end of the scale: nothing to search.
     low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed_difference)
     high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed_difference, high=1.0)
     return Interval(low, high)

@@ -311,9 +311,8 @@ class HeldOut:
     def _units_sharing_grams(self, texts: Sequence[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
-        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the
-        sequences that only this unit has, together with all of its numbers. `texts` are lists of
-        tokens.
+        A large part is a run of `COPIED_WORDS` words that only this unit has, or what
+        `_is_large_part` defines. `texts` are lists of tokens.
         """
         if not self._grams:
             return []
@@ -347,19 +346,22 @@ class HeldOut:
             shared_grams[position].grams.add(gram)
             shared_grams[position].longest_run = max(shared_grams[position].longest_run, run)
 
-    def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
+    def _is_large_part(
+        self, index: int, unique_grams: set[tuple[str, ...]], numbers: set[str]
+    ) -> bool:
         """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        That is at least half of the word sequences that no other unit has, and all its numbers.
+        A large part is all its numbers, and `LARGE_SHARE` of the word sequences that no other unit
+        has, at least `FEWEST_GRAMS` of them.
 
         Args:
             index: the position of the unit.
-            grams: which of those word sequences the row contains.
+            unique_grams: those of these word sequences that the row contains.
             numbers: all numbers that the row contains.
         """
         unit = self.units[index]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-        return len(grams) >= fewest_grams and numbers_of(unit.tokens) <= numbers
+        return len(unique_grams) >= fewest_grams and numbers_of(unit.tokens) <= numbers
 
 
 def scan(

@@ -301,7 +301,7 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
 
     `forgotten` are sentences on skills that the model lost by training.
     """
-    # The answers before training are those of step 0; `sides.step` is None if there are no later.
+    # The answers before training are those of step 0; `sides.step` is None without later ones.
     return [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
