@@ -310,7 +310,7 @@ def _keep_pairs(
         outcome.worse.append(worse)
     surplus_pairs = pairs[choices.max_per_task :]
     outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
-    paired_ids = {id(attempt) for pair in pairs for attempt in pair}
+    paired_ids = {id(attempt) for pair in pairs for attempt in pair}  # they are not hashable
     outcome.drop(
         "unpaired", [attempt for attempt in usable_attempts if id(attempt) not in paired_ids]
     )

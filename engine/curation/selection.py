@@ -286,9 +286,9 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
 def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
     """The attempts sorted by how much `select` prefers them.
 
-    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
     - shortest: the shortest first, of equal ones the higher reward first.
     - all: in the order of `sort_key`.
+    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
     """
     if select == "shortest":
         return sorted(attempts, key=lambda a: (a.tokens, -a.reward, a.sort_key))

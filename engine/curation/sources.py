@@ -436,8 +436,11 @@ def _attempts_per_task(config: RunConfig, split: str) -> int:
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files with the held-out answers of a training run at up to eight steps, each with its
-    model, such as "r-1@step20", and the warnings. `start_model` gave the answers at step 0."""
+    """(the files with the held-out answers of a training run at up to eight steps, warnings).
+
+    A file comes as a pair: the name of the model that answered, such as "r-1@step20"
+    (`start_model` at step 0), and the path.
+    """
     evaluated_steps = run.eval_steps()
     steps = _spread_steps(evaluated_steps, _best_step(run))
     files = []

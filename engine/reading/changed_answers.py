@@ -259,8 +259,8 @@ def _attempt_key(row: EvaluationRow) -> str:
 def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
     """The score after minus the score before: change of success, else of the reward.
 
-    The reward decides if success is the same in both or unknown in one. 0 if either answer could
-    not be scored.
+    The reward (without one, the loss with its sign changed) decides if success is the same in both
+    or unknown in one. 0 if either answer could not be scored.
     """
     if before.error or after.error:
         return 0.0

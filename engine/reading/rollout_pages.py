@@ -193,7 +193,7 @@ def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str
     were read, as `mark_of` writes them.
     """
     next_skip = reading.start.skip + shown_count
-    if not shown_count or next_skip >= total:
+    if not shown_count or next_skip >= total:  # an empty page would lead to itself
         return ""
     return f"{reading.query.pick}:{step_mark}:{next_skip}"
 

@@ -131,7 +131,7 @@ def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutIt
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
-    """A page that still lacks its summary, its rollouts, its warnings and its cursor.
+    """A page that still lacks its summary, `about`, its rollouts, its warnings and its cursor.
 
     `picked_count` is the number of rows that the pick selects, on all pages.
     """

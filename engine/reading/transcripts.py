@@ -356,8 +356,11 @@ def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The largest length at which texts of these lengths can be cut to sum to at most `total`, but
-    not below 20: for lengths 10, 50 and 90 with a total of 100 that is 45."""
+    """The length to cut texts of these lengths to, so that together they are at most `total` long.
+
+    For lengths 10, 50 and 90 and a total of 100 it is 45. A text that is cut keeps at least
+    `_LEAST_CUT`, even where the texts are then too long together.
+    """
     remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
     for length in sorted(lengths):
@@ -366,7 +369,7 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
             return max(share, _LEAST_CUT)
         remaining_chars -= length
         remaining_texts -= 1
-    return max(lengths, default=0)
+    return max(lengths, default=0)  # all fit uncut
 
 
 def pieces(

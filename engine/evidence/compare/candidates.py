@@ -395,8 +395,8 @@ def _choose_offers(
     best_offers: list[Offer] = []
     best_agreement = (-1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
-    # Each offer of the first id is tried with the nearest ones of the others; the first try wins
-    # among those that agree equally well.
+    # Each offer of the first id (whose nearest is itself) is tried with the nearest ones of the
+    # others; the first try wins among those that agree equally well.
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         agreement = _agreement(first, offers_like_first)

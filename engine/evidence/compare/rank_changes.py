@@ -323,4 +323,4 @@ def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
 
 def _sign(value: float) -> int:
     """The sign of a number: -1, 0 or 1."""
-    return (value > 0) - (value < 0)
+    return (value > 0) - (value < 0)  # True counts as 1

@@ -289,7 +289,10 @@ def changed_names(first: Making, second: Making) -> list[str]:
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:
-    """The names of the settings that differ, but for the seed and those in `NEUTRAL`."""
+    """The names of the settings that differ, but for the seed and those in `NEUTRAL`.
+
+    Results that differ by the seed alone differ by noise (`_reason_for_noise`).
+    """
     setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])
     return [
         name

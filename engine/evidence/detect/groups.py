@@ -53,7 +53,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
     unsolved = recent_mean(facts.series("groups_too_hard"))
     if zero_advantage is None or effective is None or unsolved is None:
         return None
-    solved = mean(facts.recent("groups_too_easy") or [0.0])
+    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 where it was not logged
     return _GroupShares(effective, unsolved, solved, zero_advantage)
 
 
@@ -63,7 +63,7 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
         "uniform_groups",
         _no_advantage_text(shares, "the answers of a group are the same text"),
         _group_evidence(facts, shares, cause="equal texts"),
-        _lever_for_same_text(facts.settings.temperature or 1.0),
+        _lever_for_same_text(facts.settings.temperature or 1.0),  # 1: not known, or 0
         playbook="failures",
         pick="group",
         root=True,
@@ -171,7 +171,8 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
 def too_easy(facts: Facts) -> Finding | None:
     """Detect that nearly all answers were right from the first steps on.
 
-    None for a run that got there by training, or whose environment does not report success.
+    None for a run that got there by training or has too few steps, where the environment does not
+    report success, and where enough groups give a gradient all the same.
     """
     effective_shares = facts.series("groups_effective")[: limits.WINDOW]
     if len(effective_shares) < limits.LEAST:
@@ -479,5 +480,5 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     half_length = len(values) // 2
     if half_length < 2:
         return False
-    change = change_between(values[:half_length], values[-half_length:])
-    return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
+    rise = change_between(values[:half_length], values[-half_length:])
+    return rise.change > limits.SUCCESS_FOLLOWS and rise.z >= limits.RISING_Z

@@ -34,7 +34,8 @@ _ERROR_CHARS = 300  # of an error's text, shown as evidence
 def overfitting(facts: Facts) -> Finding | None:
     """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
-    None with too few held-out evaluations, or where held-out success clearly rose in the meantime.
+    None with too few held-out evaluations, where the held-out loss rose too little to matter, or
+    where held-out success clearly rose in the meantime.
     """
     losses = _losses_since_lowest(facts)
     if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):

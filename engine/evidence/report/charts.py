@@ -122,10 +122,8 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place on the axis.
-
-    `axis` is the lowest and the highest difference; 3 % of it are left free at each end.
-    """
+    """The function from a difference to its place on the axis, of which 3 % are left free at each
+    end; `axis` is the lowest and the highest difference."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -312,7 +310,7 @@ def level_bar(
     """
     width, height, y_middle = 220, 22, 11
     axis_start, axis_end = axis
-    axis_span = max(axis_end - axis_start, 1e-9)
+    axis_span = max(axis_end - axis_start, 1e-9)  # not 0, to divide by it
 
     def x_of(number: float) -> float:
         """Pixels from the left; the dot needs 6 pixels at each end."""
@@ -470,7 +468,7 @@ def _value_range(curve: Curve) -> tuple[float, float]:
     if curve.from_zero or (curve.is_share and low < 0.35 * high):
         low = min(low, 0.0)
     if _are_equal(low, high):
-        padding = abs(low) * 0.1 or 0.5
+        padding = abs(low) * 0.1 or 0.5  # 0.5 where both are 0
         high += padding
         if low:  # an axis of zeros starts at 0
             low -= padding
@@ -505,7 +503,7 @@ def _vertical_line(frame: _Frame, step: float, text: str) -> str:
     """A vertical line at a step; its label is on the side that has more room."""
     x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _line("best", (x, x), (_TOP, bottom))
-    if x > frame.width * 0.6:
+    if x > frame.width * 0.6:  # a label to the right of it might leave the drawing
         return line + _text("bestlabel end", x - 6, bottom - 7, text)
     return line + _text("bestlabel", x + 6, bottom - 7, text)
 

@@ -282,7 +282,8 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     if row.kind != "train":
         return _stations_of_evaluation(row, config)
     newest_first: list[Station] = []
-    # What the run visited last started from: a base model, or the next run as "run@checkpoint".
+    # What the run of the last round started from: a base model, or a checkpoint of the run of the
+    # next round, such as "r-1@step20".
     start_ref = ""
     for run in ancestry(home.run(row.run_id)):
         run_row = _find_row(home, run.id)

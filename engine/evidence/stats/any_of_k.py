@@ -44,7 +44,7 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
 
 
 def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
-    """What pass@k of `after` is above that of `before`, on the tasks that both have.
+    """By how much pass@k of `after` is above that of `before`, on the tasks that both have.
 
     `k` is the smallest number of scored attempts that one of those tasks has on either side. None
     where that is below 2, or no task is on both sides.

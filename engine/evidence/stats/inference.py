@@ -362,7 +362,8 @@ def paired_verdict(
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
     word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
-    # Begins with the counts of tasks and errors; the test and the means add the other numbers.
+    # `unknown_verdict` gives the counts of tasks and errors; the means and the test add the other
+    # numbers.
     verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
     return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
 
@@ -513,7 +514,7 @@ def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha:
         p=mcnemar_midp(gained_count, lost_count),
         detectable=smallest_detectable_gap(n, gained_count + lost_count, alpha=alpha),
         method="McNemar mid-p, Tango score interval",
-        span=1.0,
+        span=1.0,  # from 0 to 1
     )
 
 

@@ -6,7 +6,7 @@ row, or when its reference answer does and is long enough to be told from others
 - exact: the same text, white space around it aside;
 - normalised: the same words, numbers and operators, whatever the case, spacing and punctuation;
 - ngram: 13 words in a row that only this held-out task has, or half of its own 8-word sequences
-  together with all of its numbers.
+  (at least 3) together with all of its numbers.
 
 Word sequences that several held-out tasks share are their common form and are not counted, so
 tasks made from one template do not accuse each other. Short tasks are compared exactly and

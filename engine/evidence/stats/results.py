@@ -131,7 +131,7 @@ def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
         if row.prompt and row.task not in prompt_of_task:
             prompt_of_task[row.task] = prompt_key(row.prompt)
     smallest_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
-    for task in sorted(prompt_of_task):
+    for task in sorted(prompt_of_task):  # the smallest id of a prompt comes first
         smallest_id.setdefault(prompt_of_task[task], task)
     if len(smallest_id) == len(prompt_of_task):
         return {}

@@ -104,7 +104,7 @@ def result_step(run_dir: RunDir) -> int | None:
     if not candidates:
         return None
     named_best = _step_named_best(run_dir)
-    if named_best in candidates:
+    if named_best in candidates:  # it need not be: the test half may not have been asked there
         return named_best
     best = best_step(run_dir, candidates)  # by its result on the validation half
     return candidates[-1] if best is None else best  # the newest, if none can be called the best

@@ -450,7 +450,7 @@ def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
     """Why an evaluation has no two models to compare; `model_count` is how many have rows."""
     if model_count > 0:
         return "one model alone has nothing to be better than"
-    if taught_tasks(run_dir):
+    if taught_tasks(run_dir):  # their rows are left out of every comparison
         return "every task that was scored stands in the training rows"
     return "nothing was scored"
 
