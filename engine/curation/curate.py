@@ -188,8 +188,8 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if that is nothing,
-    and every error of `push_env`."""
+    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if nothing was
+    chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
         raise _nothing_to_save(selection.outcome, selection.sources)
     chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
@@ -216,8 +216,8 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
 
 
 def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
-    """How many attempts were dropped for each reason, in the order of REASONS, without reasons for
-    which none was."""
+    """How many attempts were dropped, by reason, in the order of REASONS; reasons without any are
+    left out."""
     return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
 
 
@@ -455,8 +455,8 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
 
 
 def _warnings_of_incorrect_rows(kept_attempts: Sequence[Attempt], select: str) -> list[str]:
-    """A warning that counts the kept attempts that are not correct, where `select` could have left
-    them out; else []."""
+    """A warning with the number of kept attempts that are not correct; [] without any, and where
+    `select` keeps no such attempts or cannot leave them out."""
     incorrect_count = sum(not attempt.correct for attempt in kept_attempts)
     # correct and shortest keep right answers only; of a pair both answers may be wrong.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
@@ -558,8 +558,8 @@ def _next_calls(
 
 
 def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> Call:
-    """The call that trains on the saved dataset, from the model that gave the answers if there is
-    only one."""
+    """The call that trains on the saved dataset; it starts from the model that gave the answers, if
+    that is only one."""
     algorithm = "dpo" if choices.select == PAIRS else "sft"
     training = {"env_id": env_id, "algorithm": algorithm}
     models = {model for source in sources for model in source.models}

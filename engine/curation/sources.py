@@ -464,8 +464,10 @@ def _best_step(run: RunDir) -> int | None:
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """At most `MOST_STEPS` of the steps: the first, the last, `best` if it is one of them, and
-    others spread evenly."""
+    """At most `MOST_STEPS` of the steps; all of them if they are no more.
+
+    They are the first, the last, `best` if it is one of the steps, and others spread evenly.
+    """
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required_steps = {steps[0], steps[-1]}

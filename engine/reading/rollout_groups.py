@@ -124,8 +124,8 @@ def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list
 def _group_key(row: Row) -> str:
     """A text that identifies a row's group, such as "000000003 000000012" or "task add-7".
 
-    In training it is made of the step and the number of the group, with zeros in front, so that
-    sorting by it gives the order of training. In an evaluation it is the task.
+    In training it is the step and the number of the group. Both have zeros in front, so that
+    sorting by the text gives the order of training. In an evaluation it is the task.
     """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
@@ -197,8 +197,10 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
 
 
 def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
-    """The item with the metrics of its members left out, from the first member on, until it has at
-    most `chars` characters of JSON."""
+    """The item with at most `chars` characters of JSON, or without any metrics.
+
+    The metrics of its members are left out one after the other, from the first member on.
+    """
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)

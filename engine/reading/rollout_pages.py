@@ -165,8 +165,9 @@ def fit(
     page_of: Callable[[list[T]], object],
     shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """Keep the first of the items, as many as a reply has room for; a single one is shortened if it
-    does not fit alone.
+    """Keep as many of the first items as a reply has room for.
+
+    Where not even one fits, it is shortened.
 
     Args:
         total: number of all matching items, on all pages.

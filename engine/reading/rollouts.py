@@ -95,8 +95,8 @@ def _reading_of(home: Home, query: RolloutQuery) -> Reading:
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
     """A page of single rollouts or answers.
 
-    Of `matching_rows`, the rows of `source` that match the query's filter, it shows those that the
-    query's `pick` selects (such as "worst" or "random"), in the order of that pick.
+    `matching_rows` are the rows of `source` that match the query's filter. The page shows those of
+    them that the query's `pick` selects (such as "worst" or "random"), in the order of that pick.
     """
     # The same seed for every page, so that all pages show parts of one random order.
     seed = f"{reading.row.run_id} {source.step}"

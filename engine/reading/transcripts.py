@@ -333,8 +333,11 @@ def length_of(turns: Sequence[Turn]) -> int:
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """Shorten a conversation to about `chars` characters: leave out turns in the middle if there
-    are too many for 60 characters each, then cut long turns, all to the same length."""
+    """Shorten a conversation to about `chars` characters.
+
+    If there are too many turns for 60 characters each, turns in the middle are left out. Then long
+    turns are cut, all to the same length.
+    """
     shown_turns = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
     if length_of(shown_turns) <= chars:
         return shown_turns
@@ -432,8 +435,7 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
 
 
 def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
-    """How many tokens of a prompt and an answer of these lengths are not shown; None instead of
-    0."""
+    """How many tokens of a prompt and an answer of these lengths are not shown; None if all are."""
     cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)
     cut_of_answer = max(0, answer_tokens - _MOST_TOKENS)
     return (cut_of_prompt + cut_of_answer) or None

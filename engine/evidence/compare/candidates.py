@@ -329,11 +329,11 @@ class _Finder:
     def _offer_of_step(
         self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
     ) -> Offer:
-        """One held-out evaluation of a training run as an offer: the model `label`, whose rows are
-        read only if it is chosen.
+        """One held-out evaluation of a training run as an offer of the model `label`.
 
-        Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
-        for step 0, the model that the run started from.
+        The rows are read only if the offer is chosen. Only the half of the tasks that no checkpoint
+        was chosen on is used. `trained_here` is False for step 0, the model that the run started
+        from.
         """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 

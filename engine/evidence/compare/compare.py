@@ -158,8 +158,9 @@ class Standing:
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
 
-        "answers" leaves out the answers in the examples and the names of the methods, "settings"
-        the values of the settings (their names stay), "sampling" how the answers were sampled.
+        "answers": the answers in the examples, and the names of the statistical methods.
+        "settings": the values of the settings; their names stay.
+        "sampling": how the answers were sampled.
         """
         with_answers = "answers" not in leave_out
         flips = self.flips.to_json() if with_answers else self._flipped_tasks()

@@ -82,8 +82,7 @@ class Making:
 def making_of_run(home: Home, run_id: str) -> Making:
     """How the model of a run was made.
 
-    The config in the result is None where the run's own is gone or damaged, or where the run is not
-    a training run.
+    Its config is None where the run is no training run, or where the config is gone or damaged.
     """
     config = home.run(run_id).find_config()
     return Making(run_id, config if isinstance(config, TrainConfig) else None)

@@ -171,8 +171,10 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
 def too_easy(facts: Facts) -> Finding | None:
     """Detect that nearly all answers were right from the first steps on.
 
-    None for a run that got there by training or has too few steps, where the environment does not
-    report success, and where enough groups give a gradient all the same.
+    None in these cases:
+        the run has too few steps, or got there by training;
+        the environment does not report success;
+        enough groups give a gradient all the same.
     """
     effective_shares = facts.series("groups_effective")[: limits.WINDOW]
     if len(effective_shares) < limits.LEAST:
@@ -385,8 +387,10 @@ def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None where the result is above that of step 0, where nearly all tasks are solved (so that it
-    could hardly rise), or where neither success nor reward was measured both times.
+    None in these cases:
+        neither success nor reward was measured both times;
+        the result is above that of step 0;
+        nearly all tasks are solved, so that it could hardly rise.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):

@@ -279,8 +279,10 @@ class _Spike(NamedTuple):
 def unstable(facts: Facts) -> Finding | None:
     """Detect unstable training; None without a sign of it.
 
-    The signs: the run ended on NaN or infinity, the divergence from the start (KL) jumped, or the
-    gradient norm spiked several times, or once and training got worse after it.
+    The signs are, in this order:
+        the run ended on NaN or infinity;
+        the divergence from the start (KL) jumped;
+        the gradient norm spiked several times, or once and training got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""

@@ -122,8 +122,7 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place on the axis, of which 3 % are left free at each
-    end; `axis` is the lowest and the highest difference."""
+    """The function from a difference to its place; `axis` (start, end) has 3 % free at each end."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -212,8 +211,10 @@ class Range:
 
 
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
-    """The range of an estimate as a bar, with the actual value, where it is known, as a mark on it,
-    as SVG. `label` is read to people who do not see the drawing."""
+    """The range of an estimate as a bar, as SVG; the actual value, if it is known, is a mark on it.
+
+    `label` is read to people who do not see the drawing.
+    """
     # 1e-9 keeps an axis of zeros from being empty; 1.06 leaves room at the end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
     x_of = _x_in_range(axis_end, width)

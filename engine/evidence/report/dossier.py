@@ -377,8 +377,10 @@ def _failure_evidence(run: RunDir, redact: Redactor) -> str:
 
 
 def _device_hours(row: RunRow) -> float | None:
-    """The hours that a run held its device, else those from its start to its end; None where they
-    are not known."""
+    """The hours that a run held its device, None where they are not known.
+
+    Where the time was not recorded: those from its start to its end.
+    """
     if row.spent_hours:
         return row.spent_hours
     return (row.ended - row.started) / 3600 if row.started and row.ended else None

@@ -86,10 +86,11 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """What the table of probes does not show, as (name, value): facts from the audit, and last how
-    the run's answers to the held-out tasks (the exam) were scored again.
+    """What the table of probes does not show, as (name, value).
 
-    What the audit did not look at is left out: older audits looked at less.
+    All are facts from the audit but the last, which tells what came of scoring the run's answers to
+    the held-out tasks (the exam) again. What the audit did not look at is left out: older audits
+    looked at less.
     """
     facts = [
         ("scored", _scored_text(audit_result)),
@@ -117,8 +118,10 @@ def _score_time_text(seconds: float | None) -> str:
 
 
 def _top_reward_text(audit_result: Audit) -> str:
-    """How many answers earn the highest reward, and how many different rewards there are; "" if
-    that was not measured."""
+    """How many answers earn the highest reward, and how many different rewards there are.
+
+    "" if that was not measured.
+    """
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
         return ""
@@ -183,8 +186,10 @@ def _contamination_text(overlap: Contamination) -> str:
 
 
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
-    """The table of what was trained on: for each source of training rows, with how many held-out
-    tasks it has a match, by the kind of match."""
+    """The table of what was trained on, with one row per source of training rows.
+
+    It counts the held-out tasks that the source has a match with, by the kind of match.
+    """
     matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
     heads = ("trained on", "by", "rows", "tasks held out", *matches)  # by: which run
     styles = ("name", "", "num rest", "num", "num", "num", "num")
@@ -294,8 +299,11 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the run's chain: one link for each stage of the run, which records the hashes
-    of the stage's files and of the link before. None where no link was written."""
+    """The section on the run's chain, which has one link for each stage of the run.
+
+    A link records the hashes of the stage's files and of the link before. None where no link was
+    written.
+    """
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None

@@ -75,8 +75,10 @@ def _uses_text(holdout_use: HoldoutUse) -> str:
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """The chart of the held-out results; None with fewer than two evaluations, or without a
-    held-out metric."""
+    """The chart of the held-out results.
+
+    None with fewer than two evaluations, or without a held-out metric.
+    """
     name = _held_out_name(dossier)
     if len(dossier.held_out_results) < 2 or not name:
         return None

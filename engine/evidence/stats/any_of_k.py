@@ -34,8 +34,8 @@ class AnyOfK:
 def any_of_each_k(results: Side) -> list[AnyOfK]:
     """pass@k of one model for k = 2, 4, 8, ... and the number of attempts itself.
 
-    Every value of `results` is a success, 0 or 1. No k is above the smallest number of scored
-    attempts that a task has, so that each k speaks of the same tasks. [] with single attempts.
+    Every value of `results` is a success, 0 or 1. The number of attempts is the smallest that any
+    task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
     """
     return [
         _mean_over_tasks(k, {task: _chance(values, k) for task, values in results.values.items()})

@@ -215,8 +215,8 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
 def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float:
     """The chance that `size` answers to this task earn at least two different rewards.
 
-    `group` are the samples of the task; Beta(a, b) is the distribution of solve rates over all
-    tasks, which is used only where all samples earned the same and `size` exceeds their number.
+    `group` are the samples of the task. Beta(a, b) is the distribution of solve rates over all
+    tasks; it is used only where `size` exceeds the number of samples and all earned the same.
     """
     n = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.

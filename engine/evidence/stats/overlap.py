@@ -168,8 +168,7 @@ class HeldOut:
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """The held-out tasks that a training row holds, whole or in part, each with its strongest
-        match.
+        """The strongest match of each held-out task that a training row holds, whole or in part.
 
         `row` is a stored task row of the training split.
         """
@@ -351,8 +350,8 @@ class HeldOut:
     ) -> bool:
         """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        A large part is all its numbers, and `LARGE_SHARE` of the word sequences that no other unit
-        has, at least `FEWEST_GRAMS` of them.
+        A large part has all its numbers. It also has `LARGE_SHARE` of the word sequences that no
+        other unit has, and at least `FEWEST_GRAMS` of them.
 
         Args:
             index: the position of the unit.

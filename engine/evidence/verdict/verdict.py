@@ -174,8 +174,8 @@ class Verdict:
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         """The part of the result that only training runs have.
 
-        Left out are the expectation and the model to go on with where there are none, and
-        `kept_skills` (what was not forgotten) where it was not measured.
+        Left out are the expectation where nothing was expected, the model to go on with where none
+        is named, and `kept_skills` (what was not forgotten) where it was not measured.
         """
         body: dict[str, object] = {
             "half": facts.half,
@@ -230,10 +230,10 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result, on held-out tasks that did not
-    choose the checkpoint.
+    """The verdict of a training run: its start against its result.
 
-    Raises DamagedRecord naming a file that cannot be read.
+    They are compared on held-out tasks that did not choose the checkpoint. Raises DamagedRecord
+    naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
@@ -412,8 +412,10 @@ def _verdict_on_levels(
     reason: str,
     warnings: list[str],
 ) -> Verdict:
-    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`;
-    `levels` are the results of its models, each by itself."""
+    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`.
+
+    `levels` are the results of its models, each by itself.
+    """
     return Verdict(
         comparison=without_evidence(measure, reason),
         summary=_level_sentence(levels, measure),
