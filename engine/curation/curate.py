@@ -242,7 +242,7 @@ def _tasks_by_version(sources: Sequence[Source]) -> dict[str, list[TaskRow]]:
 
 
 def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
-    """The rows of a version; of large data, which nothing scores, those that models were asked."""
+    """The task rows of a version; of large data the held-out ones, as no others were asked."""
     return list(registry.read_tasks(record, "heldout" if record.version.data else None))
 
 

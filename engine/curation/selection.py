@@ -142,7 +142,10 @@ class Rule:
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
-        """Parse the expression; the docstring of the class describes its language and the error."""
+        """Parse the expression; the docstring of the class describes its language and the error.
+
+        `metrics` are the names of the metrics that it may use.
+        """
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
         # Python has no `pass@4`: `_variable_of` puts a variable in its place, and notes it in

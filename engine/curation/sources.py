@@ -400,8 +400,9 @@ def _files_to_regrade(
 ) -> tuple[list[tuple[str, Path]], list[str]]:
     """(the files with the answers to score again, warnings).
 
-    A file comes as a pair: the name of the model that answered, such as "r-1@step20", or for
-    rollouts "r-1, rollouts of step 20"; and the path.
+    Of a training run `split` chooses its rollouts ("train") or its held-out answers. A file comes
+    as a pair: the name of the model that answered, such as "r-1@step20", or for rollouts "r-1,
+    rollouts of step 20"; and the path.
     """
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)

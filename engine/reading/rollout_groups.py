@@ -98,7 +98,7 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
 
 
 def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int) -> str:
-    """How many of the groups the page shows, and in how many all rewards are equal."""
+    """How many of the groups the page shows (`shown_count`), and in how many rewards are equal."""
     uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return (
         f"{shown_count} of {len(groups)} groups among the {page.source} in {page.run_id}, the "

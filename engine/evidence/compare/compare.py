@@ -255,7 +255,10 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
 def _candidates_to_compare(
     home: Home, ids: Sequence[str], env_id: str
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, warnings), with seeds joined and without tasks that were trained on."""
+    """(the candidates, warnings), with seeds joined and without tasks that were trained on.
+
+    `ids` and `env_id` are those of `compare_runs`, and so are the errors.
+    """
     candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]

@@ -176,6 +176,7 @@ def _cut_finding(
 
     Args:
         evidence: the numbers of the finding; the length of reference answers is added to them.
+        cut_share, out_of_turns_share: how many of the answers were cut, and how many by turns.
         which: which answers, such as "of the last steps".
     """
     max_turns = facts.settings.max_turns

@@ -512,6 +512,7 @@ def _worse_after(facts: Facts, step: int) -> bool:
 
 def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
     """Two standard errors of the difference of two means, over `LEAST` steps each."""
+    # The larger deviation stands for both, and is never 0.
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
     return 2 * deviation * (2 / limits.LEAST) ** 0.5
 

@@ -154,7 +154,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
 
 
 def _no_difference_band(x_start: float, x_end: float) -> str:
-    """The shaded band of the differences that are too small to matter."""
+    """The shaded band of the differences that are too small to matter; its ends are in pixels."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
         f'width="{x_end - x_start:.1f}" height="44"/>'

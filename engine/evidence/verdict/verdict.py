@@ -414,7 +414,8 @@ def _verdict_on_levels(
 ) -> Verdict:
     """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`.
 
-    `levels` are the results of its models, each by itself.
+    `levels` are the results of its models, each by itself; `measure` is what they are measured by,
+    None where nothing was scored.
     """
     return Verdict(
         comparison=without_evidence(measure, reason),
