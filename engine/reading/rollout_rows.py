@@ -320,7 +320,7 @@ def _scored_rows(rows: Sequence[Row]) -> list[Row]:
 def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:
     """The rows, at least one, by how near their scores are to the median score."""
     scores = sorted(score(row) for row in rows)
-    median = scores[len(scores) // 2]
+    median = scores[len(scores) // 2]  # of two in the middle the higher one
     return sorted(rows, key=lambda row: abs(score(row) - median))
 
 

@@ -344,6 +344,7 @@ def _without_contaminated(
 def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
     """Warnings about stored answers that cannot be read, and about tasks that were trained on."""
     warnings = [note for run in sources for note in damaged_answers_warning(run)]
+    # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings
 
@@ -503,7 +504,7 @@ def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | 
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:
-    """The split of the environment that the candidate's answers are to."""
+    """The split that the candidate's answers are to; a training run evaluates "heldout" alone."""
     config = home.run(candidate.source).find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
