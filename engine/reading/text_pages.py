@@ -286,6 +286,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     page = _console_lines(reader, path, position, max_chars)
     # Without an offset the page has the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
+    # A later page, or one with a search, may be empty although the run prints.
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(

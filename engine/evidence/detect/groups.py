@@ -125,8 +125,9 @@ def too_hard(facts: Facts) -> Finding | None:
     """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
     None in these cases:
-        the run learns;
         a held-out evaluation of it (step 0 included) saw a fair share of the tasks solved;
+        enough groups give a gradient, or too few steps are done to tell;
+        the run learns, or solves more than hardly any task;
         the answers of a group are the same text (see `uniform_groups`).
     """
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):

@@ -324,9 +324,9 @@ def _alike_signal(facts: Facts) -> dict[str, float]:
 
     The number is the share of answers that are like another task's.
     """
-    alike = trend(facts.view_values("alike_share"))
-    if alike and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
-        return {"alike": alike.last}
+    alike_trend = trend(facts.view_values("alike_share"))
+    if alike_trend and alike_trend.last >= limits.ALIKE and alike_trend.change >= limits.ALIKE_RISE:
+        return {"alike": alike_trend.last}
     return {}
 
 
@@ -344,9 +344,9 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 
     A signal maps its name to the number that shows it.
     """
-    form = trend(facts.view_values("form_score"))
-    if form and form.change >= limits.FORM_RISE and form.last >= limits.FORM_FULL:
-        return {"form_only": form.last}
+    form_trend = trend(facts.view_values("form_score"))
+    if form_trend and form_trend.change >= limits.FORM_RISE and form_trend.last >= limits.FORM_FULL:
+        return {"form_only": form_trend.last}
     return {}
 
 
@@ -355,9 +355,9 @@ def _judge_signal(facts: Facts) -> dict[str, float]:
 
     The number is the share of such answers at the end; {} without the sign.
     """
-    judge_gap = trend(facts.view_values("judge_gap"))
-    if judge_gap and judge_gap.last > limits.JUDGE_GAP and judge_gap.rose:
-        return {"judge": judge_gap.last}
+    gap_trend = trend(facts.view_values("judge_gap"))
+    if gap_trend and gap_trend.last > limits.JUDGE_GAP and gap_trend.rose:
+        return {"judge": gap_trend.last}
     return {}
 
 

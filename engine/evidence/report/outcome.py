@@ -311,7 +311,8 @@ def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) ->
 def tasks(dossier: Dossier) -> Section | None:
     """The section on how many tasks were gained, lost and unchanged.
 
-    None without a comparison, and for a comparison by loss, where no task counts as gained or lost.
+    None where nothing was compared, and for a comparison by loss, where no task counts as gained or
+    lost.
     """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
