@@ -224,7 +224,8 @@ def _doubled(limit: object) -> int | None:
 def _cut_rows(facts: Facts) -> Finding | None:
     """Detect that too many training rows of SFT were cut or dropped at `max_length`.
 
-    From a row that is cut the model learns to stop in the middle. None where few rows are cut.
+    From a row that is cut the model learns to stop in the middle. None where few rows are cut, or
+    where the rows were not counted.
     """
     counts = facts.training_rows
     row_count = counts.rows + counts.dropped
@@ -251,7 +252,8 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers have a think block, or the blocks are short.
+    None while there are too few steps, where few answers have a think block, or where the blocks
+    are short.
     """
     thinking_share = mean_or_none(facts.recent_view_values("thinking_share"))
     think_size = mean_or_none(facts.recent_view_values("think_size"))
@@ -306,7 +308,7 @@ def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
     What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
-    no start, so only heavy repetition counts there.
+    no start, so only heavy repetition counts there. None with neither, or with too few steps.
     """
     recent_shares = facts.recent_view_values("repeated_share")
     if not recent_shares:
@@ -439,7 +441,8 @@ def _lasting_unread_share(facts: Facts) -> float | None:
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """Detect answers in a wrapping (a code fence, say) that earn much less than unwrapped ones.
 
-    None where few are wrapped or both earn similar rewards, and for runs that do not sample.
+    None for runs that do not sample, where few answers are wrapped, where unwrapped ones earn
+    nothing, or where both earn similar rewards.
     """
     if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None

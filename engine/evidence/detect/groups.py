@@ -22,8 +22,11 @@ from engine.evidence.stats import thresholds as limits
 def uniform_groups(facts: Facts) -> Finding | None:
     """Detect groups that give no gradient because their answers are alike without being right.
 
-    None while the run learns, or where most groups give a gradient. Groups that are alike because
-    hardly any task is ever solved are left to `too_hard`.
+    None in these cases:
+        too few steps are done, or enough groups give a gradient;
+        the run learns;
+        the texts differ, and few groups earn equal rewards without being solved;
+        the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
     """
     shares = _recent_group_shares(facts)
     if shares is None or shares.effective >= limits.EFFECTIVE_LOW or is_learning(facts):
@@ -220,7 +223,10 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
 
-    None where the run has learnt to solve a good part of its tasks: that costs entropy too.
+    None in these cases:
+        it is not known how many answers are right;
+        the run has learnt to solve a good part of its tasks, which costs entropy too;
+        the run still improved after the fall.
     """
     fall = _lasting_entropy_fall(facts.series("entropy"))
     if fall is None:
@@ -369,7 +375,8 @@ def _early_fall_evidence(
 def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
     """The entropy of a run that lost it within the first steps and did not get it back; else None.
 
-    `entropies` has a value for each step.
+    None as well with too few steps, or with hardly any entropy to lose. `entropies` has a value for
+    each step.
     """
     if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
         return None

@@ -139,7 +139,8 @@ def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
 def too_short(facts: Facts) -> Finding | None:
     """Detect an SFT run that ended too early: its held-out loss still fell and little was solved.
 
-    None for a run that is not finished, or whose last loss is not its lowest.
+    None for a run that is not finished, that solved more than hardly any task, or whose last loss
+    is not clearly its lowest.
     """
     if facts.comparison is None:  # the run is not finished
         return None

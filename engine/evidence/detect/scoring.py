@@ -96,7 +96,7 @@ def scorer_moves(facts: Facts) -> Finding | None:
 def slow_reward(facts: Facts) -> Finding | None:
     """Detect that scoring takes more than `SLOW_SHARE` of the time of a step.
 
-    None where it takes less, where it takes no noticeable time, or where times were not measured.
+    None where times were not measured, where it takes less, or where it takes no noticeable time.
     """
     score_s = recent_mean(facts.series("reward_s"))
     sample_s = recent_mean(facts.series("sample_s"))
@@ -266,8 +266,11 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    None where the unearned part is small, where wrong answers earn little or no more than before,
-    or where a trend is missing.
+    None in these cases:
+        a trend is missing;
+        wrong answers earn no more than before, or right ones earn nothing;
+        wrong answers earn little beside right ones;
+        the unearned part of the rise is small.
     """
     wrong_trend = trend(facts.view_values("wrong_reward"))
     right_trend = trend(facts.view_values("right_reward"))

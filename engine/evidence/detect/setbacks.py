@@ -13,8 +13,9 @@ from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
 def below_start(facts: Facts) -> Finding | None:
     """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
-    It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of evaluations, since each one is a chance to be wrong.
+    It does not matter whether an earlier checkpoint was better. None where the fall is not
+    significant: the p value is multiplied by the number of evaluations, since each one is a chance
+    to be wrong.
     """
     against_start = facts.against_start
     if against_start is None or against_start.comparison.outcome.verdict != "worse":
@@ -120,8 +121,9 @@ _PAYS_CUT = (
 def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
-    False where few answers are cut, or where the environment does not say what is right.
-    `reward_at_start` is the mean reward before training, None where it is not known.
+    False where the environment does not say what is right, where many cut answers are right, where
+    few answers are cut, or where cut ones earn next to nothing. `reward_at_start` is the mean
+    reward before training, None where it is not known.
     """
     cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
     cut_share = recent_mean(facts.view_values("cut_share"))
