@@ -188,8 +188,8 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if that is nothing,
-    and every error of `push_env`."""
+    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if nothing was
+    chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
         raise _nothing_to_save(selection.outcome, selection.sources)
     chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
@@ -197,7 +197,7 @@ def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> Pus
 
 
 def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
-    """The reply about what was chosen, still without summary, suggested calls and warnings."""
+    """The reply about what was chosen, still without summary, env_id, next calls and warnings."""
     outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
@@ -207,7 +207,7 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
         groups=len(selection.groups),
         dropped=_dropped_by_reason(outcome),
         sources=[source.summary() for source in sources],
-        heldout_rows=len(_heldout_tasks(selection.tasks)),
+        heldout_rows=len(_heldout_tasks(selection.tasks)),  # each task becomes a row
         env_id="",
         examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
         dropped_examples=_dropped_examples(outcome, redact),
@@ -216,8 +216,8 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
 
 
 def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
-    """How many attempts were dropped for each reason, in the order of REASONS, without reasons for
-    which none was."""
+    """How many attempts were dropped, by reason, in the order of REASONS; reasons without any are
+    left out."""
     return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
 
 
@@ -242,7 +242,7 @@ def _tasks_by_version(sources: Sequence[Source]) -> dict[str, list[TaskRow]]:
 
 
 def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
-    """The rows of a version; of large data, which nothing scores, those that models were asked."""
+    """The task rows of a version; of large data the held-out ones, as no others were asked."""
     return list(registry.read_tasks(record, "heldout" if record.version.data else None))
 
 
@@ -310,7 +310,7 @@ def _keep_pairs(
         outcome.worse.append(worse)
     surplus_pairs = pairs[choices.max_per_task :]
     outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
-    paired_ids = {id(attempt) for pair in pairs for attempt in pair}
+    paired_ids = {id(attempt) for pair in pairs for attempt in pair}  # they are not hashable
     outcome.drop(
         "unpaired", [attempt for attempt in usable_attempts if id(attempt) not in paired_ids]
     )
@@ -455,8 +455,8 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
 
 
 def _warnings_of_incorrect_rows(kept_attempts: Sequence[Attempt], select: str) -> list[str]:
-    """A warning that counts the kept attempts that are not correct, where `select` could have left
-    them out; else []."""
+    """A warning with the number of kept attempts that are not correct; [] without any, and where
+    `select` keeps no such attempts or cannot leave them out."""
     incorrect_count = sum(not attempt.correct for attempt in kept_attempts)
     # correct and shortest keep right answers only; of a pair both answers may be wrong.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
@@ -471,6 +471,7 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
     """A warning where the sources are of several environment versions; else []."""
     if len({source.record.hash for source in sources}) <= 1:
         return []
+    # An env_id ends in the hash of its version, so these are as many.
     names = sorted({source.record.env_id for source in sources})
     return [f"Tasks of {', '.join(names)} are kept apart, also where their ids agree."]
 
@@ -557,8 +558,8 @@ def _next_calls(
 
 
 def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> Call:
-    """The call that trains on the saved dataset, from the model that gave the answers if there is
-    only one."""
+    """The call that trains on the saved dataset; it starts from the model that gave the answers, if
+    that is only one."""
     algorithm = "dpo" if choices.select == PAIRS else "sft"
     training = {"env_id": env_id, "algorithm": algorithm}
     models = {model for source in sources for model in source.models}

@@ -131,8 +131,10 @@ def save_dataset(
 def _write_dataset(
     folder: Path, card: str, train: Sequence[DatasetRow], heldout: Sequence[DatasetRow]
 ) -> None:
-    """Write the files of a dataset into `folder`, which does not exist yet. `card` is the content
-    of its curation.json."""
+    """Write the files of a dataset into `folder`, which does not exist yet.
+
+    `card` is the content of its curation.json.
+    """
     (folder / "datasets").mkdir(parents=True)
     (folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
     (folder / CARD).write_text(card, "utf-8")
@@ -225,10 +227,10 @@ def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
 
 
 def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
-    """The tasks whose pairs are held out, as (hash of the version, task): every fifth that has a
-    pair. Empty if the attempts are no pairs.
+    """The tasks whose pairs are held out, as (hash of the version, task).
 
-    Without them nothing could measure a run of DPO: held-out tasks have no worse answer.
+    It is every fifth task that has a pair; none if the attempts are no pairs. Without held-out
+    pairs nothing could measure a run of DPO: held-out tasks have no worse answer.
     """
     if not chosen.worse:
         return set()
@@ -285,8 +287,10 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
 
 
 def _answer_of(row: TaskRow) -> str | Sequence[ChatMessage] | None:
-    """The answer of a task row as messages, or as a string if the environment gave it as one; empty
-    or None if it has none."""
+    """The answer of a task row as messages, or as a string if the environment gave it as one.
+
+    Empty or None if the row has no answer.
+    """
     answer = row.get("answer")  # of a task that is only scored
     if row.get("gold"):  # of a task with an answer to learn: the prompt, and the answer after it
         answer = row["gold"][len(row["prompt"]) :]

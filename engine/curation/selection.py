@@ -142,7 +142,10 @@ class Rule:
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
-        """Parse the expression; the docstring of the class describes its language and the error."""
+        """Parse the expression; the docstring of the class describes its language and the error.
+
+        `metrics` are the names of the metrics that it may use.
+        """
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
         # Python has no `pass@4`: `_variable_of` puts a variable in its place, and notes it in
@@ -158,11 +161,11 @@ class Rule:
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether the attempts at one task match the rule; False if it compares a value that they
-        do not have.
+        """Whether the attempts at one task match the rule.
 
-        Raises UserError BAD_ARGUMENT if the expression divides by zero, is neither true nor false,
-        or asks for pass@k of fewer than k scored attempts.
+        False if the rule compares a value that they do not have. Raises UserError BAD_ARGUMENT if
+        the expression divides by zero, is neither true nor false, or asks for pass@k of fewer than
+        k scored attempts.
         """
         facts = facts_of(group)
         # A fact wins over a metric of the same name.
@@ -179,10 +182,11 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The text that replaces a match of `_PASS_AT_K` in the expression: for `pass@4` the
-        variable `pass_at_4`, which is added to `k_by_variable`.
+        """The text that replaces a match of `_PASS_AT_K` in the expression.
 
-        Raises UserError BAD_ARGUMENT for another name before the @, or a k not from 1 to 1024.
+        For text in quotes that is the text itself. For `pass@4` it is the variable `pass_at_4`,
+        which is added to `k_by_variable`. Raises UserError BAD_ARGUMENT for another name before the
+        @, or a k not from 1 to 1024.
         """
         quoted_text, name, k = match.groups()
         if quoted_text is not None:  # an @ within quotes is part of a text
@@ -273,8 +277,10 @@ def check_selection(select: str, max_per_task: int) -> None:
 
 
 def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[Attempt]]:
-    """The attempts of a group that `select` may take, the preferred ones first, and those that it
-    rules out: correct and shortest rule out attempts that are not correct."""
+    """(attempts of a group that `select` may take, the preferred ones first; those it rules out).
+
+    "correct" and "shortest" rule out attempts that are not correct; the others rule out none.
+    """
     if select in ("correct", "shortest"):
         candidates = [attempt for attempt in group if attempt.correct]
         ruled_out = [attempt for attempt in group if not attempt.correct]
@@ -286,9 +292,9 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
 def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
     """The attempts sorted by how much `select` prefers them.
 
-    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
     - shortest: the shortest first, of equal ones the higher reward first.
     - all: in the order of `sort_key`.
+    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
     """
     if select == "shortest":
         return sorted(attempts, key=lambda a: (a.tokens, -a.reward, a.sort_key))
@@ -298,10 +304,11 @@ def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
 
 
 def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
-    """Pairs of a better and a worse attempt of a group: the best with the worst first, then the
-    second best with the second worst, and so on.
+    """Pairs of a better and a worse attempt of a group.
 
-    A right attempt is better than a wrong one, else the one with the higher reward is.
+    The best is paired with the worst, the second best with the second worst, and so on; attempts
+    that are equally good make no pair. A right attempt is better than a wrong one, else the one
+    with the higher reward is.
     """
     # The best first; of those that earned the same, the shorter one.
     by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))

@@ -400,8 +400,9 @@ def _files_to_regrade(
 ) -> tuple[list[tuple[str, Path]], list[str]]:
     """(the files with the answers to score again, warnings).
 
-    A file comes as a pair: the name of the model that answered, such as "r-1@step20", or for
-    rollouts "r-1, rollouts of step 20"; and the path.
+    Of a training run `split` chooses its rollouts ("train") or its held-out answers. A file comes
+    as a pair: the name of the model that answered, such as "r-1@step20", or for rollouts "r-1,
+    rollouts of step 20"; and the path.
     """
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
@@ -425,17 +426,22 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
 def _attempts_per_task(config: RunConfig, split: str) -> int:
     """How many answers the run stored for each task of `split`, as its config asks for them."""
     if isinstance(config, TrainConfig):
-        if split == "train" and isinstance(config, GRPOConfig | DistillConfig):
+        if split != "train":
+            return 1  # held-out tasks are answered once
+        if isinstance(config, GRPOConfig | DistillConfig):
             return config.settings.group_size
-        return 1  # held-out tasks are answered once; SFT has no rollouts
+        return 1  # SFT and DPO have no rollouts that this could be wrong about
     if isinstance(config, ProbeConfig):
         return config.settings.group_size
     return config.attempts
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The files with the held-out answers of a training run at up to eight steps, each with its
-    model, such as "r-1@step20", and the warnings. `start_model` gave the answers at step 0."""
+    """(the files with the held-out answers of a training run at up to eight steps, warnings).
+
+    A file comes as a pair: the name of the model that answered, such as "r-1@step20"
+    (`start_model` at step 0), and the path.
+    """
     evaluated_steps = run.eval_steps()
     steps = _spread_steps(evaluated_steps, _best_step(run))
     files = []
@@ -459,8 +465,10 @@ def _best_step(run: RunDir) -> int | None:
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """At most `MOST_STEPS` of the steps: the first, the last, `best` if it is one of them, and
-    others spread evenly."""
+    """At most `MOST_STEPS` of the steps; all of them if they are no more.
+
+    They are the first, the last, `best` if it is one of the steps, and others spread evenly.
+    """
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required_steps = {steps[0], steps[-1]}

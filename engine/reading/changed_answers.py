@@ -183,10 +183,10 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 
 
 def _evaluations_of_models(reading: Reading) -> _Comparison:
-    """The answers of the first model of an evaluation and those of the requested one, by default
-    the last; if the first is requested, the second is compared with it.
+    """The answers of the first model of an evaluation and those of the requested model.
 
-    Raises UserError NO_EVALUATION or BAD_ARGUMENT.
+    If no model is requested, it is the last one. If the first is requested, it is compared with the
+    second. Raises UserError NO_EVALUATION or BAD_ARGUMENT.
     """
     run, models = reading.run, reading.models
     answers = model_answers(reading)
@@ -259,8 +259,8 @@ def _attempt_key(row: EvaluationRow) -> str:
 def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
     """The score after minus the score before: change of success, else of the reward.
 
-    The reward decides if success is the same in both or unknown in one. 0 if either answer could
-    not be scored.
+    The reward (without one, the loss with its sign changed) decides if success is the same in both
+    or unknown in one. 0 if either answer could not be scored.
     """
     if before.error or after.error:
         return 0.0
@@ -272,8 +272,10 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
-    """One changed task with both answers, as a page shows it; the prompt gets a third of the
-    query's characters."""
+    """One changed task with both answers, as a page shows it.
+
+    The prompt gets a third of the query's characters.
+    """
     redact = reading.redact
     prompt = turns_of(redact, change.after.prompt)
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_CHARS)
@@ -287,8 +289,10 @@ def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
 
 
 def _answer_item(reading: Reading, row: EvaluationRow) -> RolloutItem:
-    """One of the two answers to a changed task, with half of the query's characters, and without
-    the fields that stand in the ChangedItem or in the page."""
+    """One of the two answers to a changed task, as a page shows it.
+
+    It gets half of the query's characters, and lacks what the ChangedItem or the page says already.
+    """
     query = reading.query
     chars = max(query.max_chars // 2, _LEAST_CHARS)
     texts = Texts(chars, with_prompt=False, with_tokens=query.tokens)

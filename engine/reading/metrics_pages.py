@@ -177,8 +177,11 @@ def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
 
 
 def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
-    """The half of the held-out tasks on which the `heldout_*` metrics are measured, and by which
-    the run chooses its checkpoint; None if no such metric is among `columns`."""
+    """The half of the held-out tasks on which the `heldout_*` metrics are measured.
+
+    It is also the half by which the run chooses its checkpoint. None if no such metric is among
+    `columns`.
+    """
     shows_heldout = any(name.startswith("heldout_") for name in columns)
     return choosing(run) if shows_heldout else None
 
@@ -250,8 +253,11 @@ def _table_of_new_steps(lines: Sequence[JsonObject], keys: Sequence[str]) -> _Ta
 
 
 def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
-    """The byte of the metrics file at which a page of new steps starts, and a warning where it is
-    the start of the file because the file has become shorter. Raises UserError BAD_CURSOR."""
+    """(the byte of the metrics file at which a page of new steps starts, warnings).
+
+    Where the file has become shorter than the cursor says, the page starts at the start of the file
+    and warns of it. Raises UserError BAD_CURSOR.
+    """
     offset = parse_cursor(cursor, "metrics").offset or 0
     if offset <= complete_size(run.metrics):
         return offset, []
@@ -288,7 +294,7 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     """Return `keys` without duplicates.
 
     Raises UserError BAD_ARGUMENT for a name that is neither in `available` (what the run logged)
-    nor one of our own metrics, which may be logged later.
+    nor one of our own metrics. One of those may be logged later.
     """
     for key in keys:
         if key not in available and key not in METRICS:
@@ -370,8 +376,10 @@ def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) ->
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
-    """The page with at most `BODY_CHARS` characters, if one metric column can be that short: with
-    fewer names in `available`, then with fewer columns."""
+    """The page with at most `BODY_CHARS` characters, if one metric column can be that short.
+
+    First names in `available` are left out, then columns.
+    """
     # It can be too long because an environment may give its metrics names of any length.
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])

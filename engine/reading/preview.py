@@ -95,8 +95,10 @@ def sft_row(
 
 
 def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
-    """The first of the rows of a conversation that is longer than `max_length` tokens, or else the
-    last row; None if there is no row."""
+    """The first row of a conversation that is longer than `max_length` tokens.
+
+    Else the last row; None if there is no row.
+    """
     too_long = (chat for chat in chats if len(chat.ids) > max_length)
     return next(too_long, chats[-1] if chats else None)
 

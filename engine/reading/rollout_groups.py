@@ -71,8 +71,8 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     A group is shown whole, with the members that do not match. Groups with the widest spread of
     rewards come first.
     """
-    groups = _groups_with(matching_rows, source.rows)
-    page = GroupsPage(
+    groups = _groups_by_spread(matching_rows, source.rows)
+    empty_page = GroupsPage(
         summary="",  # written below, once it is known how many groups fit
         run_id=reading.row.run_id,
         step=source.step,
@@ -84,21 +84,21 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         reading,
         [_group_item(reading, rows) for rows in reading.shown_part(groups)],
         total=len(groups),
-        step_mark=source.mark,
-        page_of=lambda items: replace(page, groups=items),
+        step_mark=source.mark,  # so that the cursor goes on with the same step
+        page_of=lambda items: replace(empty_page, groups=items),
         shorten=_shorten_group,
     )
     return replace(
-        page,
+        empty_page,
         groups=fitted_groups.items,
         warnings=fitted_groups.warnings + source.warnings,
         next_cursor=fitted_groups.next_cursor,
-        summary=_summary(page, groups, shown_count=len(fitted_groups.items)),
+        summary=_summary(empty_page, groups, shown_count=len(fitted_groups.items)),
     )
 
 
 def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int) -> str:
-    """How many of the groups the page shows, and in how many all rewards are equal."""
+    """How many of the groups the page shows (`shown_count`), and in how many rewards are equal."""
     uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return (
         f"{shown_count} of {len(groups)} groups among the {page.source} in {page.run_id}, the "
@@ -106,7 +106,7 @@ def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int
     )
 
 
-def _groups_with(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
+def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
     """The groups of `rows` that have a member among `matching_rows`, each with all its members.
 
     The widest spread of rewards comes first; equal spreads are in the order of the groups' keys.
@@ -124,8 +124,8 @@ def _groups_with(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list
 def _group_key(row: Row) -> str:
     """A text that identifies a row's group, such as "000000003 000000012" or "task add-7".
 
-    In training it is made of the step and the number of the group, with zeros in front, so that
-    sorting by it gives the order of training. In an evaluation it is the task.
+    In training it is the step and the number of the group. Both have zeros in front, so that
+    sorting by the text gives the order of training. In an evaluation it is the task.
     """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
@@ -197,8 +197,10 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
 
 
 def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
-    """The item with the metrics of its members left out, from the first member on, until it has at
-    most `chars` characters of JSON."""
+    """The item with at most `chars` characters of JSON, or without any metrics.
+
+    The metrics of its members are left out one after the other, from the first member on.
+    """
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)

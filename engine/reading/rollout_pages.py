@@ -165,8 +165,9 @@ def fit(
     page_of: Callable[[list[T]], object],
     shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """Keep the first of the items, as many as a reply has room for; a single one is shortened if it
-    does not fit alone.
+    """Keep as many of the first items as a reply has room for.
+
+    Where not even one fits, it is shortened.
 
     Args:
         total: number of all matching items, on all pages.
@@ -193,7 +194,7 @@ def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str
     were read, as `mark_of` writes them.
     """
     next_skip = reading.start.skip + shown_count
-    if not shown_count or next_skip >= total:
+    if not shown_count or next_skip >= total:  # an empty page would lead to itself
         return ""
     return f"{reading.query.pick}:{step_mark}:{next_skip}"
 

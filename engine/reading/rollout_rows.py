@@ -86,10 +86,11 @@ class Source:
 
 
 def source_of(reading: Reading) -> Source:
-    """Read the rows that the query chooses from: those of one step, or the rollouts of all steps if
-    the query names no step but its filter uses `step`.
+    """Read the rows that the query chooses from.
 
-    Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step without rows.
+    They are the rollouts of all steps if the query names no step but its filter uses `step`, else
+    the rows of one step. Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a
+    step without rows.
     """
     start = reading.start  # where the page begins: from the cursor, else from the query
     names_no_step = start.step == -1
@@ -162,15 +163,14 @@ def _kept_skill_answers(reading: Reading) -> Source:
 
 
 def _held_out_answers(reading: Reading) -> Source:
-    """Read the held-out answers of a training run without rollouts (SFT, DPO) at the requested step
-    (-1: the latest).
+    """Read the held-out answers of a training run without rollouts (SFT, DPO).
 
-    Raises UserError NO_EVALUATION if nothing is evaluated yet, BAD_ARGUMENT for a step without an
-    evaluation.
+    They are those at the requested step (-1: the latest). Raises UserError NO_EVALUATION if nothing
+    is evaluated yet, BAD_ARGUMENT for a step without an evaluation.
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
-    if not steps:  # nor are there rollouts, which the message names: they would have been read
+    if not steps:  # the message names rollouts: a run that has any does not come here
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no rollouts yet (it is {row.state})",
@@ -355,8 +355,10 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
 
 
 def _scored_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a reward; if no row has one, as in an evaluation of SFT without a scorer, the
-    rows with a loss."""
+    """The rows with a reward; the rows with a loss if no row has a reward.
+
+    An evaluation of SFT without a scorer has no rewards.
+    """
     scored = [row for row in rows if row.reward is not None]
     return scored or [row for row in rows if _loss(row) is not None]
 
@@ -364,13 +366,15 @@ def _scored_rows(rows: Sequence[Row]) -> list[Row]:
 def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:
     """The rows, at least one, by how near their scores are to the median score."""
     scores = sorted(score(row) for row in rows)
-    median = scores[len(scores) // 2]
+    median = scores[len(scores) // 2]  # of two in the middle the higher one
     return sorted(rows, key=lambda row: abs(score(row) - median))
 
 
 def score(row: Row) -> float:
-    """The number by which rows are compared; higher is better. It is the reward; for a row without
-    a reward, minus its loss; for a row with neither, 0."""
+    """The number by which rows are compared; higher is better.
+
+    It is the reward, or minus the loss for a row without a reward, or 0 for a row with neither.
+    """
     if row.reward is not None:
         return row.reward
     return -(_loss(row) or 0.0)

@@ -95,8 +95,8 @@ def _reading_of(home: Home, query: RolloutQuery) -> Reading:
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
     """A page of single rollouts or answers.
 
-    Of `matching_rows`, the rows of `source` that match the query's filter, it shows those that the
-    query's `pick` selects (such as "worst" or "random"), in the order of that pick.
+    `matching_rows` are the rows of `source` that match the query's filter. The page shows those of
+    them that the query's `pick` selects (such as "worst" or "random"), in the order of that pick.
     """
     # The same seed for every page, so that all pages show parts of one random order.
     seed = f"{reading.row.run_id} {source.step}"
@@ -131,7 +131,7 @@ def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutIt
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
-    """A page that still lacks its summary, its rollouts, its warnings and its cursor.
+    """A page that still lacks its summary, `about`, its rollouts, its warnings and its cursor.
 
     `picked_count` is the number of rows that the pick selects, on all pages.
     """
@@ -192,4 +192,4 @@ def _name_of_picked_rows(pick: str, description: str) -> str:
         return f"{description} with an error"
     if pick == "truncated":
         return f"{description} cut short"
-    return f"{pick} {description}"
+    return f"{pick} {description}"  # the other picks, such as "worst", are adjectives

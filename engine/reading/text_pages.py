@@ -203,8 +203,10 @@ class _ShownEvents:
 
 
 def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
-    """As many events of the page as a reply has room for: with `older`, because the reader goes
-    backwards, the last ones, else the first."""
+    """As many events of the page as a reply has room for.
+
+    They are the first ones, or with `older` the last ones, because the reader goes backwards.
+    """
     events = _events_by_offset(reader, page.lines)
     event_lines = [line for line in page.lines if line.start in events]
     shown_lines, fitted_page = _fit_lines(
@@ -272,11 +274,11 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed, at most `max_chars` characters. A
-    run that was resumed has several attempts.
+    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
 
-    `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
-    attempt that printed something. Raises UserError BAD_CURSOR.
+    A run that was resumed has several attempts. `cursor` names the attempt and the place in its
+    console; "" shows the newest lines of the last attempt that printed something. Raises UserError
+    BAD_CURSOR.
     """
     row = reader.row
     position = _console_position(reader, cursor)
@@ -284,6 +286,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     page = _console_lines(reader, path, position, max_chars)
     # Without an offset the page has the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
+    # A later page, or one with a search, may be empty although the run prints.
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
@@ -301,16 +304,20 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
 
 
 def _console_position(reader: TextReader, cursor: str) -> Cursor:
-    """Where a page of a console begins; without a cursor at the end of the last attempt's. Raises
-    UserError BAD_CURSOR."""
+    """Where a page of a console begins: at the cursor, else at the end of the last attempt.
+
+    Raises UserError BAD_CURSOR.
+    """
     if cursor:
         return parse_cursor(cursor, "console")
     return Cursor(attempt=reader.attempts[-1], offset=None, older=True)
 
 
 def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:
-    """The lines of the console `path` before or after a position that match the search, of at most
-    `max_chars` characters together as they are shown."""
+    """The lines of the console `path` that match the search, before or after a position.
+
+    Together they have at most `max_chars` characters, as they are shown.
+    """
     page = reader.page(path, position, reader.passes)
     _, fitted_page = _fit_lines(
         page.lines,
@@ -323,15 +330,19 @@ def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: 
 
 
 def _console_texts(reader: TextReader, path: Path, page: Page, *, at_newest: bool) -> list[str]:
-    """The lines of a page of the console `path` as they are shown; a page at the newest lines also
-    has the line that is not complete yet."""
+    """The lines of a page of the console `path` as they are shown.
+
+    A page at the newest lines also has the line that is not complete yet.
+    """
     texts = [reader.shown_line(line.text) for line in page.lines]
     return texts + _unfinished_lines(reader, path) if at_newest else texts
 
 
 def _calls_without_output(row: RunRow) -> list[Call]:
-    """The call to make where a run has printed nothing: a training run's curves show what it did;
-    [] for a run of another kind."""
+    """The call to make where a training run has printed nothing; [] for a run of another kind.
+
+    The run's curves show what it did.
+    """
     if row.kind != "train":
         return []
     return [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
@@ -450,8 +461,9 @@ def _fit_lines(
     chars_of_line: Callable[[Line], int],
     max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """The lines that a reply has room for, in the order of the file, and the page with only these,
-    so that the next page begins with the others.
+    """The lines that a reply has room for, in the order of the file, and the page with only these.
+
+    The cursors of the page then lead to the other lines.
 
     Args:
         lines: the lines of `page` that can be shown.
@@ -464,7 +476,7 @@ def _fit_lines(
     if len(shown_lines) == len(lines):
         return lines, page
     if older:
-        shown_lines.reverse()
+        shown_lines.reverse()  # back to the order of the file
         return shown_lines, replace(page, lines=shown_lines, start=shown_lines[0].start)
     return shown_lines, replace(page, lines=shown_lines, end=shown_lines[-1].end)
 
@@ -472,8 +484,10 @@ def _fit_lines(
 def _lines_within(
     lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
 ) -> list[Line]:
-    """The first of the lines that have at most `max_chars` characters together; at least one, if
-    there is one."""
+    """As many of the first lines as `max_chars` characters hold.
+
+    At least one, however long, unless `lines` are empty.
+    """
     shown_lines: list[Line] = []
     remaining_chars = max_chars
     for line in lines:

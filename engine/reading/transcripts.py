@@ -333,8 +333,11 @@ def length_of(turns: Sequence[Turn]) -> int:
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """Shorten a conversation to about `chars` characters: leave out turns in the middle if there
-    are too many for 60 characters each, then cut long turns, all to the same length."""
+    """Shorten a conversation to about `chars` characters.
+
+    If there are too many turns for 60 characters each, turns in the middle are left out. Then long
+    turns are cut, all to the same length.
+    """
     shown_turns = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
     if length_of(shown_turns) <= chars:
         return shown_turns
@@ -343,8 +346,10 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
 
 
 def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
-    """The first and the last turns, with the note "[7 messages left out]" between them; all turns
-    if there are at most `max_turns`."""
+    """The first and the last turns, with the note "[7 messages left out]" between them.
+
+    All turns if there are at most `max_turns`, which is 2 or more.
+    """
     if len(turns) <= max_turns:
         return list(turns)
     last_count = max_turns // 2
@@ -354,8 +359,11 @@ def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The largest length at which texts of these lengths can be cut to sum to at most `total`, but
-    not below 20: for lengths 10, 50 and 90 with a total of 100 that is 45."""
+    """The length to cut texts of these lengths to, so that together they are at most `total` long.
+
+    For lengths 10, 50 and 90 and a total of 100 it is 45. A text that is cut keeps at least
+    `_LEAST_CUT`, even where the texts are then too long together.
+    """
     remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
     for length in sorted(lengths):
@@ -364,7 +372,7 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
             return max(share, _LEAST_CUT)
         remaining_chars -= length
         remaining_texts -= 1
-    return max(lengths, default=0)
+    return max(lengths, default=0)  # all fit uncut
 
 
 def pieces(
@@ -394,7 +402,10 @@ def pieces(
 
 
 def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """The (start, end) of each run of positions below `length` whose mask is all set or all not."""
+    """The (start, end) of each stretch of positions below `length` with the same mask.
+
+    A mask is set (any value but 0) or not.
+    """
     spans = []
     start = 0
     for position in range(1, length + 1):
@@ -405,8 +416,11 @@ def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, in
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask, or the reason why it has none: at most 1500 ids
-    of the answer, and the last 375 of the prompt. Without `decode` there is no text."""
+    """The token ids of a row with their loss mask, or the reason why it has none.
+
+    Of the answer the first 1500 ids, of the prompt the last 375. Without `decode` the ids come
+    without their text.
+    """
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
@@ -421,8 +435,7 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
 
 
 def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
-    """How many tokens of a prompt and an answer of these lengths are not shown; None instead of
-    0."""
+    """How many tokens of a prompt and an answer of these lengths are not shown; None if all are."""
     cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)
     cut_of_answer = max(0, answer_tokens - _MOST_TOKENS)
     return (cut_of_prompt + cut_of_answer) or None

@@ -329,11 +329,11 @@ class _Finder:
     def _offer_of_step(
         self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
     ) -> Offer:
-        """One held-out evaluation of a training run as an offer: the model `label`, whose rows are
-        read only if it is chosen.
+        """One held-out evaluation of a training run as an offer of the model `label`.
 
-        Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
-        for step 0, the model that the run started from.
+        The rows are read only if the offer is chosen. Only the half of the tasks that no checkpoint
+        was chosen on is used. `trained_here` is False for step 0, the model that the run started
+        from.
         """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
@@ -395,8 +395,8 @@ def _choose_offers(
     best_offers: list[Offer] = []
     best_agreement = (-1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
-    # Each offer of the first id is tried with the nearest ones of the others; the first try wins
-    # among those that agree equally well.
+    # Each offer of the first id (whose nearest is itself) is tried with the nearest ones of the
+    # others; the first try wins among those that agree equally well.
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         agreement = _agreement(first, offers_like_first)

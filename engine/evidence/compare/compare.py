@@ -158,8 +158,9 @@ class Standing:
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
 
-        "answers" leaves out the answers in the examples and the names of the methods, "settings"
-        the values of the settings (their names stay), "sampling" how the answers were sampled.
+        "answers": the answers in the examples, and the names of the statistical methods.
+        "settings": the values of the settings; their names stay.
+        "sampling": how the answers were sampled.
         """
         with_answers = "answers" not in leave_out
         flips = self.flips.to_json() if with_answers else self._flipped_tasks()
@@ -254,7 +255,10 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
 def _candidates_to_compare(
     home: Home, ids: Sequence[str], env_id: str
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, warnings), with seeds joined and without tasks that were trained on."""
+    """(the candidates, warnings), with seeds joined and without tasks that were trained on.
+
+    `ids` and `env_id` are those of `compare_runs`, and so are the errors.
+    """
     candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
@@ -276,6 +280,7 @@ def _contests(
             other,
             comparison=comparison,
             p_adjusted=p,
+            # Of any of the contests, so that all have the same fields.
             corrected=len(others) > 1 or max(evaluation_counts) > 1,
             cause=attribution(home, first, other),
         )
@@ -339,6 +344,7 @@ def _without_contaminated(
 def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
     """Warnings about stored answers that cannot be read, and about tasks that were trained on."""
     warnings = [note for run in sources for note in damaged_answers_warning(run)]
+    # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings
 
@@ -498,7 +504,7 @@ def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | 
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:
-    """The split of the environment that the candidate's answers are to."""
+    """The split that the candidate's answers are to; a training run evaluates "heldout" alone."""
     config = home.run(candidate.source).find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 

@@ -142,7 +142,7 @@ def _means_by_name(rows_by_name: Mapping[str, Sequence[EvaluationRow]]) -> dict[
 
 def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) -> int:
     """How many answers had the success `before` by the old reward and `after` by the new one."""
-    return [(row.success_before, row.success) for row in rows].count((before, after))
+    return sum(row.success_before == before and row.success == after for row in rows)
 
 
 def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
@@ -323,4 +323,4 @@ def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
 
 def _sign(value: float) -> int:
     """The sign of a number: -1, 0 or 1."""
-    return (value > 0) - (value < 0)
+    return (value > 0) - (value < 0)  # True counts as 1

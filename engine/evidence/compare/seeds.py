@@ -129,8 +129,8 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     """The candidates of one configuration as one, whose label says for how many seeds it stands.
 
-    `members` differ only in their seed. Where any two have the same seed, they are not joined: the
-    last of them all is returned alone.
+    `members` differ only in their seed. Where any two have the same seed, none are joined: the last
+    member is returned alone.
     """
     if len(members) == 1:
         return members[0]

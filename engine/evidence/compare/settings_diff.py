@@ -82,8 +82,7 @@ class Making:
 def making_of_run(home: Home, run_id: str) -> Making:
     """How the model of a run was made.
 
-    The config in the result is None where the run's own is gone or damaged, or where the run is not
-    a training run.
+    Its config is None where the run is no training run, or where the config is gone or damaged.
     """
     config = home.run(run_id).find_config()
     return Making(run_id, config if isinstance(config, TrainConfig) else None)
@@ -222,10 +221,10 @@ def _trainings_between(
 
     - [] for one and the same checkpoint, ["checkpoint"] for two checkpoints of one run.
     - The trainings in between where one model descends from the other, as "training of r-1".
-    - "base model" and each training where at least one model is a base model (or one whose training
-      is not known) that is no ancestor of the other.
     - None where both were trained and neither descends from the other: the caller then compares
       their settings.
+    - Else "base model" and each training: at least one of the two is a base model (or one whose
+      training is not known), and no ancestor of the other.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
@@ -289,7 +288,10 @@ def changed_names(first: Making, second: Making) -> list[str]:
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:
-    """The names of the settings that differ, but for the seed and those in `NEUTRAL`."""
+    """The names of the settings that differ, but for the seed and those in `NEUTRAL`.
+
+    Results that differ by the seed alone differ by noise (`_reason_for_noise`).
+    """
     setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])
     return [
         name

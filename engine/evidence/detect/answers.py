@@ -182,6 +182,7 @@ def _cut_finding(
 
     Args:
         evidence: the numbers of the finding; the length of reference answers is added to them.
+        cut_share, out_of_turns_share: how many of the answers were cut, and how many by turns.
         which: which answers, such as "of the last steps".
     """
     max_turns = facts.settings.max_turns
@@ -272,7 +273,8 @@ def _doubled(limit: object) -> int | None:
 def _cut_rows(facts: Facts) -> Finding | None:
     """Detect that too many training rows of SFT were cut or dropped at `max_length`.
 
-    From a row that is cut the model learns to stop in the middle. None where few rows are cut.
+    From a row that is cut the model learns to stop in the middle. None where few rows are cut, or
+    where the rows were not counted.
     """
     counts = facts.training_rows
     row_count = counts.rows + counts.dropped
@@ -299,7 +301,8 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers have a think block, or the blocks are short.
+    None while there are too few steps, where few answers have a think block, or where the blocks
+    are short.
     """
     thinking_share = mean_or_none(facts.recent_view_values("thinking_share"))
     think_size = mean_or_none(facts.recent_view_values("think_size"))
@@ -354,7 +357,7 @@ def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
     What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
-    no start, so only heavy repetition counts there.
+    no start, so only heavy repetition counts there. None with neither, or with too few steps.
     """
     recent_shares = facts.recent_view_values("repeated_share")
     if not recent_shares:
@@ -440,7 +443,8 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 
 def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
     """The edit to propose where the scorer cannot read `unread_share` of the answers."""
-    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
+    hardly_any_is_read = 1.0 - unread_share <= limits.PARSED_NEVER
+    if hardly_any_is_read and facts.algorithm in SAMPLING_ALGORITHMS:
         return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
     return edit_lever(
         "score(): read the right answers that miss the form, or ask for it in the prompt"
@@ -458,7 +462,10 @@ def _name_of_form_metric(facts: Facts) -> str:
 
 
 def _unread_share(facts: Facts) -> float | None:
-    """The share of answers that the scorer cannot read, if it is high enough for a finding."""
+    """The share of answers that the scorer cannot read, if it is high enough for a finding.
+
+    Else None, and also where it is not known or there are too few answers to tell.
+    """
     if facts.algorithm in SAMPLING_ALGORITHMS:
         return _lasting_unread_share(facts)
     view = facts.last_answers
@@ -483,7 +490,8 @@ def _lasting_unread_share(facts: Facts) -> float | None:
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """Detect answers in a wrapping (a code fence, say) that earn much less than unwrapped ones.
 
-    None where few are wrapped or both earn similar rewards, and for runs that do not sample.
+    None for runs that do not sample, where few answers are wrapped, where unwrapped ones earn
+    nothing, or where both earn similar rewards.
     """
     if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None

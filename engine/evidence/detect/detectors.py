@@ -72,8 +72,8 @@ class Detector:
 def _was_recorded(name: str, facts: Facts) -> bool:
     """Whether the run left what a detector reads under this name.
 
-    A name is that of a metric or of a figure of a view, or "rescored" (answers scored again), or
-    "kept" (skills measured before and after).
+    A name is "rescored" (answers scored again), "kept" (skills measured before and after), that of
+    a figure of a view, or that of a metric.
     """
     if name == "rescored" and facts.rescoring.get("scored"):
         return True

@@ -106,17 +106,20 @@ class Examples:
             self.rows = heldout_answers
 
     def of(self, finding: Finding) -> list[Example]:
-        """At most two rollouts of different tasks that show the finding; [] where none does."""
+        """At most two rollouts of different tasks that show the finding; [] where none does.
+
+        The lowest rewards come first; for the findings in `_BEST_FIRST`, the highest.
+        """
         if not finding.pick:  # no rollout can show it
             return []
-        has_training_rollouts = self.step >= 0
+        has_training_rollouts = self.step >= 0  # else the rows are held-out answers
         if finding.pick == "changed" and has_training_rollouts:
             return []  # they cannot show what changed on held-out tasks
         shows_finding = _SHOWS.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
-            # Hardly any answer is right then: the example shows how near one came.
+            # Where a run was too short, hardly any answer is right: show how near the best came.
             return self._nearest_to_reference(rows)
         first_by_task: dict[str, Answer] = {}
         for row in rows:

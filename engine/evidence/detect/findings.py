@@ -101,6 +101,7 @@ class Lever:
         """
         if not self.setting:
             return {"edit": self.edit}
+        # Beside a setting, `edit` holds the reason.
         change = {"setting": self.setting, "now": self.now, "to": self.to}
         return {**change, "why": self.edit} if self.edit else change
 
@@ -111,7 +112,7 @@ class Lever:
         """
         if not self.setting:
             return self.edit
-        change = f"{self.setting} = {self.to}"
+        change = f"{self.setting} = {self.to}"  # and `edit` is the reason
         return f"{change} ({self.edit})" if self.edit else change
 
 
@@ -180,7 +181,7 @@ class Finding:
         numbers: dict[str, object] = {}
         for name, value in self.evidence.items():
             rounded_value = _in_few_digits(value) if isinstance(value, float) else value
-            if rounded_value is not None:
+            if rounded_value is not None:  # NaN becomes None
                 numbers[name] = rounded_value
         return numbers
 

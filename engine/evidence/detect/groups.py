@@ -23,8 +23,11 @@ from engine.evidence.stats import thresholds as limits
 def uniform_groups(facts: Facts) -> Finding | None:
     """Detect groups that give no gradient because their answers are alike without being right.
 
-    None while the run learns, or where most groups give a gradient. Groups that are alike because
-    hardly any task is ever solved are left to `too_hard`.
+    None in these cases:
+        too few steps are done, or enough groups give a gradient;
+        the run learns;
+        the texts differ, and few groups earn equal rewards without being solved;
+        the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
     """
     shares = _recent_group_shares(facts)
     if shares is None or shares.effective >= limits.EFFECTIVE_LOW or is_learning(facts):
@@ -56,7 +59,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
     unsolved = recent_mean(facts.series("groups_too_hard"))
     if zero_advantage is None or effective is None or unsolved is None:
         return None
-    solved = mean(facts.recent("groups_too_easy") or [0.0])
+    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 where it was not logged
     return _GroupShares(effective, unsolved, solved, zero_advantage)
 
 
@@ -66,7 +69,7 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
         "uniform_groups",
         _no_advantage_text(shares, "the answers of a group are the same text"),
         _group_evidence(facts, shares, cause="equal texts"),
-        _lever_for_same_text(facts.settings.temperature or 1.0),
+        _lever_for_same_text(facts.settings.temperature or 1.0),  # 1: not known, or 0
         playbook="failures",
         pick="group",
         root=True,
@@ -226,8 +229,9 @@ def too_hard(facts: Facts) -> Finding | None:
     """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
     None in these cases:
-        the run learns;
         a held-out evaluation of it (step 0 included) saw a fair share of the tasks solved;
+        enough groups give a gradient, or too few steps are done to tell;
+        the run learns, or solves more than hardly any task;
         the answers of a group are the same text (see `uniform_groups`).
     """
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
@@ -264,6 +268,7 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
         'train by SFT on reference answers first (algorithm="sft"), then GRPO on it',
         Change(arguments={"algorithm": "sft"}),
     )
+    # The examples are the best of the failed answers; without a share, success is not reported.
     where = "success == False" if solved_share is not None else ""
     return Finding(
         "too_hard", sentence, evidence, lever, playbook="curriculum", pick="best", where=where
@@ -273,7 +278,10 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
 def too_easy(facts: Facts) -> Finding | None:
     """Detect that nearly all answers were right from the first steps on.
 
-    None for a run that got there by training, or whose environment does not report success.
+    None in these cases:
+        the run has too few steps, or got there by training;
+        the environment does not report success;
+        enough groups give a gradient all the same.
     """
     effective_shares = facts.series("groups_effective")[: limits.WINDOW]
     if len(effective_shares) < limits.LEAST:
@@ -324,7 +332,10 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
 
-    None where the run has learnt to solve a good part of its tasks: that costs entropy too.
+    None in these cases:
+        it is not known how many answers are right;
+        the run has learnt to solve a good part of its tasks, which costs entropy too;
+        the run still improved after the fall.
     """
     fall = _lasting_entropy_fall(facts.series("entropy"))
     if fall is None:
@@ -473,7 +484,8 @@ def _early_fall_evidence(
 def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
     """The entropy of a run that lost it within the first steps and did not get it back; else None.
 
-    `entropies` has a value for each step.
+    None as well with too few steps, or with hardly any entropy to lose. `entropies` has a value for
+    each step.
     """
     if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
         return None
@@ -492,8 +504,10 @@ def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None where the result is above that of step 0, where nearly all tasks are solved (so that it
-    could hardly rise), or where neither success nor reward was measured both times.
+    None in these cases:
+        neither success nor reward was measured both times;
+        the result is above that of step 0;
+        nearly all tasks are solved, so that it could hardly rise.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
@@ -571,7 +585,7 @@ def _nearly_all_solved(solved_share: float) -> bool:
 def _not_all_solved(facts: Facts) -> bool:
     """Whether the first steps left tasks unsolved; True where success is not reported.
 
-    It tells apart groups of equal answers: equal right ones are no fault, the model knows the task.
+    Groups of equal answers are a fault only then: a model that knows its tasks answers equally.
     """
     solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
@@ -587,5 +601,5 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     half_length = len(values) // 2
     if half_length < 2:
         return False
-    change = change_between(values[:half_length], values[-half_length:])
-    return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
+    rise = change_between(values[:half_length], values[-half_length:])
+    return rise.change > limits.SUCCESS_FOLLOWS and rise.z >= limits.RISING_Z

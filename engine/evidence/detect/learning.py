@@ -34,7 +34,8 @@ _ERROR_CHARS = 300  # of an error's text, shown as evidence
 def overfitting(facts: Facts) -> Finding | None:
     """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
-    None with too few held-out evaluations, or where held-out success clearly rose in the meantime.
+    None with too few held-out evaluations, where the held-out loss rose too little to matter, or
+    where held-out success clearly rose in the meantime.
     """
     losses = _losses_since_lowest(facts)
     if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):
@@ -139,7 +140,10 @@ def _passes(facts: Facts) -> float:
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
-    """Whether held-out success clearly rose from one step to another; False if not measured."""
+    """Whether held-out success clearly rose from one step to another.
+
+    A step without a measured success counts as 0.
+    """
     success_by_step = dict(facts.curve("heldout_success"))
     before, after = success_by_step.get(from_step, 0.0), success_by_step.get(to_step, 0.0)
     noise = 0.0  # while the number of tasks is not known
@@ -151,7 +155,8 @@ def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
 def too_short(facts: Facts) -> Finding | None:
     """Detect an SFT run that ended too early: its held-out loss still fell and little was solved.
 
-    None for a run that is not finished, or whose last loss is not its lowest.
+    None for a run that is not finished, that solved more than hardly any task, or whose last loss
+    is not clearly its lowest.
     """
     if facts.comparison is None:  # the run is not finished
         return None
@@ -322,12 +327,15 @@ class _Spike(NamedTuple):
 def unstable(facts: Facts) -> Finding | None:
     """Detect unstable training; None without a sign of it.
 
-    The signs: the run ended on NaN or infinity, the divergence from the start (KL) jumped, or the
-    gradient norm spiked several times, or once and training got worse after it.
+    The signs are, in this order:
+        the run ended on NaN or infinity;
+        the divergence from the start (KL) jumped;
+        the gradient norm spiked several times, or once and training got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
         sentence = f"The run ended on a number that is none: {error or 'NaN'}."
+        # A larger cut than for the other signs (2), because this one ended the run.
         return _unstable_finding(facts, sentence, {"error": error}, rate_divisor=3)
     explosion = _explosion(facts) if facts.algorithm in ROW_ALGORITHMS else None
     if explosion is not None:
@@ -572,6 +580,7 @@ def _worse_after(facts: Facts, step: int) -> bool:
 
 def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
     """Two standard errors of the difference of two means, over `LEAST` steps each."""
+    # The larger deviation stands for both, and is never 0.
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
     return 2 * deviation * (2 / limits.LEAST) ** 0.5
 

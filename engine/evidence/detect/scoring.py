@@ -117,7 +117,7 @@ def _reward_by_chance(facts: Facts) -> Finding | None:
 def slow_reward(facts: Facts) -> Finding | None:
     """Detect that scoring takes more than `SLOW_SHARE` of the time of a step.
 
-    None where it takes less, where it takes no noticeable time, or where times were not measured.
+    None where times were not measured, where it takes less, or where it takes no noticeable time.
     """
     score_s = recent_mean(facts.series("reward_s"))
     sample_s = recent_mean(facts.series("sample_s"))
@@ -338,8 +338,11 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    None where the unearned part is small, where wrong answers earn little or no more than before,
-    or where a trend is missing.
+    None in these cases:
+        a trend is missing;
+        wrong answers earn no more than before, or right ones earn nothing;
+        wrong answers earn little beside right ones;
+        the unearned part of the rise is small.
     """
     wrong_trend = trend(facts.view_values("wrong_reward"))
     right_trend = trend(facts.view_values("right_reward"))
@@ -396,9 +399,9 @@ def _alike_signal(facts: Facts) -> dict[str, float]:
 
     The number is the share of answers that are like another task's.
     """
-    alike = trend(facts.view_values("alike_share"))
-    if alike and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
-        return {"alike": alike.last}
+    alike_trend = trend(facts.view_values("alike_share"))
+    if alike_trend and alike_trend.last >= limits.ALIKE and alike_trend.change >= limits.ALIKE_RISE:
+        return {"alike": alike_trend.last}
     return {}
 
 
@@ -416,20 +419,20 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 
     A signal maps its name to the number that shows it.
     """
-    form = trend(facts.view_values("form_score"))
-    if form and form.change >= limits.FORM_RISE and form.last >= limits.FORM_FULL:
-        return {"form_only": form.last}
+    form_trend = trend(facts.view_values("form_score"))
+    if form_trend and form_trend.change >= limits.FORM_RISE and form_trend.last >= limits.FORM_FULL:
+        return {"form_only": form_trend.last}
     return {}
 
 
 def _judge_signal(facts: Facts) -> dict[str, float]:
     """A sign of an exploited reward: a judge rates more and more wrong answers highly.
 
-    Gives the share of such answers at the end; {} without the sign.
+    The number is the share of such answers at the end; {} without the sign.
     """
-    judge_gap = trend(facts.view_values("judge_gap"))
-    if judge_gap and judge_gap.last > limits.JUDGE_GAP and judge_gap.rose:
-        return {"judge": judge_gap.last}
+    gap_trend = trend(facts.view_values("judge_gap"))
+    if gap_trend and gap_trend.last > limits.JUDGE_GAP and gap_trend.rose:
+        return {"judge": gap_trend.last}
     return {}
 
 

@@ -193,8 +193,9 @@ _OTHER_TEACHER = edit_lever(
 def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
-    False where few answers are cut, or where the environment does not say what is right.
-    `reward_at_start` is the mean reward before training, None where it is not known.
+    False where the environment does not say what is right, where many cut answers are right, where
+    few answers are cut, or where cut ones earn next to nothing. `reward_at_start` is the mean
+    reward before training, None where it is not known.
     """
     cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
     cut_share = recent_mean(facts.view_values("cut_share"))

@@ -145,8 +145,10 @@ class Panel(Block):
 
 @dataclass(frozen=True)
 class Shares(Block):
-    """How `total` tasks divide into parts: (what happened to them, how many, CSS class of the
-    colour)."""
+    """How `total` tasks divide into parts.
+
+    A part is (what happened to its tasks, how many they are, CSS class of their colour).
+    """
 
     total: int
     parts: Sequence[tuple[str, int, str]]

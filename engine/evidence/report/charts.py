@@ -122,8 +122,7 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place on the axis, given as (start, end); 3 % of the
-    axis are left free at each end."""
+    """The function from a difference to its place; `axis` (start, end) has 3 % free at each end."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -155,7 +154,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
 
 
 def _no_difference_band(x_start: float, x_end: float) -> str:
-    """The shaded band of the differences that are too small to matter."""
+    """The shaded band of the differences that are too small to matter; its ends are in pixels."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
         f'width="{x_end - x_start:.1f}" height="44"/>'
@@ -212,8 +211,10 @@ class Range:
 
 
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
-    """The range of an estimate as a bar, with the actual value, where it is known, as a mark on it,
-    as SVG. `label` is read to people who do not see the drawing."""
+    """The range of an estimate as a bar, as SVG; the actual value, if it is known, is a mark on it.
+
+    `label` is read to people who do not see the drawing.
+    """
     # 1e-9 keeps an axis of zeros from being empty; 1.06 leaves room at the end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
     x_of = _x_in_range(axis_end, width)
@@ -310,7 +311,7 @@ def level_bar(
     """
     width, height, y_middle = 220, 22, 11
     axis_start, axis_end = axis
-    axis_span = max(axis_end - axis_start, 1e-9)
+    axis_span = max(axis_end - axis_start, 1e-9)  # not 0, to divide by it
 
     def x_of(number: float) -> float:
         """Pixels from the left; the dot needs 6 pixels at each end."""
@@ -468,7 +469,7 @@ def _value_range(curve: Curve) -> tuple[float, float]:
     if curve.from_zero or (curve.is_share and low < 0.35 * high):
         low = min(low, 0.0)
     if _are_equal(low, high):
-        padding = abs(low) * 0.1 or 0.5
+        padding = abs(low) * 0.1 or 0.5  # 0.5 where both are 0
         high += padding
         if low:  # an axis of zeros starts at 0
             low -= padding
@@ -503,7 +504,7 @@ def _vertical_line(frame: _Frame, step: float, text: str) -> str:
     """A vertical line at a step; its label is on the side that has more room."""
     x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _line("best", (x, x), (_TOP, bottom))
-    if x > frame.width * 0.6:
+    if x > frame.width * 0.6:  # a label to the right of it might leave the drawing
         return line + _text("bestlabel end", x - 6, bottom - 7, text)
     return line + _text("bestlabel", x + 6, bottom - 7, text)
 

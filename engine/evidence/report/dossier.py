@@ -282,7 +282,8 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     if row.kind != "train":
         return _stations_of_evaluation(row, config)
     newest_first: list[Station] = []
-    # What the run visited last started from: a base model, or the next run as "run@checkpoint".
+    # What the run of the last round started from: a base model, or a checkpoint of the run of the
+    # next round, such as "r-1@step20".
     start_ref = ""
     for run in ancestry(home.run(row.run_id)):
         run_row = _find_row(home, run.id)
@@ -344,13 +345,17 @@ def _held_out_results(run: RunDir) -> list[HeldOutResult]:
 
 
 def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure) -> HeldOutResult:
-    """The mean of the rows that have a value; success also has Wilson's interval over its tasks."""
+    """The mean of the rows that have a value (at least one does), with an interval for success.
+
+    The interval is Wilson's over the tasks.
+    """
     values_or_none = [value_of(row, measure) for row in rows]
     values = [value for value in values_or_none if value is not None]
     mean = sum(values) / len(values)
     if measure != "success":
         return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
+    # Wilson's interval needs whole tasks; several attempts at a task can make a fraction.
     solved_count = round(mean * task_count)
     return HeldOutResult(step, mean, interval=wilson(solved_count, task_count))
 
@@ -372,8 +377,10 @@ def _failure_evidence(run: RunDir, redact: Redactor) -> str:
 
 
 def _device_hours(row: RunRow) -> float | None:
-    """The hours that a run held its device, else those from its start to its end; None where they
-    are not known."""
+    """The hours that a run held its device, None where they are not known.
+
+    Where the time was not recorded: those from its start to its end.
+    """
     if row.spent_hours:
         return row.spent_hours
     return (row.ended - row.started) / 3600 if row.started and row.ended else None

@@ -228,8 +228,8 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
     """The texts joined, under the limit of length.
 
     The first text that does not fit and all after it are named in a closing sentence. The beginning
-    of that first text is still shown if there is room for `_WORTH_CUTTING` characters, or if it is
-    the first text of all.
+    of the text that does not fit is still shown if it is the first of all, or if there is room for
+    more than `_WORTH_CUTTING` characters.
     """
     joined = ""
     for index, text in enumerate(texts):

@@ -35,7 +35,7 @@ def audit(dossier: Dossier) -> Section | None:
     if audit_result is None:
         return None
     conclusion = _audit_conclusion(audit_result, dossier.reward_risk_accepted)
-    # A line is a sequence of texts and tags. The page shows the conclusion in its lead, below.
+    # In Markdown only: the page shows the conclusion in the lead of the section (below).
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
@@ -52,8 +52,10 @@ def audit(dossier: Dossier) -> Section | None:
 
 
 def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
-    """The verdict of the audit and its headline; `risk_accepted`: the run was trained although the
-    audit failed."""
+    """The verdict of the audit as a tag, and its headline, which make a line together.
+
+    `risk_accepted` says that the run was trained although the audit failed.
+    """
     # The headline reads "verdict: text"; the verdict is shown as a tag.
     _, _, headline = audit_result.headline.partition(": ")
     text = f" {sentence_case(headline)}"
@@ -84,10 +86,11 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """What the table of probes does not show, as (name, value): facts from the audit, and last how
-    the run's answers to the held-out tasks (the exam) were scored again.
+    """What the table of probes does not show, as (name, value).
 
-    What the audit did not look at is left out: older audits looked at less.
+    All are facts from the audit but the last, which tells what came of scoring the run's answers to
+    the held-out tasks (the exam) again. What the audit did not look at is left out: older audits
+    looked at less.
     """
     facts = [
         ("scored", _scored_text(audit_result)),
@@ -115,8 +118,10 @@ def _score_time_text(seconds: float | None) -> str:
 
 
 def _top_reward_text(audit_result: Audit) -> str:
-    """How many answers earn the highest reward, and how many different rewards there are; "" if
-    that was not measured."""
+    """How many answers earn the highest reward, and how many different rewards there are.
+
+    "" if that was not measured.
+    """
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
         return ""
@@ -155,7 +160,7 @@ def contamination(dossier: Dossier) -> Section | None:
     if not overlap.headline:
         return None
     conclusion = (Tag(overlap.verdict), _contamination_text(overlap))
-    # The page shows the conclusion in its lead, below.
+    # In Markdown only: the page shows the conclusion in the lead of the section (below).
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if overlap.sources:
         section_blocks.append(_sources_table(overlap.sources[:_SOURCES]))
@@ -181,8 +186,10 @@ def _contamination_text(overlap: Contamination) -> str:
 
 
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
-    """The table of what was trained on: for each source of training rows, with how many held-out
-    tasks it has a match, by the kind of match."""
+    """The table of what was trained on, with one row per source of training rows.
+
+    It counts the held-out tasks that the source has a match with, by the kind of match.
+    """
     matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
     heads = ("trained on", "by", "rows", "tasks held out", *matches)  # by: which run
     styles = ("name", "", "num rest", "num", "num", "num", "num")
@@ -292,8 +299,11 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the run's chain: one link for each stage of the run, which records the hashes
-    of the stage's files and of the link before. None where no link was written."""
+    """The section on the run's chain, which has one link for each stage of the run.
+
+    A link records the hashes of the stage's files and of the link before. None where no link was
+    written.
+    """
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None
@@ -380,7 +390,7 @@ def training(dossier: Dossier) -> Section | None:
     ]
     if dossier.device_hours is not None:
         facts.append(("device time", duration(dossier.device_hours)))
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
 
 
@@ -410,7 +420,7 @@ def use(dossier: Dossier) -> Section | None:
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 
@@ -421,5 +431,5 @@ def limits(dossier: Dossier) -> Section:
         "environment version. It says nothing about other tasks, about skills that were not "
         "evaluated, or about safety."
     )
-    # No title: that is the heading on the page, and a model card is Markdown only.
+    # No title: only the HTML page shows titles, and a model card is Markdown.
     return Section(title="", short="What is not known", blocks=[blocks.Paragraph([text])])

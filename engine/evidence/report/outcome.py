@@ -26,8 +26,8 @@ def headline(dossier: Dossier) -> tuple[str, str]:
     """(the word over the report, the name of the page's colour).
 
     The word is the verdict, such as "No difference"; the state of a run that failed, was cancelled
-    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" or
-    named after the verdict.
+    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" (also
+    for "Evaluated") or named after the verdict.
     """
     row = dossier.row
     if row.state in ("failed", "cancelled"):
@@ -125,8 +125,8 @@ def _figures(
 ) -> list[tuple[str, str, str]]:
     """The numbers of the comparison, as rows of (name, value, remark).
 
-    The rows are the mean results (levels) before and after, as far as they were measured, the
-    number of tasks, the p value and the smallest change that the comparison would find. Training
+    First the mean results (levels) before and after, as far as they were measured. Then the number
+    of tasks, the p value, and the smallest change that the comparison would find. Training
     runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint.
     """
     outcome, sides = comparison.outcome, dossier.sides
@@ -225,10 +225,10 @@ def _expectation_notes(dossier: Dossier) -> list[Note]:
 
 
 def models(dossier: Dossier) -> Section | None:
-    """The section with the models of an evaluation: the mean result of each (its level), and the
-    verdict against the first.
+    """The section with the models of an evaluation.
 
-    None for a training run, for models compared by their loss, and where nothing was scored.
+    Each is shown with its mean result (its level) and the verdict against the first model. None for
+    a training run, for models compared by their loss, and where nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
@@ -296,10 +296,9 @@ def _model_row(
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
-    """A model's mean result (its level) with the interval as a drawing; None where either was not
-    measured.
+    """A model's mean result (its level) with the interval, as a drawing.
 
-    `axis` is the lowest and the highest value of the drawing.
+    None where either was not measured. `axis` is the lowest and the highest value of the drawing.
     """
     value = level.rounded_value
     low, high = level.interval
@@ -312,7 +311,8 @@ def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) ->
 def tasks(dossier: Dossier) -> Section | None:
     """The section on how many tasks were gained, lost and unchanged.
 
-    None without a comparison, and for a comparison by loss, where no task counts as gained or lost.
+    None where nothing was compared, and for a comparison by loss, where no task counts as gained or
+    lost.
     """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
@@ -334,9 +334,11 @@ def tasks(dossier: Dossier) -> Section | None:
 def _unchanged_parts(
     unchanged_count: int, solved_twice_count: int | None
 ) -> list[tuple[str, int, str]]:
-    """The tasks whose result did not change: what happened to them, how many they are, and the CSS
-    class of their colour. `solved_twice_count` of them were solved before and after; None where
-    that is not known."""
+    """The tasks whose result did not change, divided by what happened to them.
+
+    A part is (what happened, how many tasks, CSS class of their colour). `solved_twice_count` tasks
+    were solved before and after; None where that is not known.
+    """
     if solved_twice_count is None:
         return [("unchanged", unchanged_count, "same")]
     return [
@@ -388,8 +390,10 @@ def answers(dossier: Dossier) -> Section | None:
 def _answer_blocks(
     direction: str, examples: Sequence[FlipExample], names: tuple[str, str]
 ) -> list[Block]:
-    """A block for each task that was gained or lost (`direction`), with both answers to it; `names`
-    are those of the models before and after."""
+    """A block for each task that was gained or lost (`direction`), with both answers to it.
+
+    `names` are those of the models before and after.
+    """
     answer_blocks: list[Block] = []
     for index, example in enumerate(examples):
         # Markdown is limited in length, so it shows only the first examples.
@@ -399,8 +403,10 @@ def _answer_blocks(
 
 
 def skills(dossier: Dossier) -> Section | None:
-    """The section on skills that the model had before training, each measured with a set of
-    questions (a battery). None where they were not measured."""
+    """The section on skills that the model had before training; None where they were not measured.
+
+    Each is measured with a set of questions (a battery).
+    """
     kept_skills = dossier.verdict.kept_skills
     if kept_skills is None or not kept_skills.every_battery:
         return None

@@ -75,8 +75,10 @@ def _uses_text(holdout_use: HoldoutUse) -> str:
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """The chart of the held-out results; None with fewer than two evaluations, or without a
-    held-out metric."""
+    """The chart of the held-out results.
+
+    None with fewer than two evaluations, or without a held-out metric.
+    """
     name = _held_out_name(dossier)
     if len(dossier.held_out_results) < 2 or not name:
         return None
@@ -143,6 +145,7 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
     marks: list[tuple[float, float, float, float]] = []
     for step, level in ((0, comparison.before), (sides.step, comparison.after)):
         if level is not None and level.value is not None:
+            # A level with a value has an interval; `or 0.0` is for the type alone.
             marks.append((step, level.low or 0.0, level.value, level.high or 0.0))
     return marks
 
@@ -169,7 +172,8 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
     # The main chart shows the held-out results already.
     left_out = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in left_out]
-    curves_by_name = {name: dossier.metrics.curve(name) for name in main_columns(names, len(names))}
+    main_names = main_columns(names, limit=len(names))  # no limit yet: some may have no curve
+    curves_by_name = {name: dossier.metrics.curve(name) for name in main_names}
     # One point makes no line.
     names_to_draw = [name for name, points in curves_by_name.items() if len(points) > 1]
     return [_small_chart(name, curves_by_name[name]) for name in names_to_draw[:_SMALL_CHARTS]]

@@ -6,7 +6,7 @@ def duration(hours: float) -> str:
     seconds = hours * 3600
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{hours:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{hours:.1f} h"  # 90 minutes
 
 
 def value_text(value: object) -> str:

@@ -34,8 +34,8 @@ class AnyOfK:
 def any_of_each_k(results: Side) -> list[AnyOfK]:
     """pass@k of one model for k = 2, 4, 8, ... and the number of attempts itself.
 
-    Every value of `results` is a success, 0 or 1. No k is above the smallest number of scored
-    attempts that a task has, so that each k speaks of the same tasks. [] with single attempts.
+    Every value of `results` is a success, 0 or 1. The number of attempts is the smallest that any
+    task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
     """
     return [
         _mean_over_tasks(k, {task: _chance(values, k) for task, values in results.values.items()})
@@ -44,7 +44,7 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
 
 
 def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
-    """What pass@k of `after` is above that of `before`, on the tasks that both have.
+    """By how much pass@k of `after` is above that of `before`, on the tasks that both have.
 
     `k` is the smallest number of scored attempts that one of those tasks has on either side. None
     where that is below 2, or no task is on both sides.

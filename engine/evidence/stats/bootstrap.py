@@ -61,7 +61,7 @@ def _expanded_percentile(
 
     The percentile interval is widened to what Student's t asks for at this number of tasks; p is
     computed on the same widened scale. `drawn_means` are the resampled means, sorted; `centre` is
-    the mean of the data.
+    the mean of the data; `confidence` is the coverage of the interval.
     """
     df = task_count - 1
     widening = math.sqrt(task_count / df)

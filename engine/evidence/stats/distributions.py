@@ -135,7 +135,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def _beta_numerators(a: float, b: float, x: float, m: int) -> tuple[float, float]:
-    """The numerators number 2 m and 2 m + 1 in the continued fraction of I_x(a, b)."""
+    """Numerator 2 m and numerator 2 m + 1 of the continued fraction of I_x(a, b)."""
     return (
         m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
         -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),

@@ -83,13 +83,14 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
 
     `b` of `n` tasks were gained and `c` lost. Unlike Wald's interval it has a width at b = c = 0
     and stays inside [-1, 1]. It excludes 0 exactly where McNemar's test without correction is
-    significant. (-1, 1) for n = 0.
+    significant. (-1, 1) for n = 0. `confidence` is its coverage.
     """
     if n <= 0:
         return Interval(-1.0, 1.0)
     z = normal_quantile(0.5 + confidence / 2.0)
     observed_difference = (b - c) / n
-    # Where all tasks were lost (or gained) the bound is the end of the scale: nothing to search.
+    # The lower bound is the difference with the score z, the upper one that with -z. Where all
+    # tasks were lost (or gained) the bound is the end of the scale: nothing to search.
     low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed_difference)
     high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed_difference, high=1.0)
     return Interval(low, high)
@@ -185,7 +186,8 @@ def tasks_needed(
 def _tasks_for_power(gap: float, discordant_share: float, alpha: float, power: float) -> float:
     """Miettinen's sample size for a paired difference `gap`, not rounded; inf for a gap of 0.
 
-    `discordant_share` is the share of tasks that come out differently, at least `gap`.
+    `discordant_share` is the share of tasks that come out differently, at least `gap`. A test at
+    the level `alpha` then shows the gap with the probability `power`.
     """
     if gap <= 0.0:
         return math.inf
@@ -361,7 +363,8 @@ def paired_verdict(
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
     word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
-    # Begins with the counts of tasks and errors; the test and the means add the other numbers.
+    # `unknown_verdict` gives the counts of tasks and errors; the means and the test add the other
+    # numbers.
     verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
     return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
 
@@ -456,8 +459,9 @@ def _test_of_means(
 ) -> _Test:
     """The test that suits the values, with an interval that agrees with it.
 
-    Both mappings are task id -> value, of the same tasks; `seed` is that of a bootstrap. Where the
-    test is not significant although the interval excludes 0, the interval is extended to 0.
+    Both mappings are task id -> value, of the same tasks; `alpha` is the level of the test, `seed`
+    that of a bootstrap. Where the test is not significant although the interval (of confidence
+    1 - alpha) excludes 0, the interval is extended to 0.
     """
     if {*before.values(), *after.values()} <= {0.0, 1.0}:
         test = _binary_test(before, after, alpha)
@@ -499,7 +503,7 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
 
 
 def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha: float) -> _Test:
-    """McNemar's test for tasks that are either solved (1) or not (0) on each side.
+    """McNemar's test, at the level `alpha`, for tasks that are solved (1) or not (0) on each side.
 
     Both mappings are task id -> value, of the same tasks.
     """
@@ -512,14 +516,14 @@ def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha:
         p=mcnemar_midp(gained_count, lost_count),
         detectable=smallest_detectable_gap(n, gained_count + lost_count, alpha=alpha),
         method="McNemar mid-p, Tango score interval",
-        span=1.0,
+        span=1.0,  # from 0 to 1
     )
 
 
 def _mean_test(
     before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
-    """The test for values other than 0 and 1, by a bootstrap over tasks.
+    """The test, at the level `alpha`, for values other than 0 and 1, by a bootstrap over tasks.
 
     Both mappings are task id -> value, of the same tasks.
     """
@@ -560,7 +564,8 @@ def _word_of_test(
 ) -> tuple[Word, str]:
     """The verdict that a test on `n` tasks supports, and the reason where they are too few.
 
-    `sign` is 1 where higher is better, else -1. The reason is "" where `n` is large enough.
+    Differences within `margin` count as none; `alpha` is the level of the test. `sign` is 1 where
+    higher is better, else -1. The reason is "" where `n` is large enough.
     """
     # McNemar's test holds for few tasks too; a bootstrap over them does not.
     if n < FEWEST_TASKS and not test.method.startswith("McNemar"):

@@ -130,7 +130,7 @@ def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
 
 
 def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) -> dict[str, float]:
-    """pass@k as a mean over the tasks that have at least k samples, by k as a text.
+    """pass@k as a mean over the tasks that have at least k samples, such as {"4": 0.31}.
 
     `solve_counts` holds (samples, solved samples) of each task. A k above `group_size` is left out.
     """
@@ -215,8 +215,8 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
 def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float:
     """The chance that `size` answers to this task earn at least two different rewards.
 
-    `group` are the samples of the task; Beta(a, b) is the distribution of solve rates over all
-    tasks, which is used only where all samples earned the same and `size` exceeds their number.
+    `group` are the samples of the task. Beta(a, b) is the distribution of solve rates over all
+    tasks; it is used only where `size` exceeds the number of samples and all earned the same.
     """
     n = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
@@ -371,7 +371,7 @@ def _group_size_advice(result: ProbeResult) -> list[Advice]:
     [] where the size used is about right, or where hardly any group would teach at any size.
     """
     highest_share = max(result.gradient_share.values())
-    # The answers to so few tasks earn different rewards that no group size would help.
+    # Where hardly any task gets answers of different rewards, no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return []
     text = _better_group_size(result, ENOUGH * highest_share)

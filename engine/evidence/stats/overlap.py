@@ -6,7 +6,7 @@ row, or when its reference answer does and is long enough to be told from others
 - exact: the same text, white space around it aside;
 - normalised: the same words, numbers and operators, whatever the case, spacing and punctuation;
 - ngram: 13 words in a row that only this held-out task has, or half of its own 8-word sequences
-  together with all of its numbers.
+  (at least 3) together with all of its numbers.
 
 Word sequences that several held-out tasks share are their common form and are not counted, so
 tasks made from one template do not accuse each other. Short tasks are compared exactly and
@@ -168,8 +168,7 @@ class HeldOut:
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """The held-out tasks that a training row holds, whole or in part, each with its strongest
-        match.
+        """The strongest match of each held-out task that a training row holds, whole or in part.
 
         `row` is a stored task row of the training split.
         """
@@ -270,50 +269,49 @@ class HeldOut:
         if len(tokens) < fewest_tokens:
             return
         unit = _Unit(part, ids=[task], tokens=tokens, answer=tokens_of(answer))
-        index = self._equal_unit(unit, text)
-        if index is None:
+        position = self._equal_unit(unit, text)
+        if position is None:
             self._add_unit(unit, text)
         else:
-            self.units[index].ids.append(task)
+            self.units[position].ids.append(task)
             # The unit may equal the text in its words only; this spelling leads to it as well.
-            self._exact.setdefault((part, text), index)
+            self._exact.setdefault((part, text), position)
 
     def _add_unit(self, unit: _Unit, text: str) -> None:
         """Index a unit that equals none so far, under its text, its tokens and its sequences."""
-        index = len(self.units)
+        position = len(self.units)
         self.units.append(unit)
         # An earlier unit may have the same words and another answer; it keeps its place here.
-        self._normalised.setdefault((unit.part, " ".join(unit.tokens)), index)
-        self._exact[unit.part, text] = index
-        self._add_grams(unit, index)
+        self._normalised.setdefault((unit.part, " ".join(unit.tokens)), position)
+        self._exact[unit.part, text] = position
+        self._add_grams(unit, position)
 
-    def _add_grams(self, unit: _Unit, index: int) -> None:
-        """Index the word sequences of the unit at `index`, if the index has room for them."""
+    def _add_grams(self, unit: _Unit, position: int) -> None:
+        """Index the word sequences of the unit at `position`, if the index has room for them."""
         if len(self._grams) > MOST_GRAMS:  # the index is full
             # A text shorter than one sequence has none, so nothing of it is left out.
             unit.skipped = len(unit.tokens) >= GRAM_WORDS
             return
         for gram in grams_of(unit.tokens):
-            if self._grams.setdefault(gram, index) != index:  # another unit has it already
+            if self._grams.setdefault(gram, position) != position:  # another unit has it already
                 self._grams[gram] = _COMMON
 
     def _equal_unit(self, unit: _Unit, text: str) -> int | None:
         """The position of an indexed unit that equals the new one with this text, else None."""
         if (unit.part, text) in self._exact:
             return self._exact[unit.part, text]
-        index = self._normalised.get((unit.part, " ".join(unit.tokens)))
+        position = self._normalised.get((unit.part, " ".join(unit.tokens)))
         # The same words written differently are one unit only if their answers agree too: otherwise
         # case or punctuation is what the task is about.
-        if index is None or not _answers_agree(self.units[index].answer, unit.answer):
+        if position is None or not _answers_agree(self.units[position].answer, unit.answer):
             return None
-        return index
+        return position
 
     def _units_sharing_grams(self, texts: Sequence[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
-        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the
-        sequences that only this unit has, together with all of its numbers. `texts` are lists of
-        tokens.
+        A large part is a run of `COPIED_WORDS` words that only this unit has, or what
+        `_is_large_part` defines. `texts` are lists of tokens.
         """
         if not self._grams:
             return []
@@ -347,19 +345,22 @@ class HeldOut:
             shared_grams[position].grams.add(gram)
             shared_grams[position].longest_run = max(shared_grams[position].longest_run, run)
 
-    def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
+    def _is_large_part(
+        self, position: int, grams_in_row: set[tuple[str, ...]], numbers: set[str]
+    ) -> bool:
         """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        That is at least half of the word sequences that no other unit has, and all its numbers.
+        A large part has all its numbers. It also has `LARGE_SHARE` of the word sequences that no
+        other unit has, and at least `FEWEST_GRAMS` of them.
 
         Args:
-            index: the position of the unit.
-            grams: which of those word sequences the row contains.
+            position: of the unit, in `units`.
+            grams_in_row: those of these word sequences that the row contains.
             numbers: all numbers that the row contains.
         """
-        unit = self.units[index]
+        unit = self.units[position]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-        return len(grams) >= fewest_grams and numbers_of(unit.tokens) <= numbers
+        return len(grams_in_row) >= fewest_grams and numbers_of(unit.tokens) <= numbers
 
 
 def scan(
@@ -409,7 +410,7 @@ def scan(
 
 
 def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
-    """The word on a scan, from how many of the `heldout` tasks overlap and are leaked."""
+    """The word on a scan: `overlapping` and `leaked` count tasks among the `heldout` ones."""
     if not overlapping:
         return "clean"
     return "leak" if leaked > LEAK_SHARE * heldout else "overlap"

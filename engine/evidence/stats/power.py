@@ -103,7 +103,8 @@ def _tasks_with_several_attempts(before: Side, after: Side) -> list[str]:
 def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
     """How many rows a split of an environment version has; None where the version is gone.
 
-    `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7".
+    `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7";
+    None where it has another form.
     """
     name, _, hash12 = env_id.partition("@")
     if not name or not hash12:

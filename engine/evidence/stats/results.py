@@ -108,7 +108,8 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     """
     row_lists = [list(rows) for rows in row_sets]
     all_rows = list(itertools.chain.from_iterable(row_lists))
-    # Where the environment also writes later messages, tasks with one prompt may differ in those.
+    # Where the environment also writes later messages, tasks with one prompt may differ in those:
+    # each keeps its id.
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
     common_ids = _common_ids(all_rows)
@@ -130,7 +131,7 @@ def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
         if row.prompt and row.task not in prompt_of_task:
             prompt_of_task[row.task] = prompt_key(row.prompt)
     smallest_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
-    for task in sorted(prompt_of_task):
+    for task in sorted(prompt_of_task):  # the smallest id of a prompt comes first
         smallest_id.setdefault(prompt_of_task[task], task)
     if len(smallest_id) == len(prompt_of_task):
         return {}
@@ -208,7 +209,7 @@ class Level:
             "errors": self.errors,
             "value_with_errors": rounded(self.value_with_errors),
         }
-        # Only here, as each k takes a bootstrap.
+        # Computed only when it is shown, because each k takes a bootstrap.
         any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
         if any_of_k:  # empty where tasks were asked once
             body["pass_at_k"] = [each.to_json() for each in any_of_k]
@@ -255,7 +256,7 @@ def _interval_of_means(means: Mapping[str, float], measure: Measure) -> Interval
     """
     n = len(means)
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
-        solved_count = round(math.fsum(means.values()) / n * n)
+        solved_count = round(math.fsum(means.values()))  # each mean is 0 or 1
         return wilson(solved_count, n)
     bootstrap = paired_bootstrap({task: [mean] for task, mean in means.items()})
     return Interval(bootstrap.low, bootstrap.high)

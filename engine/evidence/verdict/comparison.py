@@ -114,8 +114,10 @@ class Comparison:
         return body
 
     def _change_of_any_of_k(self) -> AnyOfK | None:
-        """What pass@k of the second side is above that of the first; None where tasks were asked
-        once, and for a reward or a loss."""
+        """By how much pass@k of the second side is above that of the first.
+
+        None for a reward or a loss, and where tasks were asked once.
+        """
         if self.before is None or self.before.successes is None:
             return None
         if self.after is None or self.after.successes is None:
@@ -186,12 +188,15 @@ def _outcomes(
 
 
 def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> str:
-    """Why two evaluations have no measure in common: which of them has no scored rows."""
+    """Why two evaluations have no measure in common: which of them has no rows.
+
+    `before` and `after` hold all their rows, also those whose scoring failed.
+    """
     if not before:
         missing = "the first"
     elif not after:
         missing = "the second"
-    else:
+    else:  # both have rows, but none that were scored by a common measure
         missing = "either"
     return f"nothing was scored in {missing} evaluation"
 

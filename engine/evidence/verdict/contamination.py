@@ -81,8 +81,10 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
-    """A sentence about held-out tasks in training rows, as a list; [] where there are none. It ends
-    with the number of tasks that the verdict leaves out, because training rows ask them."""
+    """A sentence about held-out tasks in training rows, as a list; [] where there are none.
+
+    The sentence ends with how many tasks the verdict leaves out (if any), because rows teach them.
+    """
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":
         return []

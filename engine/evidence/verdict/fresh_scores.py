@@ -25,7 +25,7 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     That is so where two fresh processes agree with each other and not with the stored rewards, on
     more answers than are tolerated. `scores` is a stored rescoring, {} where there is none.
     """
-    # Random: two fresh processes disagree ("wavering"), or the scorer was so in the audit.
+    # Random: two fresh processes disagree ("wavering"), or the audit saw it score at random.
     is_random = scores.get("wavering") or scores.get("deterministic") is False
     # Examples are the answers whose reward came out differently.
     if is_random or not scores.get("scored") or not scores.get("examples"):

@@ -123,8 +123,9 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    `verdict` is that of the run which is warned, such as "better"; `p` is the p value of its
-    comparison, None where there was no test.
+    [] as well for a gain that is significant even after a correction for their number. `verdict` is
+    that of the run which is warned, such as "better"; `p` is the p value of its comparison, None
+    where there was no test.
     """
     if use.judged < MANY:
         return []

@@ -63,9 +63,9 @@ def better_start(
 ) -> Start | None:
     """The model that training started from, if the run did not improve on it; else None.
 
-    The run did not improve if its `verdict` is "worse", or if the best checkpoint (at `step`) did
-    not beat the start on the half of the held-out tasks that chose it. Always None where the
-    verdict is "better" or "unknown", or the config is missing.
+    Always None where the `verdict` is "better" or "unknown", or the config is missing. Else the run
+    did not improve if its best checkpoint (at `step`) did not beat the start on the half of the
+    held-out tasks that chose it, or if the verdict is "worse".
     """
     model = config.model if config else ""
     if verdict in ("better", "unknown") or not model:
@@ -77,11 +77,11 @@ def better_start(
 
 
 def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Start | None:
-    """The start model `model`, if the best checkpoint did not beat it on the tasks by which that
-    checkpoint was chosen.
+    """The start model `model`, if the best checkpoint did not beat it.
 
-    None where the checkpoint beat it, and where that cannot be told: without a `best_step`, or
-    where one of the two was not scored, or they were scored by different measures.
+    They are compared on the tasks by which the checkpoint was chosen. None where the checkpoint
+    beat it, and where that cannot be told: without a `best_step`, or where one of the two was not
+    scored, or they were scored by different measures.
     """
     if best_step is None:
         return None

@@ -151,8 +151,10 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
-    """One fault if the database holds another verdict than the run's evaluations support; else
-    []."""
+    """A fault if the database holds another verdict than the run's evaluations support.
+
+    [] where the two agree, and for a run that is not a finished training run.
+    """
     verdict = run_verdict(run).word
     if row.kind != "train" or row.state != "done" or verdict == row.verdict:
         return []
@@ -162,9 +164,9 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
 def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
     """Check the links of a seal (each a set of files with their hashes) one by one.
 
-    Each link is compared with the files as they are now. Never empty. If the seal lacks a link, or
-    its head (the hash that stands for all links) is not the last link's hash, that is one more
-    fault of the last link.
+    Each link is compared with the files as they are now. One more fault of the last link is a seal
+    that lacks a link, or whose head (the hash that stands for all links) is not the hash of its
+    last link. Never empty.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))

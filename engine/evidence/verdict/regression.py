@@ -485,7 +485,9 @@ def _lost_text(battery: Battery) -> str:
 def _gap_text(battery: Battery) -> str:
     """The smallest change that shows: in points for a share, in its own unit for a reward."""
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
-    return f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
+    if battery.metric == "success":
+        return f"{gap_points:.0f} points"
+    return f"{gap_points / 100:.2g}"  # back in the reward's own unit
 
 
 def _most_lost_skills(battery: Battery) -> str:

@@ -95,8 +95,8 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
 def result_step(run_dir: RunDir) -> int | None:
     """The evaluated step that stands for the run's result; None while no step was evaluated.
 
-    The candidates are the steps evaluated on the test half (the tasks that choose no checkpoint),
-    or all evaluated steps where none was. Step 0, the start, is no candidate.
+    The candidates are the steps evaluated on the test half (the tasks that choose no checkpoint);
+    where no step was, all evaluated steps. Step 0, the start, is no candidate.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
@@ -104,7 +104,7 @@ def result_step(run_dir: RunDir) -> int | None:
     if not candidates:
         return None
     named_best = _step_named_best(run_dir)
-    if named_best in candidates:
+    if named_best in candidates:  # it need not be: the test half may not have been asked there
         return named_best
     best = best_step(run_dir, candidates)  # by its result on the validation half
     return candidates[-1] if best is None else best  # the newest, if none can be called the best

@@ -181,8 +181,8 @@ class Verdict:
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         """The part of the result that only training runs have.
 
-        Left out are the expectation and the model to go on with where there are none, and
-        `kept_skills` (what was not forgotten) where it was not measured.
+        Left out are the expectation where nothing was expected, the model to go on with where none
+        is named, and `kept_skills` (what was not forgotten) where it was not measured.
         """
         body: dict[str, object] = {
             "half": facts.half,
@@ -237,10 +237,10 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result, on held-out tasks that did not
-    choose the checkpoint.
+    """The verdict of a training run: its start against its result.
 
-    Raises DamagedRecord naming a file that cannot be read.
+    They are compared on held-out tasks that did not choose the checkpoint. Raises DamagedRecord
+    naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
@@ -315,7 +315,7 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
 
     `forgotten` are sentences on skills that the model lost by training.
     """
-    # The answers before training are those of step 0; `sides.step` is None if there are no later.
+    # The answers before training are those of step 0; `sides.step` is None without later ones.
     return [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
@@ -428,8 +428,11 @@ def _verdict_on_levels(
     reason: str,
     warnings: list[str],
 ) -> Verdict:
-    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`;
-    `levels` are the results of its models, each by itself."""
+    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`.
+
+    `levels` are the results of its models, each by itself; `measure` is what they are measured by,
+    None where nothing was scored.
+    """
     return Verdict(
         comparison=without_evidence(measure, reason),
         summary=_level_sentence(levels, measure),
@@ -466,7 +469,7 @@ def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
     """Why an evaluation has no two models to compare; `model_count` is how many have rows."""
     if model_count > 0:
         return "one model alone has nothing to be better than"
-    if taught_tasks(run_dir):
+    if taught_tasks(run_dir):  # their rows are left out of every comparison
         return "every task that was scored stands in the training rows"
     return "nothing was scored"
 
