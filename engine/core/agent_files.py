@@ -4,6 +4,7 @@ What an environment, a run or a stranger wrote must not become what the next age
 link must not lead what is written to somewhere else.
 """
 
+import itertools
 import os
 from pathlib import Path
 
@@ -26,9 +27,9 @@ def is_agent_file(path: str) -> bool:
     parts = [part.lower() for part in Path(path).parts]
     # A checkout that an agent works in is a project like others: only what follows
     # `.claude/worktrees/<name>` counts.
-    for index, part in enumerate(parts[:-1]):
-        if part == "worktrees" and parts[index - 1] in (".claude", ".cursor"):
-            parts = parts[index + 2 :]
+    for index, (parent, part) in enumerate(itertools.pairwise(parts[:-1])):
+        if part == "worktrees" and parent in (".claude", ".cursor"):
+            parts = parts[index + 3 :]
             break
     return any(part in FOLDERS or part in FILES for part in parts)
 

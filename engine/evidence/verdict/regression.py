@@ -3,8 +3,8 @@
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
 are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
 that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
-the smallest one that would have shown. Where a run of SFT forgot, the next value of `keep`, the share
-of replayed rows, is the remedy.
+the smallest one that would have shown. Where a run of SFT forgot, the next value of `keep`, the
+share of replayed rows, is the remedy.
 """
 
 from collections.abc import Mapping, Sequence

@@ -104,3 +104,9 @@ def test_init_writes_through_no_link(tmp_path: Path):
         starter.starter_project(project)
     assert sorted(path.name for path in elsewhere.iterdir()) == ["mine.json"]
     assert json.loads((elsewhere / "mine.json").read_text()) == {"mcpServers": {}}
+
+
+@pytest.mark.parametrize("path", ["worktrees/.claude", "worktrees/x/.claude", "worktrees/.cursor"])
+def test_a_folder_of_worktrees_without_an_agents_folder_above_hides_nothing(path: str):
+    assert is_agent_file(path)
+    assert not is_agent_file(".claude/" + path.replace("/.c", "/c"))
