@@ -125,9 +125,9 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
 
 
 def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) -> list[float]:
-    """For each token its log-probability under the teacher minus that under the policy, in nats:
-    above 0 where the teacher thinks the token likelier. 0 for a token of which the sampler gave no
-    log-probability (NaN)."""
+    """For each token its log-probability under the teacher, at least LEAST_LOGPROB, minus that
+    under the policy, in nats: above 0 where the teacher thinks the token likelier. 0 for a token of
+    which the sampler gave no log-probability (NaN)."""
     return [
         0.0 if math.isnan(policy) else max(teacher, LEAST_LOGPROB) - policy
         for teacher, policy in zip(by_teacher, by_policy, strict=True)

@@ -153,7 +153,7 @@ def _optimizer_steps(
     training: Training, policy_pass: PolicyPass, step: int, budget: int
 ) -> dict[str, float | None]:
     """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it. Returns
-    the metrics of all passes by name."""
+    metrics by name: what `pass_metrics` makes of all passes, the others of the last pass."""
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(policy_pass.settings.updates_per_batch):

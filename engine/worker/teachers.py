@@ -136,12 +136,13 @@ def _load_base(job: Job[DistillConfig], components: Components, base_path: Path)
 def _reach_endpoint(
     job: Job[DistillConfig], entry: EndpointEntry, components: Components
 ) -> EndpointTeacher:
-    """The teacher behind `entry`, once it has answered and its tokens are known to be the
-    student's. Raises WorkerFailure."""
+    """The teacher behind `entry`, checked: it answers, and its tokens are those of the student.
+    Raises WorkerFailure if not."""
     key = os.environ.get(entry.key_env, "") if entry.key_env else ""
     teacher = EndpointTeacher(Endpoint(entry.url, entry.model, key), job.check_stop)
     renderer = components.renderer
     try:
+        # The first request: it also shows whether the endpoint answers.
         teacher.check_tokens(renderer.encode(SAMPLE), renderer.token_text, job.config.base.ref)
     except BaseException:  # a stop too: whatever ends this, no threads are left
         teacher.close()

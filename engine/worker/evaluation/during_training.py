@@ -62,11 +62,11 @@ class HalfResult:
 
 
 def best_after(best: Best, step: int, result: HalfResult) -> Best:
-    """The best step after the evaluation of `step`, with `best` the one before it.
+    """The best step after the evaluation of `step`; `best` is the one before that evaluation.
 
     A higher score is better, of equal scores the smaller loss; without scores only the loss counts.
-    `since` counts evaluations without progress. Progress is a higher score; and, as long as some
-    task is not solved, a loss clearly below every earlier one, as a success of 0 can hide for long
+    `since` counts evaluations without progress. Progress is a higher score. While some task is not
+    solved, a loss clearly below every earlier one is progress too: a success of 0 can hide for long
     that the answers come nearer.
     """
     loss = math.inf if result.loss is None else result.loss  # not measured: decides nothing

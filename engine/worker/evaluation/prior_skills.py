@@ -185,13 +185,13 @@ def pebble_tasks() -> list[TaskRow]:
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
         for index in range(TASKS_PER_SKILL):
-            # As the skill is measured, which for some differs from how it is taught.
+            # measured: "copy" is taught with other tasks than it is measured with.
             sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
             tasks.append(
                 {
                     "id": f"{skill}-{index}",
                     "family": skill,
-                    "prompt": sample.messages[:1],
+                    "prompt": sample.messages[:1],  # what follows is the reply
                     "answer": sample.answer,
                 }
             )

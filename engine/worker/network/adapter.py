@@ -376,7 +376,8 @@ def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
     """The rows of the layer's factors A and B that belong to each adapted projection: `rank` rows
     of A, and a row of B for each of its outputs. They follow each other without gaps."""
     parts = []
-    offset = 0  # in the rows of B
+    offset = 0  # in the rows of B, which has none for a projection that is not adapted
+    # start and stop count all outputs of the layer, so only their distance matters here.
     for number, (module, start, stop) in enumerate(projections):
         width = stop - start
         parts.append(

@@ -80,7 +80,7 @@ class _RopeTables:
         return self.tables
 
     def _new_tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New tables for exactly `length` positions."""
+        """New tables (cos, sin) for exactly `length` positions, each [length, 1, dim / 2]."""
         positions = torch.arange(length, device=self.device).float()
         angles = torch.outer(positions, self.inverse_frequencies)[:, None]
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
@@ -254,7 +254,9 @@ class Decoder:
 
     def _pass(self, batch: Packed, dropout: float) -> "_Pass":
         """What all layers need to run over a batch; `dropout` is that of the adapter's input."""
-        most_positions = max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0)
+        most_positions = max(batch.layout.prefix_lengths) + max(
+            batch.layout.suffix_lengths, default=0
+        )
         cos, sin = self.rope(most_positions)
         attention = Attention(
             batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
@@ -321,7 +323,7 @@ class Decoder:
         batch = Packed(
             ids,
             positions=torch.arange(len(ids), device=ids.device),
-            layout=Layout(prefixes=(len(ids),), suffixes=(), owners=()),
+            layout=Layout(prefix_lengths=(len(ids),), suffix_lengths=(), owners=()),
             # No token is trained.
             source=no_tokens,
             labels=no_tokens,

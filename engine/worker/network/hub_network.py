@@ -255,8 +255,8 @@ class HubNetwork:
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None. Some configurations say that there is more to the logits; for all
-        others, both are compared on a few ids."""
+        states; otherwise None. Some configurations say that there is more to the logits. For all
+        others, the head's results are compared with the logits on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
             return None

@@ -105,6 +105,7 @@ def load_base(
     tokenizer, config = _load_tokenizer_and_config(path)
     vocab = known_ids(config, tokenizer)
     stop_ids = stop_ids_of(config, tokenizer, path)
+    # "": our own forward may do; otherwise the reason why it does not, which HubNetwork keeps.
     why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why_not_ours:
         network, why_not_ours = _load_decoder_network(

@@ -200,8 +200,8 @@ def _gate_gradient(
 
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n],
-    or one for each head."""
+    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n]
+    for all rows, or [heads, n] for x [N, heads, n]."""
     if x.is_cuda and weight.dim() == 1:  # one kernel, for one weight in all rows
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -523,7 +523,8 @@ def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensor
 
 
 def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of a set's rotation and its gradient, by the function's name."""
+    """The results of the rotation of a set of functions, and of its gradient, by the function's
+    name."""
     q_weight, k_weight, cos, sin, qkv, d = inputs
     qkv = qkv.clone()  # it is rotated in place
     heads, kv_heads = sizes.heads, sizes.kv
@@ -533,10 +534,12 @@ def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> di
 
 
 def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of a set's gate and its gradient, by the function's name."""
+    """The results of the gate of a set of functions, of its second computation in the backward
+    pass, and of its gradient, by the function's name."""
     gate_up = draw(draw.rows, 2 * sizes.intermediate)
     dy = draw(draw.rows, sizes.intermediate)
     gated = functions.gate(gate_up)
+    # `saved` is what `gate_gradient` can use of the second computation.
     gated_again, saved = functions.gate_again(gate_up)
     dgate_up = functions.gate_gradient(gate_up, saved, dy)
     return {"gate": (gated,), "gate_again": (gated_again,), "gate_gradient": (dgate_up,)}
@@ -545,7 +548,7 @@ def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, 
 def _plain_results(
     functions: Pointwise, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
 ) -> dict[str, Tensors]:
-    """The results of a set's functions that keep nothing for a gradient, by the function's name."""
+    """The results of those functions of a set that keep nothing for a gradient, by their names."""
     heads, kv_heads = sizes.heads, sizes.kv
     eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
     normed = functions.plain_norm(norms.x, norms.weight, eps)

@@ -186,8 +186,9 @@ class VllmSampler:
     async def _ask(
         self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Answer]:
-        """What the server answers to the prompt at `index`, sent once one of the `slots` is free.
-        The answers are empty, without asking, if the prompt fills the context."""
+        """Send the prompt at `index` through `together` once one of the `slots` is free, and return
+        the server's answers. If the prompt fills the context, nothing is sent, and the answers are
+        empty."""
         prompt = wanted.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:
@@ -200,7 +201,7 @@ class VllmSampler:
         """vLLM's sampling parameters for the prompt at `index`.
 
         Args:
-            n: how many completions are wanted; vLLM draws number k with the seed plus k.
+            n: how many completions are wanted; vLLM draws completion k with the seed plus k.
             room: tokens that the prompt leaves in the context.
         """
         request: Body = {
@@ -213,7 +214,7 @@ class VllmSampler:
             "stop_token_ids": self.stop_ids,
             "detokenize": bool(params.stop),  # only stop strings need text
         }
-        if params.temperature:
+        if params.temperature:  # otherwise nothing is drawn, and nothing left out
             request["seed"] = prompt_seed(params.seed, index)
             if params.top_k:
                 request["top_k"] = params.top_k

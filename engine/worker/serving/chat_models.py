@@ -224,6 +224,7 @@ class Served:
         if text.endswith("\ufffd") or ends_in_partial_stop(text, answer.request.params.stop):
             return ""
         certain = self.renderer.certain_text(text, answer.request.tools)
+        # The certain text may for a time be shorter than what was sent, or differ from it.
         if not _continues(certain, answer.sent_text):
             return ""
         return certain[len(answer.sent_text) :]

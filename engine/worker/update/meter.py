@@ -128,8 +128,8 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once since the start: of GPU memory by torch, or on a CPU of memory by
-    this process."""
+    """The most bytes held at once since the start: on a GPU what torch had allocated there, on a
+    CPU the memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")  # on Linux

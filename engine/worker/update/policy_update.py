@@ -220,8 +220,8 @@ class PolicyPass:
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
-    """Fill in the tokens for which the sampler gave no log-probability (NaN), with `old`, the
-    trainer's own: the two are assumed to agree there. Returns how many tokens were filled in."""
+    """Where the sampler gave no log-probability of a token (NaN), take that of `old`, the trainer's
+    own of the first pass, as if the two agreed there. Returns for how many tokens."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return int(is_missing.sum())

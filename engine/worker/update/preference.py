@@ -117,10 +117,11 @@ def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list
 
 @dataclass(frozen=True)
 class PreferenceSums:
-    """Sums over the pairs of a step.
+    """Sums over the pairs of a step, or over some of them.
 
     Attributes:
-        loss: the mean loss of the step's pairs.
+        loss: each pair's loss divided by the number of the step's pairs, so over all of them the
+            mean.
         correct: pairs whose better answer gained more than the worse one.
         chosen, rejected: the gains of the better and of the worse answers.
         microbatches: number of forward passes with gradients.
