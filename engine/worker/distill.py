@@ -75,7 +75,7 @@ def train(job: Job[DistillConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             teacher_metrics = read_by_teacher(training, teacher, batch, step, budget)
-            guard.check(step, batch)
+            guard.check(step, batch)  # only now: the teacher has set the advantages
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
             measured |= sync_check.metrics(step, measured)

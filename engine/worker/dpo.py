@@ -71,7 +71,7 @@ def train(job: Job[DPOConfig]) -> Result:
     ):
         training.start(
             eval_tasks,
-            context=components.context(process, limits) if process else None,
+            context=components.context(process, limits) if process else None,  # nothing scores
             limits=limits,
             losses=PairLoss(eval_pairs, settings.beta),
             budget=budget,

@@ -110,8 +110,8 @@ def training_tasks(
     settings: GRPOSettings,
 ) -> Sequence[TaskRow]:
     """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
-    an answer. How many leave none is the event `tasks_left_out`. Raises WorkerFailure (kind data)
-    if none are trained on."""
+    an answer. The event `tasks_left_out` says how many leave none. Raises WorkerFailure (kind data)
+    if no task leaves room."""
     params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
     every_task = tasks_of(components, "train")
     tasks = [t for t in every_task if fits(t, context, params)]

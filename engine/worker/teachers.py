@@ -90,13 +90,13 @@ class TeacherPass:
         self.teacher = teacher
         self.trajectories = trajectories
 
-    def run(self, tokens: int) -> list[list[float]]:
+    def run(self, token_limit: int) -> list[list[float]]:
         """The log-probabilities of the trained tokens, a list for each trajectory."""
-        return self.teacher.logprobs(self.trajectories, tokens)
+        return self.teacher.logprobs(self.trajectories, token_limit)
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether with at most `tokens` tokens at once every trajectory already goes alone."""
-        return self.teacher.is_finest(self.trajectories, tokens)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with at most `token_limit` tokens at once every trajectory already goes alone."""
+        return self.teacher.is_finest(self.trajectories, token_limit)
 
 
 def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:

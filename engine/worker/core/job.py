@@ -39,7 +39,7 @@ class Job(Generic[ConfigT]):
         self.run = RunDir(folder)
         # Which kind of config it is decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
-        # Only training runs name a device in their config.
+        # The device reserved for this process goes first. Only training configs name one.
         configured = self._config.device if isinstance(self._config, TrainConfig) else ""
         self.device = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
         self._metrics = Appender(self.run.metrics)

@@ -145,7 +145,7 @@ class HeldoutEvaluation:
     def evaluate(self, step: int, *halves: str) -> HalfResult:
         """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
         write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the skills that the model has before
-        training are measured too.
+        training are measured too. At the end the sampler frees its memory.
 
         Returns the result of the validation half, by which the best step is chosen; an empty
         `HalfResult` if only TEST was given.

@@ -494,7 +494,7 @@ def says(answer: str, reply: str) -> bool:
     text = after_thought(reply).strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
-        content = text[len(before) : len(text) - len(after)]
+        content = text[len(before) : len(text) - len(after)]  # `after` may be empty
         if text.startswith(before) and text.endswith(after) and content == answer:
             return True
     return False

@@ -131,6 +131,7 @@ def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
     """
     extras = [name for name in NOT_PLAIN if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        # Named together, whichever of the two is not plain.
         extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
     if extras or rank < 1:
         raise WorkerFailure(

@@ -128,7 +128,7 @@ class Cache:
             blocks: for each block, the number of its prompt among `fresh`.
             width: rows of a block.
         """
-        starts = [0] * (len(blocks) * width)
+        starts = [0] * (len(blocks) * width)  # every row sees all columns to come
         prompts = _selected(fresh, blocks)
         return cls(shape, prompts, width, starts, columns_written=0, like=fresh.keys)
 

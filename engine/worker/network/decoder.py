@@ -254,13 +254,10 @@ class Decoder:
 
     def _pass(self, batch: Packed, dropout: float) -> "_Pass":
         """What all layers need to run over a batch; `dropout` is that of the adapter's input."""
-        most_positions = max(batch.layout.prefix_lengths) + max(
-            batch.layout.suffix_lengths, default=0
-        )
+        layout = batch.layout
+        most_positions = max(layout.prefix_lengths) + max(layout.suffix_lengths, default=0)
         cos, sin = self.rope(most_positions)
-        attention = Attention(
-            batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
-        )
+        attention = Attention(layout, self.shape.heads, self.shape.kv, self.device, self.dtype)
         return _Pass(self, attention, cos[batch.positions], sin[batch.positions], dropout)
 
     def logprobs(
@@ -291,8 +288,8 @@ class Decoder:
         computed = rounded_up(predicting, len(batch.ids), self.grain)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
         # TokenLogprobs takes exactly one label for each hidden row.
-        if len(predicting) < len(row_of_label):  # some token predicts several labels:
-            # the last one of a prompt predicts the first token of each of its completions.
+        # The last token of a prompt predicts the first one of each of its completions.
+        if len(predicting) < len(row_of_label):  # so some token predicts several labels
             hidden, labels = self._repeated_by_label(hidden, batch.labels, row_of_label)
             result_of_label = slice(len(row_of_label))  # in order; what follows is padding
         else:
@@ -311,7 +308,7 @@ class Decoder:
         labels and padded so that products come in few sizes. `row_of_label`: the number of that row
         in `hidden`."""
         label_count = len(row_of_label)
-        padding = -label_count % self.grain(label_count)
+        padding = -label_count % self.grain(label_count)  # up to the next multiple
         hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
         return hidden, F.pad(labels, (0, padding))
 

@@ -228,8 +228,8 @@ class HubSampler:
         return is_worthwhile and _is_joinable(batch.cache)
 
     def _take_waiting(self, waiting: deque[_Waiting], alive: int) -> list[_Waiting]:
-        """Remove the first prompts whose rows fit beside `alive` others, at least one, and return
-        them: at most `prompts_at_once`."""
+        """Remove the first prompts from `waiting` and return them: as many as have rows that fit
+        beside `alive` others, but at least one and at most `prompts_at_once`."""
         taken = [waiting.popleft()]
         free = self.needs.max_rows - alive - len(taken[0].rows)
         while waiting and len(waiting[0].rows) <= free and len(taken) < self.prompts_at_once:

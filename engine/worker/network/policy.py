@@ -58,7 +58,8 @@ class Base:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for `name`, `cpu` or `cuda:N`: the CPU too if torch sees no GPU.
+    """The torch device for `name`, which is `cpu` or `cuda:N`. It is also the CPU if torch sees no
+    GPU.
 
     A run is given one device when it starts, and its process sees only that GPU; so N, its number
     in the machine, does not matter.
@@ -233,8 +234,9 @@ def load_transformers(
 
 
 def _forbid_repacking(model: torch.nn.Module) -> None:
-    """Clear the flag with which the first pass in eval mode on a CPU with AVX512-BF16 would repack
-    the weights for inference for good: every gradient after it would be lost in silence."""
+    """Clear the flag of modules that repack their weights for inference, for good, at the first
+    pass in eval mode on a CPU with AVX512-BF16. After that every gradient would be lost in
+    silence."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
@@ -354,7 +356,7 @@ class Policy:
         self.checkpointing = settings.gradient_checkpointing
         spec = LoraSpec.from_settings(settings)
         self.adapter = base.network.new_adapter(spec, settings.seed)
-        self.reference: Adapter | None = None
+        self.reference: Adapter | None = None  # the base alone
         if start_adapter is not None:
             state = read_adapter(start_adapter)
             self.adapter.load(state)

@@ -150,7 +150,7 @@ def _apply_rope_gradient(
     `_apply_rope` leaves alone, it is `d` itself."""
     d = d.contiguous()
     out = torch.empty_like(d)
-    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)
+    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)  # they stand last
     out[:, -values_width:] = d[:, -values_width:]
     gradient = _queries_and_keys(d, heads, kv_heads)
     target = _queries_and_keys(out, heads, kv_heads)
@@ -508,7 +508,8 @@ def trial(
 
 
 def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensors]:
-    """The results of a set's norms and their gradients, by the function's name."""
+    """The results of the norms of a set of functions, and of their gradients, by the function's
+    name."""
     x, delta, dtotal, dy, weight = inputs
     y, saved = functions.norm(x, weight, TRIED_EPS)
     dx = functions.norm_gradient(saved, weight, dy)

@@ -129,7 +129,7 @@ class GatedLoraLinear(torch.autograd.Function):
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
-        return _adapted(x, x, a, b, weight, bias, placement)
+        return _adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,7 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     if x.dtype == torch.float32:
         return x * inverse, inverse
-    return (x.float() * inverse).to(x.dtype), inverse
+    return (x.float() * inverse).to(x.dtype), inverse  # rounded once, after the product
 
 
 def normalise_gradient(
@@ -39,8 +39,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 def _weighted(normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor) -> Kept:
     """(weight * normed, what the gradient needs). In float32 on a CPU the gradient gets the result
-    itself, which the next product keeps anyway, and 1 / weight, by which `normed` is computed again
-    from it: an eighth of a layer's memory less. Elsewhere it gets `normed`."""
+    itself, which the next product keeps anyway, and 1 / weight, to compute `normed` again from the
+    two: an eighth of a layer's memory less. Elsewhere, and if a weight is nearly 0, it gets
+    `normed`."""
     exact = normed.dtype == torch.float32 and normed.device.type == "cpu"
     if exact and weight.abs().amin() > LEAST_NORM_WEIGHT:
         y = normed.mul_(weight)

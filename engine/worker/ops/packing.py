@@ -179,7 +179,7 @@ def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["
     prefix, with which no row begins, fills them up."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
-    filler_length = -token_total % grain(token_total)
+    filler_length = -token_total % grain(token_total)  # up to the next multiple
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
     prefixes.sort(key=lambda prefix: len(prefix.ids))
@@ -243,7 +243,7 @@ def _packed_ids_with_positions(
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
     """The token numbers `rows`, followed by as many unused numbers below `token_count` as make the
     count a multiple of grain(len(rows)), as in `pack`; fewer if there are not so many."""
-    missing = -len(rows) % grain(len(rows))
+    missing = -len(rows) % grain(len(rows))  # up to the next multiple
     if not missing:
         return rows
     unused = torch.ones(token_count, dtype=torch.bool)

@@ -68,9 +68,9 @@ class SyncCheck:
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
-        state.setdefault("first", [])
-        state.setdefault("latest", [])
-        state.setdefault("told", [])
+        state.setdefault("first", [])  # the mean gaps of the first steps
+        state.setdefault("latest", [])  # those of the latest steps
+        state.setdefault("told", [])  # names of the events that are not written again for now
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
         """Judge the gap between sampler and trainer that the update of `step` measured. Returns its

@@ -253,7 +253,7 @@ def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, i
     """Whether both are the same adapter at the same version, or both the base alone. Each is given
     as (adapter, version); None for the base alone."""
     if first is None or second is None:
-        return first is second
+        return first is second  # True if both are None
     first_adapter, first_version = first
     second_adapter, second_version = second
     return first_adapter is second_adapter and first_version == second_version

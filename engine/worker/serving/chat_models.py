@@ -241,8 +241,8 @@ class Served:
         return "length" if was_cut else "stop"
 
     def _sent_before(self, request: ChatRequest) -> str:
-        """The text that an earlier request has sent of the answer's beginning, the tokens
-        `request.begun_ids`; "" if the request begins the answer."""
+        """What an earlier request has sent of the text of `request.begun_ids`, the tokens that the
+        answer begins with; "" if there are none."""
         # U+FFFD at the end: a character of which some bytes were missing, and which was not sent.
         begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)

@@ -136,6 +136,7 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
     """How the request's answers are sampled, with a random seed if it names none. Only the first
     MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
     stop = _checked_stop(body.get("stop") or [])
+    # `or`: null and 0 count as left out.
     token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
     max_tokens = checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)
     temperature = checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2)
@@ -210,7 +211,7 @@ def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop
-        for length in range(1, len(stop_string))
+        for length in range(1, len(stop_string))  # not the whole: that ends the answer
     )
 
 

@@ -97,20 +97,21 @@ class PolicyPass:
         self.is_first_pass = True
         self.microbatches: list[Microbatch] = []
 
-    def run(self, tokens: int) -> list[PassSums]:
-        """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
-        Returns the sums of each microbatch. The first pass splits the batch; later passes keep the
-        split."""
+    def run(self, token_limit: int) -> list[PassSums]:
+        """Compute the gradients of the whole batch, in microbatches of at most `token_limit`
+        tokens. Returns the sums of each microbatch. The first pass splits the batch; later passes
+        keep the split, as long as the limit is the same."""
         if self.is_first_pass:
-            self.microbatches = self._split(tokens, earlier=[])
-        elif self.microbatches[0].budget != tokens:  # memory ran out, the limit is lower now
-            self.microbatches = self._split(tokens, earlier=self.microbatches)
+            self.microbatches = self._split(token_limit, earlier=[])
+        elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
+            self.microbatches = self._split(token_limit, earlier=self.microbatches)
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every trajectory already goes alone,
-        so that a smaller limit would change nothing."""
-        return len(self.policy.split(rows_of(self.trajectories), tokens)) == len(self.trajectories)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every trajectory already goes alone, so that a smaller limit
+        would change nothing."""
+        microbatches = self.policy.split(rows_of(self.trajectories), token_limit)
+        return len(microbatches) == len(self.trajectories)
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
         """Split the batch into microbatches of at most `budget` tokens, with the reference policy's

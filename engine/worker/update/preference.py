@@ -161,11 +161,11 @@ class PreferencePass:
         self.beta = beta
         self.sft_weight = sft_weight
 
-    def run(self, tokens: int) -> PreferenceSums:
+    def run(self, token_limit: int) -> PreferenceSums:
         """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
-        microbatches of at most `tokens` tokens."""
+        microbatches of at most `token_limit` tokens."""
         sums = PreferenceSums()
-        for members in split_pairs(self.policy, self.pairs, tokens):
+        for members in split_pairs(self.policy, self.pairs, token_limit):
             sums = sums + self._backward([self.pairs[i] for i in members])
         return sums
 
@@ -186,7 +186,7 @@ class PreferencePass:
             microbatches=1,
         )
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every pair already goes alone, so that
-        a smaller limit would change nothing."""
-        return len(split_pairs(self.policy, self.pairs, tokens)) == len(self.pairs)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every pair already goes alone, so that a smaller limit would
+        change nothing."""
+        return len(split_pairs(self.policy, self.pairs, token_limit)) == len(self.pairs)
