@@ -267,6 +267,7 @@ class HeldoutEvaluation:
         with self._rescoring() as rescore:
             self.evaluate(self.best.step, heldout.TEST)
             task_by_id = {task["id"]: task for task in self.tasks}
+            # In the background, while the skills are measured.
             rescore(self.job.run.evals(self.best.step), heldout.TEST, task_by_id)
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("after")
@@ -277,7 +278,8 @@ class HeldoutEvaluation:
         """A context with a second env process, to check that scores repeat.
 
         Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
-        sample of those answers again in the background. It does nothing if the run plays no tasks.
+        sample of those answers again in the background. If the run plays no tasks, that function
+        does nothing.
         """
         if self.context is None:
             yield lambda *_: None

@@ -148,9 +148,9 @@ class Attention:
         length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv: [N, heads + 2 kv_heads, dim]."""
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
-            size = bucket.prefixes * bucket.prefix_length
+            size = bucket.prefix_count * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
-        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv_heads, -1)
+        shared = shared.view(bucket.prefix_count, bucket.prefix_length, 2 * self.kv_heads, -1)
         # Repeated for each suffix of a prefix.
         shared = shared.index_select(0, bucket.owner)
         return shared
@@ -328,13 +328,18 @@ class VarlenPlan:
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
         """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
         those of its prefix, then its own; an empty suffix is left out."""
-        prefixes = list(layout.prefix_lengths)
-        suffixes = [length for length in layout.suffix_lengths if length]
-        if not suffixes:  # every sequence attends to itself, so no keys are gathered
-            return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
+        prefix_lengths = list(layout.prefix_lengths)
+        suffix_lengths = [length for length in layout.suffix_lengths if length]
+        if not suffix_lengths:  # each sequence has only the keys of its own tokens
+            return cls(
+                keys=None, query_lengths=prefix_lengths, key_lengths=prefix_lengths, device=device
+            )
         pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
-        key_lengths = [*prefixes, *(prefixes[owner] + length for owner, length in pairs if length)]
-        query_lengths = prefixes + suffixes
+        key_lengths = [
+            *prefix_lengths,
+            *(prefix_lengths[owner] + length for owner, length in pairs if length),
+        ]
+        query_lengths = prefix_lengths + suffix_lengths
         return cls(_key_rows(layout), query_lengths, key_lengths, device)
 
 

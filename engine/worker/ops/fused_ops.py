@@ -391,8 +391,9 @@ def _compiled_if_it_pays(
 def attempt(
     make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
-    """Try the set that `make_functions` returns. It is chosen if it runs here and its results are
-    within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the reason."""
+    """Try the set of functions that `make_functions` returns. It is chosen if it runs here and its
+    results are within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the
+    reason."""
     try:
         functions = make_functions()
         largest_distance, function_name = difference(functions, sizes, dtype, device)
@@ -412,8 +413,8 @@ def attempt(
 def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
-    """How far a set's results are from torch's on random numbers. Returns (the largest relative
-    distance, the name of the function that has it)."""
+    """How far the results of a set of functions are from those of torch's set, on the same random
+    numbers. Returns (the largest relative distance, the name of the function that has it)."""
     largest_distance = 0.0
     function_name = ""
     # At the second number of rows torch.compile makes other code, which serves any number.

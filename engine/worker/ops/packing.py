@@ -61,9 +61,9 @@ class SuffixBucket:
     Attributes:
         suffixes: their tokens, without the prefixes.
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
-        prefixes, prefix_length: how many prefixes there are, and the length of the longest.
-        prefix_scatter_index: where each prefix token goes among the prefixes * prefix_length places
-            of the padded prefixes; None where all are equally long.
+        prefix_count, prefix_length: how many prefixes there are, and the length of the longest.
+        prefix_scatter_index: where each prefix token goes among the prefix_count * prefix_length
+            places of the padded prefixes; None where all are equally long.
         owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
         mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
             key.
@@ -71,7 +71,7 @@ class SuffixBucket:
 
     suffixes: Bucket
     prefix_rows: torch.Tensor
-    prefixes: int
+    prefix_count: int
     prefix_length: int
     prefix_scatter_index: torch.Tensor | None
     owner: torch.Tensor
@@ -375,7 +375,8 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
     """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
-    prefix is too long to be padded together with the others, or the number of all suffixes."""
+    prefix is too long to be padded together with the others; the number of all suffixes if none
+    is."""
     # For each suffix the length of its prefix. They rise: the first is the bucket's shortest.
     prefix_lengths = [layout.prefix_lengths[owner] for owner in layout.owners]
     longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
@@ -399,7 +400,7 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
     return SuffixBucket(
         suffixes=suffixes,
         prefix_rows=_rows_of_prefixes(layout, used_prefixes),
-        prefixes=len(used_prefixes),
+        prefix_count=len(used_prefixes),
         prefix_length=max(prefix_lengths),
         prefix_scatter_index=_scatter_index(prefix_lengths, max(prefix_lengths)),
         owner=owner,
