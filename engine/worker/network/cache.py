@@ -135,8 +135,8 @@ class Cache:
     def widen(self) -> bool:
         """Enlarge the window, the columns of generated tokens that are attended to, if it is full.
 
-        Returns whether it was full. All views are then new ones, so a step that was captured as a
-        CUDA graph must be captured again.
+        Returns whether it was full. If so, all views are new ones, and a step that was captured as
+        a CUDA graph must be captured again.
         """
         if self.columns_written < self.window:
             return False
@@ -379,7 +379,7 @@ def _stacked(
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
     """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order.
     Both are keys, or both values, [layers, prompts, kv_heads, tokens, dim], padded to different
-    lengths; what the shorter one lacks is padding."""
+    lengths; beyond the shorter length there is only padding, which is not copied."""
     tokens = min(source.shape[3], target.shape[3])
     index = torch.tensor(indices, device=source.device)
     target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)

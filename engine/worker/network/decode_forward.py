@@ -180,8 +180,9 @@ class Forward:
         return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
-        """(the angles at these positions, those for layers that do not rotate). If every layer of
-        the model rotates, the second are never used, and the first are given in their place."""
+        """(the angles at these positions, the angles for layers that do not rotate). If every layer
+        of the model rotates, the latter are never used: both are then the angles at the positions.
+        """
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         unrotated = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         return (cos, sin), unrotated

@@ -123,8 +123,8 @@ class Decoder:
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
-        """The decoder of a transformers model, which cannot be used afterwards: weights that are
-        fused here are emptied there, so that memory never holds both."""
+        """The decoder of a transformers model. The model cannot be used afterwards: weights that the
+        decoder fuses are emptied in the model, so that memory never holds both."""
         inner: Any = model.get_decoder()
         rotary = inner.rotary_emb
         rope = Rope(
@@ -385,7 +385,7 @@ class _LayerStep:
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, the norm of that sum with this weight). Without delta the sum is x; without a
-        weight the second is the sum itself."""
+        weight the norm is the sum itself."""
         decoder = self.shared.decoder
         if weight is None:
             total = x if delta is None else x + delta

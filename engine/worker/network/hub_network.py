@@ -185,8 +185,8 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """The pattern NOT_ADAPTED, if the adapter's targets would include a module that matches it,
-        such as one of a part that sees pictures: such modules get no adapter. Otherwise ""."""
+        """NOT_ADAPTED, the pattern of modules that get no adapter (as in a part that sees pictures),
+        if it matches one of the adapter's targets; otherwise ""."""
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
@@ -353,8 +353,8 @@ class HubNetwork:
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
-        """A context in which the model has exactly this adapter active, or none if it is None. An
-        adapter stays active after the context."""
+        """A context in which exactly `adapter` is active in the model; with None no adapter is.
+        Afterwards `adapter` stays active."""
         if self._peft is None:  # there is no adapter to activate
             yield
         elif adapter is None:

@@ -376,8 +376,8 @@ def _resize(cache: DynamicCache, columns: int) -> None:
 
 
 def _join_layers(layer: object, other: Any) -> None:
-    """Append to `layer` of one cache, in place, the rows of `other`, the same layer of another cache
-    with as many columns: keys and values, and the states of convolutions and linear attention."""
+    """Append to `layer` of a cache, in place, the rows of `other`, the same layer of another cache
+    with as many columns: keys and values, and states of convolutions and linear attention."""
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         layer.keys = torch.cat([layer.keys, other.keys])
         layer.values = torch.cat([layer.values, other.values])

@@ -243,9 +243,9 @@ def _forbid_repacking(model: torch.nn.Module) -> None:
 
 
 def _model_class(path: Path) -> Any:
-    """The class of transformers that loads the model in `path`: the one for causal language models,
-    if it knows the family. Otherwise the one for models that see pictures too, which also read text
-    alone."""
+    """The class of transformers that loads the model in `path`: the one for causal language models
+    if it knows the family, otherwise the one for models that see pictures too (those also read text
+    alone)."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415

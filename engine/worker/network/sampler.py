@@ -343,8 +343,8 @@ def _pick_in_block(
     Args:
         blocks: [rows, blocks, BLOCK], the probabilities.
         number: [rows, 1], which block each row's id is in.
-        target: [rows, 1]; the first id up to which the block's sum exceeds it is picked;
-            overwritten.
+        target: [rows, 1]; the first id at which the sum within the block exceeds the target is
+            picked. Overwritten.
     """
     probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
     sums = probabilities.cumsum(-1, dtype=torch.float64)

@@ -83,8 +83,8 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of x and of delta in `add_norm`, which is the same for both, from the
-        gradients of its results: `dtotal` of x + delta, `dy` of the norm."""
+        """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the
+        two results: `dtotal` of x + delta, `dy` of its norm."""
         total, inverse = saved
         block, warps = self._launch_settings(total.shape[-1])
         dx, *_ = self._sum.fused_add_rms_norm_backward(

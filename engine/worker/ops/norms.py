@@ -72,7 +72,7 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `add_norm`, which is the same for both, from the gradients
-    of the loss with respect to its two outputs: `dtotal` for x + delta, `dy` for the norm of it."""
+    """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the two
+    outputs: `dtotal` of x + delta, `dy` of its norm."""
     normed, inverse = _unweighted(saved)
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)

@@ -175,8 +175,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
     """The distinct prefixes of the rows, sorted by length so that those of similar length can share
-    a bucket. If there are not as many packed tokens as `grain` asks for (see `pack`), one more
-    prefix, with which no row begins, fills them up."""
+    a bucket. One more prefix, with which no row begins, fills the packed tokens up to the multiple
+    that `grain` asks for (see `pack`)."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % grain(token_total)  # up to the next multiple
@@ -241,8 +241,8 @@ def _packed_ids_with_positions(
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """The token numbers `rows`, followed by as many unused numbers below `token_count` as make the
-    count a multiple of grain(len(rows)), as in `pack`; fewer if there are not so many."""
+    """The token numbers `rows`, filled up to a multiple of grain(len(rows)), as in `pack`, with
+    numbers below `token_count` that are not among them; with fewer if there are not so many."""
     missing = -len(rows) % grain(len(rows))  # up to the next multiple
     if not missing:
         return rows

@@ -107,9 +107,9 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`. As soon as the last one of a
-        prompt has ended, `done` is called for each of them with (index of the prompt, number of the
-        completion, completion). Raises WorkerFailure of kind infra or oom."""
+        """`n` completions of each prompt, in the order of `prompts`. Once all completions of a
+        prompt have ended, `done` is called for each of them with (index of the prompt, number of
+        the completion, completion). Raises WorkerFailure of kind infra or oom."""
         self._wait_until_ready()
         with _ServerErrors("sample", self.process):
             return asyncio.run(self._request_all(_Wanted(prompts, n, params, done)))

@@ -221,8 +221,8 @@ class PolicyPass:
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
-    """Where the sampler gave no log-probability of a token (NaN), take that of `old`, the trainer's
-    own of the first pass, as if the two agreed there. Returns for how many tokens."""
+    """Give each token without a log-probability from the sampler (NaN) the one in `old`, the
+    trainer's own of the first pass, as if the two agreed. Returns the number of such tokens."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return int(is_missing.sum())

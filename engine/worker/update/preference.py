@@ -36,8 +36,8 @@ class Pair:
 
 
 def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) -> Pair | None:
-    """Cut both conversations at `limit` tokens and make them a pair. None where nothing is left to
-    compare: one of them has no trained token beyond what both share."""
+    """Cut both conversations at `limit` tokens and make them a pair. None if nothing is left to
+    compare, because one of them has no trained token after the beginning that both share."""
     shared = 0  # tokens that both begin with
     for better, worse in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
         if better != worse:
