@@ -101,7 +101,7 @@ class EndpointTeacher:
             self.check_stop()
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
-        """See `Teacher`: each goes alone, so running out of memory here is not its doing."""
+        """See `Teacher`. Always: each trajectory is a request of its own, whatever the budget."""
         return True
 
     def close(self) -> None:

@@ -154,8 +154,8 @@ def _reach_endpoint(
 def _load_adapter(
     job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
 ) -> Adapter | None:
-    """The teacher's adapter on its base, whose files are in `base_path`; None where it has none.
-    Raises WorkerFailure where it was trained on another base or does not fit."""
+    """The teacher's adapter in the folder `folder_name`, on the base in `base_path`; None without a
+    folder. Raises WorkerFailure where it was trained on another base or does not fit."""
     if folder_name is None:
         return None
     folder = Path(folder_name)

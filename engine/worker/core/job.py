@@ -72,7 +72,8 @@ class Job(Generic[ConfigT]):
             raise Stopped
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl: the time, the event's name, a message for people, and
+        the fields that this event has."""
         line = Event(time=time.time(), event=name, message=message, **fields)
         self._events.append(line.to_line())
 

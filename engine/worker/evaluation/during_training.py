@@ -220,8 +220,8 @@ class HeldoutEvaluation:
         return self.losses.measure(self.policy, task_ids, self.budget)
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
-        """The row for the evaluation file of a task whose loss was measured and that was not
-        played."""
+        """The row for the evaluation file of a task in the half `half` whose loss was measured and
+        that was not played."""
         return EvaluationRow(
             model=self.job.run.id,
             task=measured.task_id,

@@ -159,7 +159,7 @@ class PriorSkills:
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
         """The row of an answer that was checked without an environment; `text` is the completion's
-        text."""
+        text, `is_right` the outcome of the check."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],

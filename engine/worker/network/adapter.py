@@ -413,7 +413,8 @@ def require_same_shapes(
 
 
 def save_adapter(adapter: Adapter, folder: Path, base_ref: str) -> None:
-    """Write a PEFT folder: adapter_config.json and adapter_model.safetensors."""
+    """Write a PEFT folder: adapter_config.json, which names the base `base_ref`, and
+    adapter_model.safetensors."""
     write_json(folder / CONFIG, adapter.spec.as_peft(base_ref))
     save_file(adapter.state(), folder / WEIGHTS, metadata={"format": "pt"})
 

@@ -115,7 +115,7 @@ class DecoderSampler:
         done: Done | None,
     ) -> Iterator[None]:
         """Sample until all rows have ended, yielding after each round of `_rounds`. `rows` holds
-        for each prompt its rows, which are filled in place."""
+        for each prompt its rows, which are filled in place; `done` is called for each that ends."""
         if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
         # The positions that a row may reach. Twice max_tokens, because the position of a row that

@@ -123,8 +123,8 @@ class Decoder:
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
-        """The decoder of a transformers model. The model cannot be used afterwards: weights that the
-        decoder fuses are emptied in the model, so that memory never holds both."""
+        """The decoder of a transformers model. The model cannot be used afterwards: weights that
+        the decoder fuses are emptied in the model, so that memory never holds both."""
         inner: Any = model.get_decoder()
         rotary = inner.rotary_emb
         rope = Rope(
@@ -459,7 +459,7 @@ def _rows_at_once(device: torch.device, vocab: int) -> int:
     """For how many tokens logits are computed at once: as many as have float32 logits of HEAD_BYTES
     in all, but at least 128."""
     logit_bytes = HEAD_BYTES.get(device.type, 2**24)  # 2**24: on any other device
-    return max(128, logit_bytes // (4 * vocab))
+    return max(128, logit_bytes // (4 * vocab))  # a float32 has 4 bytes
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

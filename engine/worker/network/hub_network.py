@@ -185,8 +185,8 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """NOT_ADAPTED, the pattern of modules that get no adapter (as in a part that sees pictures),
-        if it matches one of the adapter's targets; otherwise ""."""
+        """NOT_ADAPTED, the pattern of modules that get no adapter (those that see pictures, for
+        example), if it matches one of the adapter's targets; otherwise ""."""
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)

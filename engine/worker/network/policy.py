@@ -244,7 +244,7 @@ def _forbid_repacking(model: torch.nn.Module) -> None:
 
 def _model_class(path: Path) -> Any:
     """The class of transformers that loads the model in `path`: the one for causal language models
-    if it knows the family, otherwise the one for models that see pictures too (those also read text
+    if it knows the family, otherwise the one for models that see pictures too (they also read text
     alone)."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415

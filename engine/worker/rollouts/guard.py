@@ -65,7 +65,8 @@ class Guard:
             raise self._scoring_failure(share, f"step {step}: {failed[0].error}")
 
     def _scoring_failure(self, share: float, evidence: str) -> WorkerFailure:
-        """The failure of a run in which the given share of the completions could not be scored."""
+        """The failure of a run in which `share` of the completions could not be scored; `evidence`
+        is one of the errors."""
         return WorkerFailure(
             "reward",
             f"{share:.0%} of the completions could not be scored.",

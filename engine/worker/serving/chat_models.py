@@ -299,8 +299,9 @@ class _StreamedAnswer:
     def chunk(
         self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None
     ) -> Reply:
-        """A piece of the stream, with this delta. `sampled` is the id of the token for which the
-        piece is sent (None: for no token); the piece holds it if the request wants token ids."""
+        """A piece of the stream, with this delta. `finish_reason` is None until the answer has
+        ended. `sampled` is the id of the token for which the piece is sent (None: for no token);
+        the piece holds it if the request wants token ids."""
         choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         if sampled is not None and self.request.return_token_ids:
             choice["token_ids"] = [sampled]

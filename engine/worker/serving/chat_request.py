@@ -156,7 +156,8 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
 
 
 def _seed(body: Mapping[str, Any]) -> int:
-    """The seed that the request names, or a random one if it names none."""
+    """The seed that the request names, or a random one if it names none. Raises Refused (400) where
+    it is no number from 0 to 2^53."""
     if body.get("seed") is None:
         return fresh_seed()
     return int(checked_number(body["seed"], "seed", low=0, high=2**53))
@@ -225,8 +226,8 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
 
 
 def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
-    """The fields with which every reply of OpenAI's API begins: a new random id, the kind of
-    object, the time in seconds, and the model that answers."""
+    """The fields with which every reply of OpenAI's API begins: a new random id after `id_prefix`,
+    the kind of object, the time in seconds, and the model that answers."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
         "object": object_name,
