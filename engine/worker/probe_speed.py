@@ -166,7 +166,7 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
     """
     seconds = []
     for _ in range(times + 1):
-        if device.type == "cuda":
+        if device.type == "cuda":  # which works on in the background: wait for it
             torch.cuda.synchronize()
         began = time.perf_counter()
         work()

@@ -259,7 +259,7 @@ class HubNetwork:
         others, the head's results are compared with the logits on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
-            return None
+            return None  # more than a matrix
         config = self.model.config.get_text_config()
         if any(getattr(config, name, None) for name in SCALED_LOGITS):
             return None

@@ -352,7 +352,7 @@ class Choice:
     why: str = ""
 
 
-AS_WRITTEN = Choice(TORCH)
+AS_WRITTEN = Choice(TORCH)  # where no other set was to be tried
 
 
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:

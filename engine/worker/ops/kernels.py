@@ -359,6 +359,7 @@ class SwiGLU(torch.autograd.Function):
         """The gradient of gate_up [N, 2 * width], from the gradient `dy` [N, width] of the
         product."""
         (gate_up,) = ctx.saved_tensors
+        # None: `gate_again` has not run, so nothing of it is saved.
         return ctx.functions.gate_gradient(gate_up, None, dy), None
 
 

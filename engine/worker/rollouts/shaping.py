@@ -67,5 +67,5 @@ def _ids_by_turn(trajectory: Trajectory) -> Iterator[list[int]]:
         elif turn_ids:
             yield turn_ids
             turn_ids = []
-    if turn_ids:
+    if turn_ids:  # the trajectory ends with a turn
         yield turn_ids

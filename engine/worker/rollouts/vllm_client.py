@@ -67,11 +67,11 @@ class VllmClient:
 
     def sleep(self) -> None:
         """Give the device's memory back: weights move to the machine's memory, caches are lost."""
-        self._post("/sleep?level=1", None)
+        self._post("/sleep?level=1", body=None)  # level 2 would drop the weights
 
     def wake(self) -> None:
         """Take the device's memory again after `sleep`."""
-        self._post("/wake_up", None)
+        self._post("/wake_up", body=None)
 
     def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
         """The completions of the prompt `ids` by what the server calls `model`; their number is `n`

@@ -153,7 +153,8 @@ class Served:
         """The likeliest token after the request's ids, with its log-probability."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
-            ((completion,),) = sampler.generate([request.ids], 1, params)  # one of one prompt
+            # One completion of one prompt.
+            ((completion,),) = sampler.generate([request.ids], 1, params)
         return completion.ids[0], completion.logprobs[0]
 
     def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
@@ -195,14 +196,14 @@ class Served:
         request = answer.request
         params = self._params_of_rest(request, len(prompt))
         with self.models.speaking_as(request.model) as sampler:
-            yield answer.chunk({})
+            yield answer.chunk({})  # the model is free
             for token in sampler.stream(prompt, params):
                 answer.ids.append(token)
                 new_text = self._sendable_text(answer)
                 answer.sent_text += new_text
                 if new_text:
                     yield answer.chunk({"content": new_text}, sampled=token)
-                elif request.return_token_ids:
+                elif request.return_token_ids:  # then every token has a piece
                     yield answer.chunk({}, sampled=token)
 
     def _text_before_stop(self, answer_ids: Sequence[int], request: ChatRequest) -> str:

@@ -159,7 +159,7 @@ class PolicyPass:
         tokens, entropy, missing = self._forward(micro)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
-        gap = (tokens.old - micro.sampled).abs()
+        gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
         return PassSums(
             loss=loss.item(),
             tokens=tokens.policy.numel(),
