@@ -142,8 +142,8 @@ def assign(
     Args:
         by_teacher: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
-    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats;
-    {} without trajectories.
+    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats,
+    with the teacher's at least LEAST_LOGPROB; {} without trajectories.
     """
     for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
         trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)

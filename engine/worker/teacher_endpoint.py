@@ -217,6 +217,7 @@ def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
     The first token needs none, because nothing precedes it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
+        # Up to the prompt's end: the token that had to be asked for may follow.
         numbers = logprobs["token_logprobs"][1:prompt_length]
         is_whole = len(numbers) == prompt_length - 1 and all(map(_is_logprob, numbers))
     except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it

@@ -136,6 +136,7 @@ class HeldoutEvaluation:
         self.losses = questions.losses
         self.budget = budget
         self.half_of_task = heldout.halves(self.tasks)
+        # The validation half chooses the checkpoint.
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()

@@ -79,7 +79,7 @@ class PriorSkills:
         path.unlink(missing_ok=True)
         for battery in self._batteries():
             try:
-                rows = list(self._rows(battery))
+                rows = list(self._rows(battery))  # all first: one that fails leaves no rows
             # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
             except (UserError, EnvProblem, OSError) as problem:
                 self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])

@@ -259,6 +259,7 @@ class FlatAdapter:
                 "config", f"None of the model's layers is named {', '.join(spec.targets)}."
             )
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
+        # Allocated here: the gradients of the factors are views of it.
         self.flat.grad = torch.zeros_like(self.flat)
         self._free = 0  # where the part of the buffer begins that no factor has yet
         self.factors: list[Factors | None] = [

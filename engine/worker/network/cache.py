@@ -84,6 +84,7 @@ class Cache:
         self.queries_per_key = shape.heads // shape.kv
         self.scale = shape.head_dim**-0.5
         # [2, layers, blocks, kv_heads, width, columns, dim], keys first.
+        # + 1: the next step writes a column.
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
         self.window = 0  # how many columns are attended to, set by `widen` before the first step
         lengths = torch.tensor(prompts.lengths, device=self.device)
@@ -289,7 +290,7 @@ class Cache:
         new = Cache(
             self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated
         )
-        if rows:
+        if rows:  # otherwise no row stays, and there is nothing to copy
             new._take_over(self._columns_of_rows(rows, first_column))
         return new
 

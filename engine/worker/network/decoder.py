@@ -498,7 +498,7 @@ class AdaptedLinear:
             dropped,
             factors.a,
             factors.b,
-            self.weight if use_merged else self.linear.weight,
+            self.weight if use_merged else self.linear.weight,  # `weight` is the merged one
             self.linear.bias,
             LoraPlacement(factors.spans, self.scale, merged=use_merged),
         )

@@ -166,7 +166,7 @@ class HubNetwork:
         Raises:
             WorkerFailure: kind config, when no layer of the model is among the targets.
         """
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # PEFT draws from torch's own generator
         name = f"adapter{self._adapters_made}"
         self._adapters_made += 1
         spec = replace(spec, excluded=self._excluded(spec))
@@ -325,6 +325,7 @@ class HubNetwork:
         """Sample a few tokens from prompts of different lengths and compute their
         log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
         model does not sample at all."""
+        # %: the vocabulary may be smaller than the ids of the prompts.
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
         greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)
         try:

@@ -226,7 +226,7 @@ def load_transformers(
         raise _not_loaded(path, error) from error
     model.requires_grad_(False)
     model.eval()
-    if quantization == "none":  # quantized weights were loaded onto the device
+    if quantization == "none":  # quantized weights are on the device already
         # Through torch, because the types of transformers' own `to` fit no call.
         torch.nn.Module.to(model, device)
     _forbid_repacking(model)

@@ -183,7 +183,7 @@ def _gradients_by_blocks(
         dq[:, queries], block_dk, block_dv = _block_gradients(
             q[:, queries], k[:, :stop], v[:, :stop], probabilities, dout[:, queries]
         )
-        if stop == length:
+        if stop == length:  # the last block
             dk, dv = block_dk, block_dv
         else:
             dk[:, :stop] += block_dk

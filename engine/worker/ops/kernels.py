@@ -489,8 +489,8 @@ def _chunk_logprobs(
     # On a CPU the probabilities replace the logits if no entropy reads those again: fewer bytes.
     in_place = entropy is None and logits.device.type == "cpu"
     probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
-    # The likeliest token's log-probability; any other token's is this plus (logit - greatest). The
-    # logarithm of that token's probability would be -inf where the probability is rounded to 0.
+    # The likeliest token's log-probability; any other token's is this plus (logit - greatest). Its
+    # own probability may be rounded to 0, of which the logarithm would be -inf.
     likeliest = probabilities.amax(-1).log_()
     if entropy is not None:  # -(sum of p * (logit - greatest + likeliest))
         entropy.copy_(torch.linalg.vecdot(probabilities, logits).add_(likeliest).neg_())

@@ -66,7 +66,8 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
     """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
-    return total, *_weighted(*normalise(total, eps), weight)
+    y, saved = norm(total, weight, eps)
+    return total, y, saved
 
 
 def add_norm_gradient(

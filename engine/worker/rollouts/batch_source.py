@@ -186,7 +186,7 @@ class BatchSource:
         self._ahead = None  # each is used once
         if sampled_ahead is not None:
             batch_step, batch = sampled_ahead
-            if batch_step == step:
+            if batch_step == step:  # that of another step is not used
                 return batch
         sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
