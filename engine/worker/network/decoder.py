@@ -184,7 +184,7 @@ class Decoder:
         return 4 * self.weight_bytes < detect().ram_total
 
     def output_layer(self, vocab: int) -> OutputLayer:
-        """The output layer for the ids below `vocab`; kept."""
+        """The output layer for the ids below `vocab`; made once and kept."""
         if self._output_layer is None or len(self._output_layer.weight) != vocab:
             self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
         return self._output_layer

@@ -51,7 +51,7 @@ def _weighted(normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor)
 
 def _unweighted(saved: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """(x / rms(x), 1 / rms(x)), from what `_weighted` returned for the gradient."""
-    kept, inverse, *reciprocals = saved
+    kept, inverse, *reciprocals = saved  # 1 / weight only where the result was kept
     return (kept * reciprocals[0] if reciprocals else kept), inverse
 
 

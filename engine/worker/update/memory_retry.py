@@ -38,7 +38,7 @@ class BatchPass(Protocol[Sums]):
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
     """The most tokens of a microbatch: `budget` after the halvings that `state` counts."""
-    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))
+    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))  # a shift by n halves n times
 
 
 @dataclass(frozen=True)
