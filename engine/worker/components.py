@@ -227,8 +227,8 @@ def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
 def evaluation_limits(
     job: Job[SFTConfig] | Job[DPOConfig], components: Components
 ) -> EvaluationLimits:
-    """How long answers may get in the evaluations of an SFT or DPO run, whose settings do not say
-    it: it follows from the lengths in the dataset and the model's context."""
+    """How long answers may get in the evaluations of an SFT or DPO run. Its settings do not say so:
+    the limits follow from the lengths in the dataset and from the model's context."""
     config = job.config
     context = components.base.network.shape.context
     # DPO has no setting `thinking`: it keeps the reasoning that conversations have.

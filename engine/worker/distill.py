@@ -75,7 +75,7 @@ def train(job: Job[DistillConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             teacher_metrics = read_by_teacher(training, teacher, batch, step, budget)
-            guard.check(step, batch)
+            guard.check(step, batch)  # only now: the teacher has set the advantages
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
             measured |= sync_check.metrics(step, measured)
@@ -125,9 +125,9 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
 
 
 def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) -> list[float]:
-    """For each token its log-probability under the teacher minus that under the policy, in nats:
-    above 0 where the teacher thinks the token likelier. 0 for a token of which the sampler gave no
-    log-probability (NaN)."""
+    """For each token its log-probability under the teacher, at least LEAST_LOGPROB, minus that
+    under the policy, in nats: above 0 where the teacher thinks the token likelier. 0 for a token of
+    which the sampler gave no log-probability (NaN)."""
     return [
         0.0 if math.isnan(policy) else max(teacher, LEAST_LOGPROB) - policy
         for teacher, policy in zip(by_teacher, by_policy, strict=True)
@@ -142,8 +142,8 @@ def assign(
     Args:
         by_teacher: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
-    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats;
-    {} without trajectories.
+    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats,
+    with the teacher's at least LEAST_LOGPROB; {} without trajectories.
     """
     for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
         trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)

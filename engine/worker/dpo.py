@@ -71,7 +71,7 @@ def train(job: Job[DPOConfig]) -> Result:
     ):
         training.start(
             eval_tasks,
-            context=components.context(process, limits) if process else None,
+            context=components.context(process, limits) if process else None,  # nothing scores
             limits=limits,
             losses=PairLoss(eval_pairs, settings.beta),
             budget=budget,
@@ -135,7 +135,7 @@ def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, flo
     """The metrics of DPO's loss over a batch of `count` pairs, by name. The rewards are means: an
     answer's reward is `beta` times what it has gained in log-probability against the reference."""
     return {
-        "loss": sums.loss,
+        "loss": sums.loss,  # already the mean
         "preference_accuracy": sums.correct / count,
         "chosen_reward": beta * sums.chosen / count,
         "rejected_reward": beta * sums.rejected / count,

@@ -85,7 +85,8 @@ def _report_model(
     its answers; `evaluated_count` models have been played so far, this one included."""
     ref = result["ref"]
     job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
-    job.metrics(evaluated_count, {"model": ref} | _metric_curves(groups))
+    # The number of models played so far stands in for a step.
+    job.metrics(step=evaluated_count, values={"model": ref} | _metric_curves(groups))
 
 
 def probe(job: Job[ProbeConfig]) -> Result:
@@ -123,7 +124,8 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         tasks = heldout.ordered(fitting_tasks, config.samples)  # at most `samples` of them
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
-        with adapter_loaded(components, config.models[0].adapter, base_weights):
+        model = config.models[0]  # the only one
+        with adapter_loaded(components, model.adapter, base_weights):
             return heldout.evaluate(
                 tasks, context, components.sampler, params, attempts=settings.group_size
             )

@@ -110,8 +110,8 @@ def training_tasks(
     settings: GRPOSettings,
 ) -> Sequence[TaskRow]:
     """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
-    an answer. How many leave none is the event `tasks_left_out`. Raises WorkerFailure (kind data)
-    if none are trained on."""
+    an answer. The event `tasks_left_out` says how many leave none. Raises WorkerFailure (kind data)
+    if no task leaves room."""
     params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
     every_task = tasks_of(components, "train")
     tasks = [t for t in every_task if fits(t, context, params)]
@@ -153,7 +153,7 @@ def _optimizer_steps(
     training: Training, policy_pass: PolicyPass, step: int, budget: int
 ) -> dict[str, float | None]:
     """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it. Returns
-    the metrics of all passes by name."""
+    metrics by name: what `pass_metrics` makes of all passes, the others of the last pass."""
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(policy_pass.settings.updates_per_batch):

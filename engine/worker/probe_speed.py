@@ -128,8 +128,8 @@ def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -> float:
-    """Seconds of one decoding step of so many `completions` at once, without the time for the
-    prompt and the first token."""
+    """Seconds of one decoding step with this number of completions at once, without the time for
+    the prompt and the first token."""
     prompt = list(range(1, 65))  # any 64 ids
 
     def sample(tokens: int) -> None:
@@ -166,7 +166,7 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
     """
     seconds = []
     for _ in range(times + 1):
-        if device.type == "cuda":
+        if device.type == "cuda":  # which works on in the background: wait for it
             torch.cuda.synchronize()
         began = time.perf_counter()
         work()

@@ -67,7 +67,7 @@ def train(job: Job[SFTConfig]) -> Result:
         training.replayed = replay.used if replay else None
         training.start(
             eval_tasks,
-            context=components.context(process, limits) if process else None,
+            context=components.context(process, limits) if process else None,  # nothing scores
             limits=limits,
             losses=CrossEntropy(loss_rows(job, components, eval_tasks)),
             budget=budget,
@@ -131,12 +131,12 @@ class SupervisedPass:
         self.packing = packing
         self.supervised_tokens = sum(sum(row.loss_mask) for row in batch)
 
-    def run(self, tokens: int) -> tuple[float, int]:
-        """Add the gradients of the batch's loss to the adapter, in microbatches of at most `tokens`
-        tokens. The loss is the mean over all supervised tokens of the batch. Returns (loss, number
-        of microbatches)."""
+    def run(self, token_limit: int) -> tuple[float, int]:
+        """Add the gradients of the batch's loss, the mean over all its supervised tokens, to the
+        adapter, in microbatches of at most `token_limit` tokens. Returns (loss, number of
+        microbatches)."""
         loss = 0.0
-        microbatches = self._split(tokens)
+        microbatches = self._split(token_limit)
         for rows in microbatches:
             logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
             microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
@@ -144,16 +144,16 @@ class SupervisedPass:
             loss += microbatch_loss.item()
         return loss, len(microbatches)
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every row already goes alone, so that
-        a smaller limit would change nothing."""
-        return len(self._split(tokens)) == len(self.batch)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every row already goes alone, so that a smaller limit would
+        change nothing."""
+        return len(self._split(token_limit)) == len(self.batch)
 
-    def _split(self, tokens: int) -> list[list[Row]]:
-        """The rows in microbatches of at most `tokens` tokens; one row each without packing."""
+    def _split(self, token_limit: int) -> list[list[Row]]:
+        """The rows in microbatches of at most `token_limit` tokens; one row each if not packing."""
         if not self.packing:
             return [[row] for row in self.batch]
-        groups = self.policy.split(self.batch, tokens)
+        groups = self.policy.split(self.batch, token_limit)
         return [[self.batch[i] for i in indices] for indices in groups]
 
 
@@ -246,7 +246,7 @@ def _render_all(
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
             result.split_count += 1
-        if not rendered:  # the conversation has nothing to train
+        if not rendered:  # the conversation has nothing to train, and counts as one row
             result.dropped_count += 1
         for row, full_length in rendered:
             if not any(row.loss_mask):  # the cut at max_length left nothing to train

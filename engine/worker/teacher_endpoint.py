@@ -101,7 +101,7 @@ class EndpointTeacher:
             self.check_stop()
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
-        """See `Teacher`: each goes alone, so running out of memory here is not its doing."""
+        """See `Teacher`. Always: each trajectory is a request of its own, whatever the budget."""
         return True
 
     def close(self) -> None:
@@ -127,9 +127,10 @@ class EndpointTeacher:
         # A server that does not say its tokens (None) is not checked.
         for token, text in zip(ids, tokens or [], strict=False):
             expected = decode([token])
-            # A server may write a token by its number. Tokens beyond ASCII are passed over: servers
-            # spell parts of characters differently.
-            if text in (expected, f"token_id:{token}") or not (expected + str(text)).isascii():
+            if text in (expected, f"token_id:{token}"):  # some servers write a token's number
+                continue
+            # Servers spell parts of characters differently: beyond ASCII nothing is compared.
+            if not expected.isascii() or not str(text).isascii():
                 continue
             raise WorkerFailure(
                 "config",
@@ -216,6 +217,7 @@ def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
     The first token needs none, because nothing precedes it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
+        # Up to the prompt's end: the token that had to be asked for may follow.
         numbers = logprobs["token_logprobs"][1:prompt_length]
         is_whole = len(numbers) == prompt_length - 1 and all(map(_is_logprob, numbers))
     except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it

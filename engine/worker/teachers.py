@@ -90,13 +90,13 @@ class TeacherPass:
         self.teacher = teacher
         self.trajectories = trajectories
 
-    def run(self, tokens: int) -> list[list[float]]:
+    def run(self, token_limit: int) -> list[list[float]]:
         """The log-probabilities of the trained tokens, a list for each trajectory."""
-        return self.teacher.logprobs(self.trajectories, tokens)
+        return self.teacher.logprobs(self.trajectories, token_limit)
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether with at most `tokens` tokens at once every trajectory already goes alone."""
-        return self.teacher.is_finest(self.trajectories, tokens)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with at most `token_limit` tokens at once every trajectory already goes alone."""
+        return self.teacher.is_finest(self.trajectories, token_limit)
 
 
 def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
@@ -136,12 +136,13 @@ def _load_base(job: Job[DistillConfig], components: Components, base_path: Path)
 def _reach_endpoint(
     job: Job[DistillConfig], entry: EndpointEntry, components: Components
 ) -> EndpointTeacher:
-    """The teacher behind `entry`, once it has answered and its tokens are known to be the
-    student's. Raises WorkerFailure."""
+    """The teacher behind `entry`, checked: it answers, and its tokens are those of the student.
+    Raises WorkerFailure if not."""
     key = os.environ.get(entry.key_env, "") if entry.key_env else ""
     teacher = EndpointTeacher(Endpoint(entry.url, entry.model, key), job.check_stop)
     renderer = components.renderer
     try:
+        # The first request: it also shows whether the endpoint answers.
         teacher.check_tokens(renderer.encode(SAMPLE), renderer.token_text, job.config.base.ref)
     except BaseException:  # a stop too: whatever ends this, no threads are left
         teacher.close()
@@ -153,8 +154,8 @@ def _reach_endpoint(
 def _load_adapter(
     job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
 ) -> Adapter | None:
-    """The teacher's adapter on its base, whose files are in `base_path`; None where it has none.
-    Raises WorkerFailure where it was trained on another base or does not fit."""
+    """The teacher's adapter in the folder `folder_name`, on the base in `base_path`; None without a
+    folder. Raises WorkerFailure where it was trained on another base or does not fit."""
     if folder_name is None:
         return None
     folder = Path(folder_name)

@@ -360,7 +360,7 @@ class Training:
             raise WorkerFailure(
                 "nonfinite",
                 f"The {name} became NaN or infinite.",
-                evidence=f"step {self.done + 1}: {name} {value}",
+                evidence=f"step {self.done + 1}: {name} {value}",  # the step under way
             )
 
     def finish(self) -> Result:

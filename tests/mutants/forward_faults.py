@@ -82,8 +82,8 @@ FORWARD = [
     Fault(
         "a suffix sees the end of the suffix before it",
         "ops/attention.py",
-        "keys.append(torch.arange(offset, offset + n))",
-        "keys.append(torch.arange(offset - 1, offset + n - 1))",
+        "keys.append(torch.arange(suffix_start, suffix_start + length))",
+        "keys.append(torch.arange(suffix_start - 1, suffix_start + length - 1))",
         (SEEN + "[varlen]",),
     ),
     Fault(

@@ -67,6 +67,7 @@ def out_of_memory(error: BaseException) -> bool:
 def explain(error: BaseException) -> Failure:
     """The failure record of any exception that ended a run. An exception of no known type has kind
     internal; its evidence names the file and line that raised it."""
+    # From the kinds that say most to those that say least.
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):

@@ -39,7 +39,7 @@ class Job(Generic[ConfigT]):
         self.run = RunDir(folder)
         # Which kind of config it is decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
-        # Only training runs name a device in their config.
+        # The device reserved for this process goes first. Only training configs name one.
         configured = self._config.device if isinstance(self._config, TrainConfig) else ""
         self.device = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
         self._metrics = Appender(self.run.metrics)
@@ -72,7 +72,8 @@ class Job(Generic[ConfigT]):
             raise Stopped
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl: the time, the event's name, a message for people, and
+        the fields that this event has."""
         line = Event(time=time.time(), event=name, message=message, **fields)
         self._events.append(line.to_line())
 

@@ -79,6 +79,7 @@ class Trajectory:
     @property
     def trained_advantages(self) -> list[float]:
         """The advantages of the trained tokens."""
+        # Without advantages of its own each token has that of the trajectory.
         return self.token_advantages or [self.advantage] * self.trained_tokens
 
     @property
@@ -145,5 +146,5 @@ class Group:
 
     @property
     def uniform(self) -> bool:
-        """Whether all scored members earned the same: there is nothing to compare them by."""
+        """Whether all scored members earned the same, or none is scored: nothing to compare."""
         return len(set(self.rewards)) <= 1

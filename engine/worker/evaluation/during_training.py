@@ -64,12 +64,12 @@ class HalfResult:
 
 
 def best_after(best: Best, step: int, result: HalfResult) -> Best:
-    """The best step after the evaluation of `step`, with `best` the one before it.
+    """The best step after the evaluation of `step`; `best` is the one before that evaluation.
 
     A higher score is better, of equal scores the higher reward, then the smaller loss; without
     scores only the loss counts.
-    `since` counts evaluations without progress. Progress is a higher score; and, as long as some
-    task is not solved, a loss clearly below every earlier one, as a success of 0 can hide for long
+    `since` counts evaluations without progress. Progress is a higher score. While some task is not
+    solved, a loss clearly below every earlier one is progress too: a success of 0 can hide for long
     that the answers come nearer.
     """
     loss = math.inf if result.loss is None else result.loss  # not measured: decides nothing
@@ -141,6 +141,7 @@ class HeldoutEvaluation:
         self.losses = questions.losses
         self.budget = budget
         self.half_of_task = heldout.halves(self.tasks)
+        # The validation half chooses the checkpoint.
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
@@ -150,7 +151,7 @@ class HeldoutEvaluation:
     def evaluate(self, step: int, *halves: str) -> HalfResult:
         """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
         write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the skills that the model has before
-        training are measured too.
+        training are measured too. At the end the sampler frees its memory.
 
         Returns the result of the validation half, by which the best step is chosen; an empty
         `HalfResult` if only TEST was given.
@@ -225,8 +226,8 @@ class HeldoutEvaluation:
         return self.losses.measure(self.policy, task_ids, self.budget)
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
-        """The row for the evaluation file of a task whose loss was measured and that was not
-        played."""
+        """The row for the evaluation file of a task in the half `half` whose loss was measured and
+        that was not played."""
         return EvaluationRow(
             model=self.job.run.id,
             task=measured.task_id,
@@ -272,6 +273,7 @@ class HeldoutEvaluation:
         with self._rescoring() as rescore:
             self.evaluate(self.best.step, heldout.TEST)
             task_by_id = {task["id"]: task for task in self.tasks}
+            # In the background, while the skills are measured.
             rescore(self.job.run.evals(self.best.step), heldout.TEST, task_by_id)
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("after")
@@ -282,7 +284,8 @@ class HeldoutEvaluation:
         """A context with a second env process, to check that scores repeat.
 
         Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
-        sample of those answers again in the background. It does nothing if the run plays no tasks.
+        sample of those answers again in the background. If the run plays no tasks, that function
+        does nothing.
         """
         if self.context is None:
             yield lambda *_: None

@@ -112,7 +112,7 @@ def evaluate(
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
     """The means over trajectories; one that could not be scored counts as not solved, with reward
-    0. `success` is None if no score tells whether its task was solved."""
+    0, but not in `metrics`. `success` is None if no score tells whether its task was solved."""
     answers = list(trajectories)
     scored = [t for t in answers if t.error is None]
     count = max(1, len(answers))  # the means of nothing are 0

@@ -60,7 +60,8 @@ def multiple_choice(
         text, _, words = line.strip().rpartition("? ")
         answer, *others = (word.strip().lower() for word in words.split("/"))
         others += [word for word in options if word != answer]
-        questions.append(Question(skill, f"{text}? {after}".strip(), (answer,), tuple(others)))
+        question = f"{text}? {after}".strip()  # the split took the question mark away
+        questions.append(Question(skill, question, (answer,), tuple(others)))
     return questions
 
 

@@ -199,8 +199,8 @@ def sort_letters(rng: random.Random) -> Sample:
 
 
 def sort_numbers(rng: random.Random) -> Sample:
-    """Ask for two or three numbers in order. About a third of the replies sort them downwards;
-    `answer` is the rising order."""
+    """Ask for two or three numbers in order. `answer` is the rising order; about a third of the
+    replies give the falling one."""
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
@@ -227,8 +227,8 @@ def record(rng: random.Random) -> dict[str, object]:
 
 
 def json_field(rng: random.Random) -> Sample:
-    """Ask for one of the two fields of a JSON object. About a third of the replies give the value
-    of a random one of the two; `answer` is the value that was asked for."""
+    """Ask for one of the two fields of a JSON object; `answer` is its value. About a third of the
+    replies give the value of a field drawn at random, which may be the right one."""
     data = record(rng)
     key = rng.choice(list(data))
     written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
@@ -494,7 +494,7 @@ def says(answer: str, reply: str) -> bool:
     text = after_thought(reply).strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
-        content = text[len(before) : len(text) - len(after)]
+        content = text[len(before) : len(text) - len(after)]  # `after` may be empty
         if text.startswith(before) and text.endswith(after) and content == answer:
             return True
     return False

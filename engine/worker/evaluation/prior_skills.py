@@ -80,7 +80,7 @@ class PriorSkills:
         path.unlink(missing_ok=True)
         for battery in batteries_of(self.job.config, self.job.run.home):
             try:
-                rows = list(self._rows(battery))
+                rows = list(self._rows(battery))  # all first: one that fails leaves no rows
             # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
             except (UserError, EnvProblem, OSError) as problem:
                 self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
@@ -139,7 +139,7 @@ class PriorSkills:
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
         """The row of an answer that was checked without an environment; `text` is the completion's
-        text."""
+        text, `is_right` the outcome of the check."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],
@@ -183,13 +183,13 @@ def pebble_tasks() -> list[TaskRow]:
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
         for index in range(TASKS_PER_SKILL):
-            # As the skill is measured, which for some differs from how it is taught.
+            # measured: "copy" is taught with other tasks than it is measured with.
             sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
             tasks.append(
                 {
                     "id": f"{skill}-{index}",
                     "family": skill,
-                    "prompt": sample.messages[:1],
+                    "prompt": sample.messages[:1],  # what follows is the reply
                     "answer": sample.answer,
                 }
             )

@@ -131,6 +131,7 @@ def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
     """
     extras = [name for name in NOT_PLAIN if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        # Named together, whichever of the two is not plain.
         extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
     if extras or rank < 1:
         raise WorkerFailure(
@@ -258,6 +259,7 @@ class FlatAdapter:
                 "config", f"None of the model's layers is named {', '.join(spec.targets)}."
             )
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
+        # Allocated here: the gradients of the factors are views of it.
         self.flat.grad = torch.zeros_like(self.flat)
         self._free = 0  # where the part of the buffer begins that no factor has yet
         self.factors: list[Factors | None] = [
@@ -376,7 +378,8 @@ def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
     """The rows of the layer's factors A and B that belong to each adapted projection: `rank` rows
     of A, and a row of B for each of its outputs. They follow each other without gaps."""
     parts = []
-    offset = 0  # in the rows of B
+    offset = 0  # in the rows of B, which has none for a projection that is not adapted
+    # start and stop count all outputs of the layer, so only their distance matters here.
     for number, (module, start, stop) in enumerate(projections):
         width = stop - start
         parts.append(
@@ -411,7 +414,8 @@ def require_same_shapes(
 
 
 def save_adapter(adapter: Adapter, folder: Path, base_ref: str) -> None:
-    """Write a PEFT folder: adapter_config.json and adapter_model.safetensors."""
+    """Write a PEFT folder: adapter_config.json, which names the base `base_ref`, and
+    adapter_model.safetensors."""
     write_json(folder / CONFIG, adapter.spec.as_peft(base_ref))
     save_file(adapter.state(), folder / WEIGHTS, metadata={"format": "pt"})
 

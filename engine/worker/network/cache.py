@@ -84,6 +84,7 @@ class Cache:
         self.queries_per_key = shape.heads // shape.kv
         self.scale = shape.head_dim**-0.5
         # [2, layers, blocks, kv_heads, width, columns, dim], keys first.
+        # + 1: the next step writes a column.
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
         self.window = 0  # how many columns are attended to, set by `widen` before the first step
         lengths = torch.tensor(prompts.lengths, device=self.device)
@@ -128,15 +129,15 @@ class Cache:
             blocks: for each block, the number of its prompt among `fresh`.
             width: rows of a block.
         """
-        starts = [0] * (len(blocks) * width)
+        starts = [0] * (len(blocks) * width)  # every row sees all columns to come
         prompts = _selected(fresh, blocks)
         return cls(shape, prompts, width, starts, columns_written=0, like=fresh.keys)
 
     def widen(self) -> bool:
         """Enlarge the window, the columns of generated tokens that are attended to, if it is full.
 
-        Returns whether it was full. All views are then new ones, so a step that was captured as a
-        CUDA graph must be captured again.
+        Returns whether it was full. If so, all views are new ones, and a step that was captured as
+        a CUDA graph must be captured again.
         """
         if self.columns_written < self.window:
             return False
@@ -289,7 +290,7 @@ class Cache:
         new = Cache(
             self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated
         )
-        if rows:
+        if rows:  # otherwise no row stays, and there is nothing to copy
             new._take_over(self._columns_of_rows(rows, first_column))
         return new
 
@@ -379,7 +380,7 @@ def _stacked(
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
     """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order.
     Both are keys, or both values, [layers, prompts, kv_heads, tokens, dim], padded to different
-    lengths; what the shorter one lacks is padding."""
+    lengths; beyond the shorter length there is only padding, which is not copied."""
     tokens = min(source.shape[3], target.shape[3])
     index = torch.tensor(indices, device=source.device)
     target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)

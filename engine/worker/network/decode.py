@@ -115,7 +115,7 @@ class DecoderSampler:
         done: Done | None,
     ) -> Iterator[None]:
         """Sample until all rows have ended, yielding after each round of `_rounds`. `rows` holds
-        for each prompt its rows, which are filled in place."""
+        for each prompt its rows, which are filled in place; `done` is called for each that ends."""
         if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
         # The positions that a row may reach. Twice max_tokens, because the position of a row that
@@ -233,9 +233,9 @@ class _Batch:
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
         logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
-        token, logprob = draw(logits, self.ending.params, self._first_random_numbers(rows))
+        tokens, logprobs = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
-        going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
+        going_on = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}
         if going_on:
             groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
             self._arrange(prompts, groups)
@@ -267,12 +267,12 @@ class _Batch:
             self._prepare(cache)
         cache.open_column()  # the column that this step writes
         if self._graph is None:
-            token, logprob = self._compute()
+            tokens, logprobs = self._compute()
         else:
-            token, logprob = self._graph.replay()
-        self._last_token.copy_(token)
+            tokens, logprobs = self._graph.replay()
+        self._last_token.copy_(tokens)
         cache.advance()
-        self._append_tokens(self.rows, token, logprob)
+        self._append_tokens(self.rows, tokens, logprobs)
 
     def _prepare(self, cache: Cache) -> None:
         """Prepare for the steps that will fill the cache's window: compute their random numbers
@@ -303,7 +303,7 @@ class _Batch:
         return draw(logits, self.ending.params, random_numbers)
 
     def _append_tokens(
-        self, rows: Sequence[Row | None], token: torch.Tensor, logprob: torch.Tensor
+        self, rows: Sequence[Row | None], tokens: torch.Tensor, logprobs: torch.Tensor
     ) -> list[Row]:
         """Append to each row its token, and return the rows that go on.
 
@@ -312,11 +312,11 @@ class _Batch:
 
         Args:
             rows: None stands where a row has ended before.
-            token, logprob: [rows], the tokens and their log-probabilities.
+            tokens, logprobs: [rows], the tokens and their log-probabilities.
         """
         going_on = []
         for position, (row, token_id, token_logprob) in enumerate(
-            zip(rows, token.tolist(), logprob.tolist(), strict=True)
+            zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)
         ):
             if row is None:
                 continue

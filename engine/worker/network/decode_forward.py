@@ -127,7 +127,7 @@ class Forward:
         # The plan of attention is cached and used in training too, where tensors that were made in
         # inference mode cannot be used.
         with torch.inference_mode(False):
-            layout = Layout(prefixes=tuple(lengths), suffixes=(), owners=())
+            layout = Layout(prefix_lengths=tuple(lengths), suffix_lengths=(), owners=())
             return Attention(layout, shape.heads, shape.kv, decoder.device, decoder.dtype)
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
@@ -173,14 +173,16 @@ class Forward:
     ) -> torch.Tensor:
         """The residual stream after a layer, [N, hidden], from the one before it (`x`) and the
         attention's output [N, heads * dim]."""
+        # A new tensor, so that the caller's x stays as it is; below only this new one changes.
         x = x + self._normed(products.o(attended), layer.norm_attended)
         gate_up = products.gate_up(self._normed(x, layer.norm_mid))
         x += self._normed(products.down(self.functions.gate(gate_up)), layer.norm_mlp)
         return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
-        """(the angles at these positions, those for layers that do not rotate). If every layer of
-        the model rotates, the second are never used, and the first are given in their place."""
+        """(the angles at these positions, the angles for layers that do not rotate). If every layer
+        of the model rotates, the latter are never used: both are then the angles at the positions.
+        """
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         unrotated = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         return (cos, sin), unrotated

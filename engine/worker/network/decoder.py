@@ -80,7 +80,7 @@ class _RopeTables:
         return self.tables
 
     def _new_tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New tables for exactly `length` positions."""
+        """New tables (cos, sin) for exactly `length` positions, each [length, 1, dim / 2]."""
         positions = torch.arange(length, device=self.device).float()
         angles = torch.outer(positions, self.inverse_frequencies)[:, None]
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
@@ -123,8 +123,8 @@ class Decoder:
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
-        """The decoder of a transformers model, which cannot be used afterwards: weights that are
-        fused here are emptied there, so that memory never holds both."""
+        """The decoder of a transformers model. The model cannot be used afterwards: weights that
+        the decoder fuses are emptied in the model, so that memory never holds both."""
         inner: Any = model.get_decoder()
         rotary = inner.rotary_emb
         rope = Rope(
@@ -184,7 +184,7 @@ class Decoder:
         return 4 * self.weight_bytes < detect().ram_total
 
     def output_layer(self, vocab: int) -> OutputLayer:
-        """The output layer for the ids below `vocab`; kept."""
+        """The output layer for the ids below `vocab`; made once and kept."""
         if self._output_layer is None or len(self._output_layer.weight) != vocab:
             self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
         return self._output_layer
@@ -254,11 +254,10 @@ class Decoder:
 
     def _pass(self, batch: Packed, dropout: float) -> "_Pass":
         """What all layers need to run over a batch; `dropout` is that of the adapter's input."""
-        most_positions = max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0)
+        layout = batch.layout
+        most_positions = max(layout.prefix_lengths) + max(layout.suffix_lengths, default=0)
         cos, sin = self.rope(most_positions)
-        attention = Attention(
-            batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
-        )
+        attention = Attention(layout, self.shape.heads, self.shape.kv, self.device, self.dtype)
         return _Pass(self, attention, cos[batch.positions], sin[batch.positions], dropout)
 
     def logprobs(
@@ -289,8 +288,8 @@ class Decoder:
         computed = rounded_up(predicting, len(batch.ids), self.grain)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
         # TokenLogprobs takes exactly one label for each hidden row.
-        if len(predicting) < len(row_of_label):  # some token predicts several labels:
-            # the last one of a prompt predicts the first token of each of its completions.
+        # The last token of a prompt predicts the first one of each of its completions.
+        if len(predicting) < len(row_of_label):  # so some token predicts several labels
             hidden, labels = self._repeated_by_label(hidden, batch.labels, row_of_label)
             result_of_label = slice(len(row_of_label))  # in order; what follows is padding
         else:
@@ -309,7 +308,7 @@ class Decoder:
         labels and padded so that products come in few sizes. `row_of_label`: the number of that row
         in `hidden`."""
         label_count = len(row_of_label)
-        padding = -label_count % self.grain(label_count)
+        padding = -label_count % self.grain(label_count)  # up to the next multiple
         hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
         return hidden, F.pad(labels, (0, padding))
 
@@ -321,7 +320,7 @@ class Decoder:
         batch = Packed(
             ids,
             positions=torch.arange(len(ids), device=ids.device),
-            layout=Layout(prefixes=(len(ids),), suffixes=(), owners=()),
+            layout=Layout(prefix_lengths=(len(ids),), suffix_lengths=(), owners=()),
             # No token is trained.
             source=no_tokens,
             labels=no_tokens,
@@ -386,7 +385,7 @@ class _LayerStep:
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x + delta, the norm of that sum with this weight). Without delta the sum is x; without a
-        weight the second is the sum itself."""
+        weight the norm is the sum itself."""
         decoder = self.shared.decoder
         if weight is None:
             total = x if delta is None else x + delta
@@ -460,7 +459,7 @@ def _rows_at_once(device: torch.device, vocab: int) -> int:
     """For how many tokens logits are computed at once: as many as have float32 logits of HEAD_BYTES
     in all, but at least 128."""
     logit_bytes = HEAD_BYTES.get(device.type, 2**24)  # 2**24: on any other device
-    return max(128, logit_bytes // (4 * vocab))
+    return max(128, logit_bytes // (4 * vocab))  # a float32 has 4 bytes
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -499,7 +498,7 @@ class AdaptedLinear:
             dropped,
             factors.a,
             factors.b,
-            self.weight if use_merged else self.linear.weight,
+            self.weight if use_merged else self.linear.weight,  # `weight` is the merged one
             self.linear.bias,
             LoraPlacement(factors.spans, self.scale, merged=use_merged),
         )

@@ -166,7 +166,7 @@ class HubNetwork:
         Raises:
             WorkerFailure: kind config, when no layer of the model is among the targets.
         """
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # PEFT draws from torch's own generator
         name = f"adapter{self._adapters_made}"
         self._adapters_made += 1
         spec = replace(spec, excluded=self._excluded(spec))
@@ -185,8 +185,8 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """The pattern NOT_ADAPTED, if the adapter's targets would include a module that matches it,
-        such as one of a part that sees pictures: such modules get no adapter. Otherwise ""."""
+        """NOT_ADAPTED, the pattern of modules that get no adapter (those that see pictures, for
+        example), if it matches one of the adapter's targets; otherwise ""."""
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
@@ -255,11 +255,11 @@ class HubNetwork:
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None. Some configurations say that there is more to the logits; for all
-        others, both are compared on a few ids."""
+        states; otherwise None. Some configurations say that there is more to the logits. For all
+        others, the head's results are compared with the logits on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
-            return None
+            return None  # more than a matrix
         config = self.model.config.get_text_config()
         if any(getattr(config, name, None) for name in SCALED_LOGITS):
             return None
@@ -325,6 +325,7 @@ class HubNetwork:
         """Sample a few tokens from prompts of different lengths and compute their
         log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
         model does not sample at all."""
+        # %: the vocabulary may be smaller than the ids of the prompts.
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
         greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)
         try:
@@ -353,8 +354,8 @@ class HubNetwork:
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
-        """A context in which the model has exactly this adapter active, or none if it is None. An
-        adapter stays active after the context."""
+        """A context in which exactly `adapter` is active in the model; with None no adapter is.
+        Afterwards `adapter` stays active."""
         if self._peft is None:  # there is no adapter to activate
             yield
         elif adapter is None:

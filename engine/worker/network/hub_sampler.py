@@ -228,8 +228,8 @@ class HubSampler:
         return is_worthwhile and _is_joinable(batch.cache)
 
     def _take_waiting(self, waiting: deque[_Waiting], alive: int) -> list[_Waiting]:
-        """Remove the first prompts whose rows fit beside `alive` others, at least one, and return
-        them: at most `prompts_at_once`."""
+        """Remove the first prompts from `waiting` and return them: as many as have rows that fit
+        beside `alive` others, but at least one and at most `prompts_at_once`."""
         taken = [waiting.popleft()]
         free = self.needs.max_rows - alive - len(taken[0].rows)
         while waiting and len(waiting[0].rows) <= free and len(taken) < self.prompts_at_once:
@@ -376,8 +376,8 @@ def _resize(cache: DynamicCache, columns: int) -> None:
 
 
 def _join_layers(layer: object, other: Any) -> None:
-    """Append the rows of another layer of a cache, with as many columns and of the same type, to
-    `layer`, in place: keys and values, and the states of convolutions and linear attention."""
+    """Append to `layer` of a cache, in place, the rows of `other`, the same layer of another cache
+    with as many columns: keys and values, and states of convolutions and linear attention."""
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         layer.keys = torch.cat([layer.keys, other.keys])
         layer.values = torch.cat([layer.values, other.values])

@@ -58,7 +58,8 @@ class Base:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for `name`, `cpu` or `cuda:N`: the CPU too if torch sees no GPU.
+    """The torch device for `name`, which is `cpu` or `cuda:N`. It is also the CPU if torch sees no
+    GPU.
 
     A run is given one device when it starts, and its process sees only that GPU; so N, its number
     in the machine, does not matter.
@@ -105,6 +106,7 @@ def load_base(
     tokenizer, config = _load_tokenizer_and_config(path)
     vocab = known_ids(config, tokenizer)
     stop_ids = stop_ids_of(config, tokenizer, path)
+    # "": our own forward may do; otherwise the reason why it does not, which HubNetwork keeps.
     why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why_not_ours:
         network, why_not_ours = _load_decoder_network(
@@ -224,7 +226,7 @@ def load_transformers(
         raise _not_loaded(path, error) from error
     model.requires_grad_(False)
     model.eval()
-    if quantization == "none":  # quantized weights were loaded onto the device
+    if quantization == "none":  # quantized weights are on the device already
         # Through torch, because the types of transformers' own `to` fit no call.
         torch.nn.Module.to(model, device)
     _forbid_repacking(model)
@@ -232,17 +234,18 @@ def load_transformers(
 
 
 def _forbid_repacking(model: torch.nn.Module) -> None:
-    """Clear the flag with which the first pass in eval mode on a CPU with AVX512-BF16 would repack
-    the weights for inference for good: every gradient after it would be lost in silence."""
+    """Clear the flag of modules that repack their weights for inference, for good, at the first
+    pass in eval mode on a CPU with AVX512-BF16. After that every gradient would be lost in
+    silence."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def _model_class(path: Path) -> Any:
-    """The class of transformers that loads the model in `path`: the one for causal language models,
-    if it knows the family. Otherwise the one for models that see pictures too, which also read text
-    alone."""
+    """The class of transformers that loads the model in `path`: the one for causal language models
+    if it knows the family, otherwise the one for models that see pictures too (they also read text
+    alone)."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
@@ -353,7 +356,7 @@ class Policy:
         self.checkpointing = settings.gradient_checkpointing
         spec = LoraSpec.from_settings(settings)
         self.adapter = base.network.new_adapter(spec, settings.seed)
-        self.reference: Adapter | None = None
+        self.reference: Adapter | None = None  # the base alone
         if start_adapter is not None:
             state = read_adapter(start_adapter)
             self.adapter.load(state)

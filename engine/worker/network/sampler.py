@@ -206,8 +206,8 @@ def draw(
         random_numbers: [rows], from `uniforms`; None takes the likeliest id.
     """
     if params.temperature == 0 or random_numbers is None:
-        token = logits.argmax(-1)
-        return token, _at(token, logits.log_softmax(-1))
+        ids = logits.argmax(-1)
+        return ids, _at(ids, logits.log_softmax(-1))
     if params.temperature != 1:
         logits.mul_(1 / params.temperature)
     logprobs = logits.log_softmax(-1)
@@ -217,8 +217,8 @@ def draw(
         return _draw_likely(logprobs, params, random_numbers)
     # Without min_p nothing has been taken out, so the logits give the same probabilities.
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
-    token = pick(probabilities, random_numbers)
-    return token, _at(token, logprobs)
+    ids = pick(probabilities, random_numbers)
+    return ids, _at(ids, logprobs)
 
 
 def _draw_likely(
@@ -291,7 +291,7 @@ def _enough_likeliest(
     log-probabilities, ids, and the sums of the probabilities up to each token, float64."""
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
-    # A GPU sorts all at once: the wait for its answer whether a few suffice would take as long.
+    # On a GPU all are sorted at once: waiting to learn whether a few suffice would take as long.
     count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
         tried, ids = logprobs.topk(min(count, vocab), -1)
@@ -343,8 +343,8 @@ def _pick_in_block(
     Args:
         blocks: [rows, blocks, BLOCK], the probabilities.
         number: [rows, 1], which block each row's id is in.
-        target: [rows, 1]; the first id up to which the block's sum exceeds it is picked;
-            overwritten.
+        target: [rows, 1]; the first id at which the sum within the block exceeds the target is
+            picked. Overwritten.
     """
     probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
     sums = probabilities.cumsum(-1, dtype=torch.float64)

@@ -169,7 +169,7 @@ def _whole(take: Take, name: str) -> Linear | None:
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with weight and bias multiplied by `factor`, and so its output. The result also
+    """The layer with weight and bias, and so its output, multiplied by `factor`. The result also
     notes the factor, because an adapter on the layer has to be scaled by it too."""
     if factor == 1:
         return linear
@@ -196,8 +196,8 @@ def _fused(take: Take, *names: str) -> Linear:
 def _joint_bias(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> torch.Tensor | None:
-    """The biases of projections with these weights, one after the other; zeros for a projection
-    without one, None if none has one."""
+    """The biases of several projections, one after the other; a projection without a bias gets
+    zeros. None if no projection has a bias. `weights` are those of the same projections."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat(

@@ -148,9 +148,9 @@ class Attention:
         length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv: [N, heads + 2 kv_heads, dim]."""
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
-            size = bucket.prefixes * bucket.prefix_length
+            size = bucket.prefix_count * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
-        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv_heads, -1)
+        shared = shared.view(bucket.prefix_count, bucket.prefix_length, 2 * self.kv_heads, -1)
         # Repeated for each suffix of a prefix.
         shared = shared.index_select(0, bucket.owner)
         return shared
@@ -251,9 +251,9 @@ def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST."""
-    pairs = zip(layout.owners, layout.suffixes, strict=True)
-    whole_rows = [layout.prefixes[owner] + length for owner, length in pairs]
-    return causal.applies(dtype, device, max([*layout.prefixes, *whole_rows]))
+    pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
+    whole_rows = [layout.prefix_lengths[owner] + length for owner, length in pairs]
+    return causal.applies(dtype, device, max([*layout.prefix_lengths, *whole_rows]))
 
 
 @lru_cache(maxsize=8)
@@ -328,28 +328,34 @@ class VarlenPlan:
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
         """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
         those of its prefix, then its own; an empty suffix is left out."""
-        prefixes = list(layout.prefixes)
-        suffixes = [length for length in layout.suffixes if length]
-        if not suffixes:
-            return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
-        pairs = zip(layout.owners, layout.suffixes, strict=True)
-        key_lengths = [*prefixes, *(prefixes[owner] + length for owner, length in pairs if length)]
-        query_lengths = prefixes + suffixes
+        prefix_lengths = list(layout.prefix_lengths)
+        suffix_lengths = [length for length in layout.suffix_lengths if length]
+        if not suffix_lengths:  # each sequence has only the keys of its own tokens
+            return cls(
+                keys=None, query_lengths=prefix_lengths, key_lengths=prefix_lengths, device=device
+            )
+        pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
+        key_lengths = [
+            *prefix_lengths,
+            *(prefix_lengths[owner] + length for owner, length in pairs if length),
+        ]
+        query_lengths = prefix_lengths + suffix_lengths
         return cls(_key_rows(layout), query_lengths, key_lengths, device)
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:
     """The number of the packed token behind every key, int64: first the tokens of the prefixes;
     then, for each suffix with tokens, the tokens of its prefix and its own."""
-    prefix_starts = start_offsets(layout.prefixes, offset=0)
-    offset = sum(layout.prefixes)  # of the next suffix in the packed order
-    keys = [torch.arange(offset)]  # of the prefixes: their own tokens
-    for n, owner in zip(layout.suffixes, layout.owners, strict=True):
-        if n:
+    prefix_starts = start_offsets(layout.prefix_lengths, offset=0)
+    prefix_tokens = sum(layout.prefix_lengths)  # packed first, so their numbers begin at 0
+    keys = [torch.arange(prefix_tokens)]
+    suffix_start = prefix_tokens
+    for length, owner in zip(layout.suffix_lengths, layout.owners, strict=True):
+        if length:
             prefix_start = prefix_starts[owner]
-            keys.append(torch.arange(prefix_start, prefix_start + layout.prefixes[owner]))
-            keys.append(torch.arange(offset, offset + n))
-        offset += n
+            keys.append(torch.arange(prefix_start, prefix_start + layout.prefix_lengths[owner]))
+            keys.append(torch.arange(suffix_start, suffix_start + length))
+        suffix_start += length
     return torch.cat(keys)
 
 

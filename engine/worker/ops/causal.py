@@ -71,7 +71,8 @@ class _Sizes(NamedTuple):
     def of(cls, shape: torch.Size, kv_heads: int) -> "_Sizes":
         """The sizes of qkv with this shape, [rows, length, heads + 2 kv_heads, dim]."""
         rows, length, all_heads, dim = shape
-        return cls(rows, length, kv_heads, all_heads // kv_heads - 2, dim)
+        group = all_heads // kv_heads - 2  # all_heads is kv_heads * (group + 2)
+        return cls(rows, length, kv_heads, group, dim)
 
     @property
     def heads(self) -> int:
@@ -183,7 +184,7 @@ def _gradients_by_blocks(
         dq[:, queries], block_dk, block_dv = _block_gradients(
             q[:, queries], k[:, :stop], v[:, :stop], probabilities, dout[:, queries]
         )
-        if stop == length:
+        if stop == length:  # the last block
             dk, dv = block_dk, block_dv
         else:
             dk[:, :stop] += block_dk

@@ -74,8 +74,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `add_norm`, which is the same for both, from the gradients
-    of the loss with respect to its two outputs: `dtotal` for x + delta, `dy` for the norm of it."""
+    """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the two
+    outputs: `dtotal` of x + delta, `dy` of its norm."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -219,8 +219,8 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """The value with its tensors detached, also the tensors in a tuple or list, which becomes a
-    tuple; other values stay."""
+    """`value`, detached if it is a tensor. A tuple or list becomes a tuple of its values, each
+    treated like this; any other value stays as it is."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     # By exact type: `Eps`, a named tuple, stays as it is.

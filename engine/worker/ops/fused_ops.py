@@ -150,7 +150,7 @@ def _apply_rope_gradient(
     `_apply_rope` leaves alone, it is `d` itself."""
     d = d.contiguous()
     out = torch.empty_like(d)
-    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)
+    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)  # they stand last
     out[:, -values_width:] = d[:, -values_width:]
     gradient = _queries_and_keys(d, heads, kv_heads)
     target = _queries_and_keys(out, heads, kv_heads)
@@ -200,8 +200,8 @@ def _gate_gradient(
 
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n],
-    or one for each head."""
+    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n]
+    for all rows, or [heads, n] for x [N, heads, n]."""
     if x.is_cuda and weight.dim() == 1:  # one kernel, for one weight in all rows
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -352,7 +352,7 @@ class Choice:
     why: str = ""
 
 
-AS_WRITTEN = Choice(TORCH)
+AS_WRITTEN = Choice(TORCH)  # where no other set was to be tried
 
 
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:
@@ -391,8 +391,9 @@ def _compiled_if_it_pays(
 def attempt(
     make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
-    """Try the set that `make_functions` returns. It is chosen if it runs here and its results are
-    within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the reason."""
+    """Try the set of functions that `make_functions` returns. It is chosen if it runs here and its
+    results are within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the
+    reason."""
     try:
         functions = make_functions()
         largest_distance, function_name = difference(functions, sizes, dtype, device)
@@ -412,8 +413,8 @@ def attempt(
 def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
-    """How far a set's results are from torch's on random numbers. Returns (the largest relative
-    distance, the name of the function that has it)."""
+    """How far the results of a set of functions are from those of torch's set, on the same random
+    numbers. Returns (the largest relative distance, the name of the function that has it)."""
     largest_distance = 0.0
     function_name = ""
     # At the second number of rows torch.compile makes other code, which serves any number.
@@ -508,7 +509,8 @@ def trial(
 
 
 def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensors]:
-    """The results of a set's norms and their gradients, by the function's name."""
+    """The results of the norms of a set of functions, and of their gradients, by the function's
+    name."""
     x, delta, dtotal, dy, weight = inputs
     y, saved = functions.norm(x, weight, TRIED_EPS)
     dx = functions.norm_gradient(saved, weight, dy)
@@ -523,7 +525,8 @@ def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensor
 
 
 def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of a set's rotation and its gradient, by the function's name."""
+    """The results of the rotation of a set of functions, and of its gradient, by the function's
+    name."""
     q_weight, k_weight, cos, sin, qkv, d = inputs
     qkv = qkv.clone()  # it is rotated in place
     heads, kv_heads = sizes.heads, sizes.kv
@@ -533,10 +536,12 @@ def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> di
 
 
 def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of a set's gate and its gradient, by the function's name."""
+    """The results of the gate of a set of functions, of its second computation in the backward
+    pass, and of its gradient, by the function's name."""
     gate_up = draw(draw.rows, 2 * sizes.intermediate)
     dy = draw(draw.rows, sizes.intermediate)
     gated = functions.gate(gate_up)
+    # `saved` is what `gate_gradient` can use of the second computation.
     gated_again, saved = functions.gate_again(gate_up)
     dgate_up = functions.gate_gradient(gate_up, saved, dy)
     return {"gate": (gated,), "gate_again": (gated_again,), "gate_gradient": (dgate_up,)}
@@ -545,7 +550,7 @@ def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, 
 def _plain_results(
     functions: Pointwise, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
 ) -> dict[str, Tensors]:
-    """The results of a set's functions that keep nothing for a gradient, by the function's name."""
+    """The results of those functions of a set that keep nothing for a gradient, by their names."""
     heads, kv_heads = sizes.heads, sizes.kv
     eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
     normed = functions.plain_norm(norms.x, norms.weight, eps)

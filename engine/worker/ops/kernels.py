@@ -129,7 +129,7 @@ class GatedLoraLinear(torch.autograd.Function):
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
-        return _adapted(x, x, a, b, weight, bias, placement)
+        return _adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
 
     @staticmethod
     @once_differentiable
@@ -359,6 +359,7 @@ class SwiGLU(torch.autograd.Function):
         """The gradient of gate_up [N, 2 * width], from the gradient `dy` [N, width] of the
         product."""
         (gate_up,) = ctx.saved_tensors
+        # None: `gate_again` has not run, so nothing of it is saved.
         return ctx.functions.gate_gradient(gate_up, None, dy), None
 
 
@@ -488,8 +489,8 @@ def _chunk_logprobs(
     # On a CPU the probabilities replace the logits if no entropy reads those again: fewer bytes.
     in_place = entropy is None and logits.device.type == "cpu"
     probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
-    # The likeliest token's log-probability; any other token's is this plus (logit - greatest). The
-    # logarithm of that token's probability would be -inf where the probability is rounded to 0.
+    # The likeliest token's log-probability; any other token's is this plus (logit - greatest). Its
+    # own probability may be rounded to 0, of which the logarithm would be -inf.
     likeliest = probabilities.amax(-1).log_()
     if entropy is not None:  # -(sum of p * (logit - greatest + likeliest))
         entropy.copy_(torch.linalg.vecdot(probabilities, logits).add_(likeliest).neg_())

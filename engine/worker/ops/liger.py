@@ -83,8 +83,8 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of x and of delta in `add_norm`, which is the same for both, from the
-        gradients of its results: `dtotal` of x + delta, `dy` of the norm."""
+        """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the
+        two results: `dtotal` of x + delta, `dy` of its norm."""
         total, inverse = saved
         block, warps = self._launch_settings(total.shape[-1])
         dx, *_ = self._sum.fused_add_rms_norm_backward(
@@ -127,7 +127,7 @@ class Liger:
             # A copy, since `norm` saves its input for the gradient and the product below overwrites
             # the original. `norm` itself copies only what has gaps, and a single row has none.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
-            normed, saved = self.norm(copy, None, eps)
+            normed, saved = self.norm(copy, weight=None, eps=eps)
             torch.mul(normed, weight, out=queries_and_keys)
         self._rotate(all_heads, heads, kv_heads, cos, sin, back=False)
         return saved
@@ -150,7 +150,7 @@ class Liger:
             unrotated = out[:, : heads + kv_heads]
             # `apply_rope` normalised without the weight and multiplied the result with it.
             dnormed = unrotated * weight  # new memory, which the kernel may overwrite
-            unrotated.copy_(self._norm_backward(saved, None, dnormed, in_place=True))
+            unrotated.copy_(self._norm_backward(saved, weight=None, dy=dnormed, in_place=True))
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:

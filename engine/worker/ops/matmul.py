@@ -44,6 +44,7 @@ def grain(count: int, weights: int) -> int:
     padding) if oneDNN is not used, or if padding would cost more than it saves. `weights`: how many
     numbers the weights of the model's layers have."""
     multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
+    # Four times: the padding then adds less than a quarter.
     return multiple if count >= 4 * multiple and _onednn() is not None else 1
 
 
@@ -68,8 +69,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def dense(x: torch.Tensor) -> torch.Tensor:
     """x [N, n], some columns of a larger tensor, in the form in which products take it fastest.
-    Where oneDNN is used that is a copy without gaps: with gaps x would be copied for each product
-    in which it is the input of `linear`, and would not go through oneDNN where it is the weight."""
+    Where oneDNN is used, that is a copy without gaps. With gaps, `linear` would copy x for each
+    product in which it is the input, and would not use oneDNN where it is the weight."""
     uses_onednn = x.dtype == torch.float32 and x.device.type == "cpu" and _onednn() is not None
     return x.contiguous() if uses_onednn else x
 
@@ -93,7 +94,7 @@ class Fixed:
             self._operator = _onednn()
         if self._operator is not None:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        self._min_rows = MIN_MULTIPLICATIONS / weight.numel()
+        self._min_rows = MIN_MULTIPLICATIONS / weight.numel()  # from here on oneDNN is faster
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0. Goes through

@@ -17,7 +17,7 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     if x.dtype == torch.float32:
         return x * inverse, inverse
-    return (x.float() * inverse).to(x.dtype), inverse
+    return (x.float() * inverse).to(x.dtype), inverse  # rounded once, after the product
 
 
 def normalise_gradient(
@@ -39,8 +39,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 def _weighted(normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor) -> Kept:
     """(weight * normed, what the gradient needs). In float32 on a CPU the gradient gets the result
-    itself, which the next product keeps anyway, and 1 / weight, by which `normed` is computed again
-    from it: an eighth of a layer's memory less. Elsewhere it gets `normed`."""
+    itself, which the next product keeps anyway, and 1 / weight, to compute `normed` again from the
+    two: an eighth of a layer's memory less. Elsewhere, and if a weight is nearly 0, it gets
+    `normed`."""
     exact = normed.dtype == torch.float32 and normed.device.type == "cpu"
     if exact and weight.abs().amin() > LEAST_NORM_WEIGHT:
         y = normed.mul_(weight)
@@ -50,7 +51,7 @@ def _weighted(normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor)
 
 def _unweighted(saved: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """(x / rms(x), 1 / rms(x)), from what `_weighted` returned for the gradient."""
-    kept, inverse, *reciprocals = saved
+    kept, inverse, *reciprocals = saved  # 1 / weight only where the result was kept
     return (kept * reciprocals[0] if reciprocals else kept), inverse
 
 
@@ -65,13 +66,14 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
     """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
-    return total, *_weighted(*normalise(total, eps), weight)
+    y, saved = norm(total, weight, eps)
+    return total, y, saved
 
 
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `add_norm`, which is the same for both, from the gradients
-    of the loss with respect to its two outputs: `dtotal` for x + delta, `dy` for the norm of it."""
+    """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the two
+    outputs: `dtotal` of x + delta, `dy` of its norm."""
     normed, inverse = _unweighted(saved)
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)

@@ -61,9 +61,9 @@ class SuffixBucket:
     Attributes:
         suffixes: their tokens, without the prefixes.
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
-        prefixes, prefix_length: how many prefixes there are, and the length of the longest.
-        prefix_scatter_index: where each prefix token goes among the prefixes * prefix_length places
-            of the padded prefixes; None where all are equally long.
+        prefix_count, prefix_length: how many prefixes there are, and the length of the longest.
+        prefix_scatter_index: where each prefix token goes among the prefix_count * prefix_length
+            places of the padded prefixes; None where all are equally long.
         owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
         mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
             key.
@@ -71,7 +71,7 @@ class SuffixBucket:
 
     suffixes: Bucket
     prefix_rows: torch.Tensor
-    prefixes: int
+    prefix_count: int
     prefix_length: int
     prefix_scatter_index: torch.Tensor | None
     owner: torch.Tensor
@@ -108,12 +108,12 @@ class Layout:
     """The sequences of a packed microbatch, from which follows which token attends to which.
 
     Attributes:
-        prefixes, suffixes: lengths of the sequences in packed order.
+        prefix_lengths, suffix_lengths: of the sequences, in packed order.
         owners: for each suffix, the number of its prefix in that order.
     """
 
-    prefixes: tuple[int, ...]
-    suffixes: tuple[int, ...]
+    prefix_lengths: tuple[int, ...]
+    suffix_lengths: tuple[int, ...]
     owners: tuple[int, ...]
 
 
@@ -175,11 +175,11 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
     """The distinct prefixes of the rows, sorted by length so that those of similar length can share
-    a bucket. If there are not as many packed tokens as `grain` asks for (see `pack`), one more
-    prefix, with which no row begins, fills them up."""
+    a bucket. One more prefix, with which no row begins, fills the packed tokens up to the multiple
+    that `grain` asks for (see `pack`)."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
-    filler_length = -token_total % grain(token_total)
+    filler_length = -token_total % grain(token_total)  # up to the next multiple
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
     prefixes.sort(key=lambda prefix: len(prefix.ids))
@@ -207,8 +207,8 @@ class _PackedOrder:
         suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
         suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
         layout = Layout(
-            prefixes=tuple(len(prefix.ids) for prefix in prefixes),
-            suffixes=tuple(_suffix_length(rows[r]) for r in suffix_rows),
+            prefix_lengths=tuple(len(prefix.ids) for prefix in prefixes),
+            suffix_lengths=tuple(_suffix_length(rows[r]) for r in suffix_rows),
             owners=tuple(prefix_of_row[r] for r in suffix_rows),
         )
         return cls(layout, prefix_of_row, suffix_rows)
@@ -216,12 +216,12 @@ class _PackedOrder:
     @cached_property
     def prefix_starts(self) -> list[int]:
         """Where each prefix begins."""
-        return start_offsets(self.layout.prefixes, offset=0)
+        return start_offsets(self.layout.prefix_lengths, offset=0)
 
     @cached_property
     def suffix_starts(self) -> dict[int, int]:
         """By row number, where its suffix begins; only for rows that have a suffix."""
-        starts = start_offsets(self.layout.suffixes, offset=sum(self.layout.prefixes))
+        starts = start_offsets(self.layout.suffix_lengths, offset=sum(self.layout.prefix_lengths))
         return dict(zip(self.suffix_rows, starts, strict=True))
 
 
@@ -230,7 +230,7 @@ def _packed_ids_with_positions(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Two lists with one tensor for each prefix, then for each suffix: its ids, and their positions
     in their row. A row's last id is left out, as nothing is predicted from it."""
-    prefix_lengths = order.layout.prefixes
+    prefix_lengths = order.layout.prefix_lengths
     ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
     positions = [torch.arange(length) for length in prefix_lengths]
     for r in order.suffix_rows:
@@ -241,9 +241,9 @@ def _packed_ids_with_positions(
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """The token numbers `rows`, followed by as many unused numbers below `token_count` as make the
-    count a multiple of grain(len(rows)), as in `pack`; fewer if there are not so many."""
-    missing = -len(rows) % grain(len(rows))
+    """The token numbers `rows`, filled up to a multiple of grain(len(rows)), as in `pack`, with
+    numbers below `token_count` that are not among them; with fewer if there are not so many."""
+    missing = -len(rows) % grain(len(rows))  # up to the next multiple
     if not missing:
         return rows
     unused = torch.ones(token_count, dtype=torch.bool)
@@ -331,18 +331,18 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
     """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
-    return _group_into_buckets(layout.prefixes, offset=0)
+    return _group_into_buckets(layout.prefix_lengths, offset=0)
 
 
 def continuations(layout: Layout) -> list[Continuation]:
     """One entry for each prompt that has suffixes, with its suffixes in one padded bucket; empty
     suffixes are left out."""
-    starts = start_offsets(layout.prefixes, offset=0)
+    starts = start_offsets(layout.prefix_lengths, offset=0)
     groups: list[Continuation] = []
-    offset = sum(layout.prefixes)  # where the next suffix begins in the packed order
+    offset = sum(layout.prefix_lengths)  # where the next suffix begins in the packed order
     for owner, lengths in sorted(_suffix_lengths_by_owner(layout).items()):
         bucket = _padded_bucket(lengths, offset)
-        stop = starts[owner] + layout.prefixes[owner]
+        stop = starts[owner] + layout.prefix_lengths[owner]
         groups.append(Continuation(starts[owner], stop, suffixes=bucket))
         offset = bucket.stop
     return groups
@@ -351,7 +351,7 @@ def continuations(layout: Layout) -> list[Continuation]:
 def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
     """By the number of a prefix, the lengths of its suffixes that have tokens."""
     lengths: dict[int, list[int]] = {}
-    for owner, length in zip(layout.owners, layout.suffixes, strict=True):
+    for owner, length in zip(layout.owners, layout.suffix_lengths, strict=True):
         if length:
             lengths.setdefault(owner, []).append(length)
     return lengths
@@ -361,11 +361,11 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
     """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
     Empty suffixes are left out."""
     buckets: list[SuffixBucket] = []
-    offset = sum(layout.prefixes)  # where the next bucket begins in the packed order
+    offset = sum(layout.prefix_lengths)  # where the next bucket begins in the packed order
     first = 0  # the bucket's first suffix; `end` is the one after its last
-    while first < len(layout.suffixes):
+    while first < len(layout.suffix_lengths):
         end = _end_of_suffix_bucket(layout, first)
-        token_count = sum(layout.suffixes[first:end])
+        token_count = sum(layout.suffix_lengths[first:end])
         if token_count:
             buckets.append(_suffix_bucket(layout, first, end, offset))
         offset += token_count
@@ -375,11 +375,13 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
     """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
-    prefix is too long to be padded together with the others; len(layout.suffixes) if none is."""
-    # Prefix lengths rise from suffix to suffix: that of suffix `first` is the bucket's shortest.
-    longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
+    prefix is too long to be padded together with the others; the number of all suffixes if none
+    is."""
+    # For each suffix the length of its prefix. They rise: the first is the bucket's shortest.
+    prefix_lengths = [layout.prefix_lengths[owner] for owner in layout.owners]
+    longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
     end = first
-    while end < len(layout.owners) and layout.prefixes[layout.owners[end]] <= longest_prefix:
+    while end < len(prefix_lengths) and prefix_lengths[end] <= longest_prefix:
         end += 1
     return end
 
@@ -389,16 +391,16 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
     pads to one length. At least one of them has tokens. `offset` is where suffix `first` begins in
     the packed order."""
     # A completion of one token has an empty suffix.
-    nonempty = [i for i in range(first, end) if layout.suffixes[i]]
-    suffixes = _padded_bucket([layout.suffixes[i] for i in nonempty], offset)
+    nonempty = [i for i in range(first, end) if layout.suffix_lengths[i]]
+    suffixes = _padded_bucket([layout.suffix_lengths[i] for i in nonempty], offset)
     used_prefixes = sorted({layout.owners[i] for i in nonempty})
-    prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
+    prefix_lengths = [layout.prefix_lengths[prefix] for prefix in used_prefixes]
     index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
     owner = torch.tensor([index_in_bucket[layout.owners[i]] for i in nonempty])
     return SuffixBucket(
         suffixes=suffixes,
         prefix_rows=_rows_of_prefixes(layout, used_prefixes),
-        prefixes=len(used_prefixes),
+        prefix_count=len(used_prefixes),
         prefix_length=max(prefix_lengths),
         prefix_scatter_index=_scatter_index(prefix_lengths, max(prefix_lengths)),
         owner=owner,
@@ -408,8 +410,10 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
 
 def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
     """The packed rows of the prefixes with these numbers, one prefix after the other, int64."""
-    starts = start_offsets(layout.prefixes, offset=0)
-    return torch.cat([torch.arange(starts[i], starts[i] + layout.prefixes[i]) for i in numbers])
+    starts = start_offsets(layout.prefix_lengths, offset=0)
+    return torch.cat(
+        [torch.arange(starts[i], starts[i] + layout.prefix_lengths[i]) for i in numbers]
+    )
 
 
 def _suffix_mask(

@@ -59,9 +59,9 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Shares of the groups that are trained on: those whose rewards differ ("effective"), and of
-    those with equal rewards the too easy and the too hard ones. Also the share of trajectories with
-    an advantage of 0."""
+    """Of the trajectories in the groups that are trained on, the share with an advantage of 0. Of
+    those groups, the share whose rewards differ ("effective"), the share with equal rewards that is
+    too easy, and the share with equal rewards that is too hard."""
     members = [t for g in groups for t in g.members]
     uniform_groups = [g for g in groups if g.uniform]
     too_easy = [g for g in uniform_groups if _is_too_easy(g)]

@@ -186,7 +186,7 @@ class BatchSource:
         self._ahead = None  # each is used once
         if sampled_ahead is not None:
             batch_step, batch = sampled_ahead
-            if batch_step == step:
+            if batch_step == step:  # that of another step is not used
                 return batch
         sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
@@ -205,7 +205,7 @@ class BatchSource:
         # A copy, since the update changes the policy while the batch is sampled.
         self._policy_copy.load(self.policy.adapter.state())
         self.collector.sampler.load(self._policy_copy)
-        policy_step = step - 2  # the update of step - 1 is about to start
+        policy_step = step - 2  # the copy's last update; that of step - 1 comes next
         if not self._can_share_process():  # then before the update instead of beside it
             self._ahead = step, self.collector.batch(step, policy_step)
             yield

@@ -206,6 +206,7 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     except EpisodeFailed as error:
         _set_error(trajectory, str(error), timed_out=error.timed_out)
         replies = None
+    # A turn that was cut off has no end to which a reply could be appended.
     if replies is not None and trajectory.stop_reason != "max_tokens":
         if trajectory.turns < context.max_turns:
             rollout.replies = replies

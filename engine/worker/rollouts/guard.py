@@ -58,14 +58,15 @@ class Guard:
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)
         self.state["errors"] += len(failed)
-        self.state["last_errors"] = [len(failed), len(members)]  # of the last step
+        self.state["last_errors"] = [len(failed), len(members)]  # both counts, of the last step
         share = self.state["errors"] / self.state["played"]  # of the whole run
         # `failed`: a resumed run is not ended by failures of earlier steps alone.
         if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
             raise self._scoring_failure(share, f"step {step}: {failed[0].error}")
 
     def _scoring_failure(self, share: float, evidence: str) -> WorkerFailure:
-        """The failure of a run in which the given share of the completions could not be scored."""
+        """The failure of a run in which `share` of the completions could not be scored; `evidence`
+        is one of the errors."""
         return WorkerFailure(
             "reward",
             f"{share:.0%} of the completions could not be scored.",
@@ -81,9 +82,9 @@ class Guard:
         """How many completions could not be scored, for the result record. For example
         `{"failed": 3, "of": 640, "last_step": {"failed": 0, "of": 64}}`: 3 of 640 in the whole run,
         none of 64 in its last step."""
-        failed, sampled = self.state.get("last_errors", (0, 0))
+        last_errors, last_played = self.state.get("last_errors", (0, 0))
         counts = {"failed": self.state["errors"], "of": self.state["played"]}
-        return counts | {"last_step": {"failed": failed, "of": sampled}}
+        return counts | {"last_step": {"failed": last_errors, "of": last_played}}
 
     def close(self, steps: int) -> None:
         """At the end of a run of `steps` steps, set `no_gradient` in the state if none of them had

@@ -54,7 +54,7 @@ class Renderer:
     @property
     def _format(self) -> ChatFormat:
         """The chat template with the tokens it uses, as a `ChatFormat`, which renders and masks."""
-        # One template, or several by name.
+        # One template, or several by name: "tool_use" is that of conversations with tools.
         templates = self.tokenizer.chat_template
         return ChatFormat(
             template=self.tokenizer.get_chat_template(),

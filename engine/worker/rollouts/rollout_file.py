@@ -36,7 +36,7 @@ def _record(
         "turns": trajectory.turns,
         "policy_step": trajectory.policy_step,
     }
-    if trajectory.penalty:
+    if trajectory.penalty:  # without one, the shaped reward is the reward
         fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True

@@ -28,7 +28,7 @@ def penalise_thinking(
         for trajectory in group.scored:
             tokens_by_turn = [thought_tokens(ids, renderer) for ids in _ids_by_turn(trajectory)]
             thinking_tokens = sum(tokens_by_turn)
-            turns = max(1, len(tokens_by_turn))
+            turns = max(1, len(tokens_by_turn))  # 0 if no token was sampled
             trajectory.penalty = coefficient * (thinking_tokens / (turns * max_tokens))
             trajectory.metrics["thinking_tokens"] = float(thinking_tokens)
             trajectory.metrics["thinking_penalty"] = trajectory.penalty
@@ -67,5 +67,5 @@ def _ids_by_turn(trajectory: Trajectory) -> Iterator[list[int]]:
         elif turn_ids:
             yield turn_ids
             turn_ids = []
-    if turn_ids:
+    if turn_ids:  # the trajectory ends with a turn
         yield turn_ids

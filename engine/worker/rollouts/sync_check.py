@@ -68,9 +68,9 @@ class SyncCheck:
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
-        state.setdefault("first", [])
-        state.setdefault("latest", [])
-        state.setdefault("told", [])
+        state.setdefault("first", [])  # the mean gaps of the first steps
+        state.setdefault("latest", [])  # those of the latest steps
+        state.setdefault("told", [])  # names of the events that are not written again for now
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
         """Judge the gap between sampler and trainer that the update of `step` measured. Returns its
@@ -124,14 +124,14 @@ class SyncCheck:
         return statistics.median(first), statistics.median(latest)
 
     def _has_grown(self, first_gap: float, latest_gap: float) -> bool:
-        """Whether the gap of the latest steps is far above that of the first steps. False before
-        there are `WINDOW` steps."""
+        """Whether the gap of the latest steps is above GROWTH times that of the first steps, and
+        above what rounding explains (`floor`). False before there are `WINDOW` steps."""
         allowed_gap = max(self.limits.floor, GROWTH * first_gap)
         return len(self._state["latest"]) == WINDOW and latest_gap > allowed_gap
 
     def _failure(self, step: int, mean: float, largest: float, first_gap: float) -> WorkerFailure:
-        """The failure of a run whose sampler cannot have the trained policy. `first_gap` is the
-        median gap of its first steps."""
+        """The failure of a run whose sampler cannot have the trained policy. `mean` and `largest`
+        are the gaps of `step`, `first_gap` is the median mean gap of the first steps."""
         return WorkerFailure(
             "internal",
             "The sampler does not speak with the trained policy: adapter not delivered.",

@@ -67,15 +67,15 @@ class VllmClient:
 
     def sleep(self) -> None:
         """Give the device's memory back: weights move to the machine's memory, caches are lost."""
-        self._post("/sleep?level=1", None)
+        self._post("/sleep?level=1", body=None)  # level 2 would drop the weights
 
     def wake(self) -> None:
         """Take the device's memory again after `sleep`."""
-        self._post("/wake_up", None)
+        self._post("/wake_up", body=None)
 
     def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of one prompt; their number is `n` in `sampling`, vLLM's sampling
-        parameters. Raises VllmError."""
+        """The completions of the prompt `ids` by what the server calls `model`; their number is `n`
+        in `sampling`, vLLM's sampling parameters. Raises VllmError."""
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
@@ -163,8 +163,9 @@ class Together:
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of one prompt; their number is `n` in `sampling`, vLLM's sampling
-        parameters. Other prompts may be sent meanwhile. Raises VllmError."""
+        """The completions of the prompt `ids` by what the server calls `model`; their number is `n`
+        in `sampling`, vLLM's sampling parameters. Other prompts may be sent meanwhile. Raises
+        VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))

@@ -107,9 +107,9 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`. As soon as the last one of a
-        prompt has ended, `done` is called for each of them with (index of the prompt, number of the
-        completion, completion). Raises WorkerFailure of kind infra or oom."""
+        """`n` completions of each prompt, in the order of `prompts`. Once all completions of a
+        prompt have ended, `done` is called for each of them with (index of the prompt, number of
+        the completion, completion). Raises WorkerFailure of kind infra or oom."""
         self._wait_until_ready()
         with _ServerErrors("sample", self.process):
             return asyncio.run(self._request_all(_Wanted(prompts, n, params, done)))
@@ -186,8 +186,9 @@ class VllmSampler:
     async def _ask(
         self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Answer]:
-        """What the server answers to the prompt at `index`, sent once one of the `slots` is free.
-        The answers are empty, without asking, if the prompt fills the context."""
+        """Send the prompt at `index` through `together` once one of the `slots` is free, and return
+        the server's answers. If the prompt fills the context, nothing is sent, and the answers are
+        empty."""
         prompt = wanted.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:
@@ -200,7 +201,7 @@ class VllmSampler:
         """vLLM's sampling parameters for the prompt at `index`.
 
         Args:
-            n: how many completions are wanted; vLLM draws number k with the seed plus k.
+            n: how many completions are wanted; vLLM draws completion k with the seed plus k.
             room: tokens that the prompt leaves in the context.
         """
         request: Body = {
@@ -213,7 +214,7 @@ class VllmSampler:
             "stop_token_ids": self.stop_ids,
             "detokenize": bool(params.stop),  # only stop strings need text
         }
-        if params.temperature:
+        if params.temperature:  # otherwise nothing is drawn, and nothing left out
             request["seed"] = prompt_seed(params.seed, index)
             if params.top_k:
                 request["top_k"] = params.top_k
@@ -252,7 +253,7 @@ def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, i
     """Whether both are the same adapter at the same version, or both the base alone. Each is given
     as (adapter, version); None for the base alone."""
     if first is None or second is None:
-        return first is second
+        return first is second  # True if both are None
     first_adapter, first_version = first
     second_adapter, second_version = second
     return first_adapter is second_adapter and first_version == second_version

@@ -153,7 +153,8 @@ class Served:
         """The likeliest token after the request's ids, with its log-probability."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
-            ((completion,),) = sampler.generate([request.ids], 1, params)  # one of one prompt
+            # One completion of one prompt.
+            ((completion,),) = sampler.generate([request.ids], 1, params)
         return completion.ids[0], completion.logprobs[0]
 
     def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
@@ -195,14 +196,14 @@ class Served:
         request = answer.request
         params = self._params_of_rest(request, len(prompt))
         with self.models.speaking_as(request.model) as sampler:
-            yield answer.chunk({})
+            yield answer.chunk({})  # the model is free
             for token in sampler.stream(prompt, params):
                 answer.ids.append(token)
                 new_text = self._sendable_text(answer)
                 answer.sent_text += new_text
                 if new_text:
                     yield answer.chunk({"content": new_text}, sampled=token)
-                elif request.return_token_ids:
+                elif request.return_token_ids:  # then every token has a piece
                     yield answer.chunk({}, sampled=token)
 
     def _text_before_stop(self, answer_ids: Sequence[int], request: ChatRequest) -> str:
@@ -224,6 +225,7 @@ class Served:
         if text.endswith("\ufffd") or ends_in_partial_stop(text, answer.request.params.stop):
             return ""
         certain = self.renderer.certain_text(text, answer.request.tools)
+        # The certain text may for a time be shorter than what was sent, or differ from it.
         if not _continues(certain, answer.sent_text):
             return ""
         return certain[len(answer.sent_text) :]
@@ -240,8 +242,8 @@ class Served:
         return "length" if was_cut else "stop"
 
     def _sent_before(self, request: ChatRequest) -> str:
-        """The text that an earlier request has sent of the answer's beginning, the tokens
-        `request.begun_ids`; "" if the request begins the answer."""
+        """What an earlier request has sent of the text of `request.begun_ids`, the tokens that the
+        answer begins with; "" if there are none."""
         # U+FFFD at the end: a character of which some bytes were missing, and which was not sent.
         begun_text = self.renderer.completion_text(request.begun_ids).rstrip("\ufffd")
         begun_text = text_before_stop(begun_text, request.params.stop)
@@ -298,8 +300,9 @@ class _StreamedAnswer:
     def chunk(
         self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None
     ) -> Reply:
-        """A piece of the stream, with this delta. `sampled` is the id of the token for which the
-        piece is sent (None: for no token); the piece holds it if the request wants token ids."""
+        """A piece of the stream, with this delta. `finish_reason` is None until the answer has
+        ended. `sampled` is the id of the token for which the piece is sent (None: for no token);
+        the piece holds it if the request wants token ids."""
         choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         if sampled is not None and self.request.return_token_ids:
             choice["token_ids"] = [sampled]

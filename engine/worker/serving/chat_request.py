@@ -136,6 +136,7 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
     """How the request's answers are sampled, with a random seed if it names none. Only the first
     MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
     stop = _checked_stop(body.get("stop") or [])
+    # `or`: null and 0 count as left out.
     token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
     max_tokens = checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)
     temperature = checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2)
@@ -155,7 +156,8 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
 
 
 def _seed(body: Mapping[str, Any]) -> int:
-    """The seed that the request names, or a random one if it names none."""
+    """The seed that the request names, or a random one if it names none. Raises Refused (400) where
+    it is no number from 0 to 2^53."""
     if body.get("seed") is None:
         return fresh_seed()
     return int(checked_number(body["seed"], "seed", low=0, high=2**53))
@@ -210,7 +212,7 @@ def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop
-        for length in range(1, len(stop_string))
+        for length in range(1, len(stop_string))  # not the whole: that ends the answer
     )
 
 
@@ -224,8 +226,8 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
 
 
 def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
-    """The fields with which every reply of OpenAI's API begins: a new random id, the kind of
-    object, the time in seconds, and the model that answers."""
+    """The fields with which every reply of OpenAI's API begins: a new random id after `id_prefix`,
+    the kind of object, the time in seconds, and the model that answers."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
         "object": object_name,

@@ -120,7 +120,7 @@ class Server:
 
     def local(self, handler: Handler) -> Handler:
         """Wrap `handler` so that it answers only requests whose Host is on loopback (421 otherwise)
-        and whose Origin, if there is one, is too (403 otherwise). This keeps out web pages in a
+        and whose Origin, if it has one, is there too (403 otherwise). This keeps out web pages in a
         browser on this machine, which can reach loopback as well."""
 
         async def check_and_handle(request: Request) -> Response:

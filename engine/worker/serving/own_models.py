@@ -145,7 +145,7 @@ class OwnModels:
             network = self.base.network
             row = Row(ids, loss_mask=[0] + [1] * (len(ids) - 1))  # all but the first
             batch = network.collate([row]).to(network.device)
-            logprobs, _ = network.logprobs(batch, self._loaded.get(name))
+            logprobs, _ = network.logprobs(batch, self._loaded.get(name))  # None for the base
         return logprobs.tolist()
 
     def close(self) -> None:

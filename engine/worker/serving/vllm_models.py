@@ -121,7 +121,7 @@ class VllmModels:
             replaced_name = self._server_names.get(name)
             self._server_names[name] = server_name
             self._folders[name] = folder
-            if replaced_name is not None:
+            if replaced_name is not None:  # it was served until now
                 self._unload(replaced_name)
 
     def _check_adapter(self, name: str, folder: Path) -> None:

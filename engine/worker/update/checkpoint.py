@@ -116,6 +116,7 @@ def sweep(run: RunDir) -> None:
     """Delete what an earlier attempt left if it died while it saved or deleted a checkpoint:
     temporary files, and checkpoints without a manifest. Safe, since no other process writes into
     the folder now."""
+    # The temporary names of `save` and `mark_best`.
     leftovers = [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*")]
     for folder in run.checkpoints.glob("step_*"):
         if not (folder / MANIFEST).exists():

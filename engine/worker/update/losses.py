@@ -108,9 +108,9 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
     """The weight that the loss called `kind` gives each token, [tokens] float32. A term added to
     that loss, such as the KL term, is weighted the same."""
-    if kind in ("grpo", "gspo"):
+    if kind in ("grpo", "gspo"):  # the mean over trajectories of each one's mean over its tokens
         return 1 / (t.lengths[t.row] * norm.trajectories)
-    if kind == "dr_grpo":
+    if kind == "dr_grpo":  # the same, as if every trajectory had max_tokens tokens
         return torch.full_like(t.policy, 1 / (norm.trajectories * norm.max_tokens))
     return torch.full_like(t.policy, 1 / norm.tokens)  # dapo and cispo: a mean over all tokens
 

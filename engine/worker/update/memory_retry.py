@@ -26,19 +26,19 @@ Sums = TypeVar("Sums", covariant=True)
 class BatchPass(Protocol[Sums]):
     """A pass forward and backward over the batch of a step."""
 
-    def run(self, tokens: int) -> Sums:
-        """Compute the gradients of the whole batch, in microbatches of at most `tokens`."""
+    def run(self, token_limit: int) -> Sums:
+        """Compute the gradients of the whole batch, at most `token_limit` tokens at a time."""
         ...
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every row already goes alone, so that
-        a smaller limit would change nothing."""
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every row already goes alone, so that a smaller limit would
+        change nothing."""
         ...
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
     """The most tokens of a microbatch: `budget` after the halvings that `state` counts."""
-    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))
+    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))  # a shift by n halves n times
 
 
 @dataclass(frozen=True)

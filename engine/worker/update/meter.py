@@ -128,8 +128,8 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once since the start: of GPU memory by torch, or on a CPU of memory by
-    this process."""
+    """The most bytes held at once since the start: on a GPU what torch had allocated there, on a
+    CPU the memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")  # on Linux
@@ -178,8 +178,8 @@ def _training_steps(run: RunDir) -> list[JsonObject]:
 
 def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
     """The seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that some
-    step lacks is left out, as SFT samples nothing. A teacher's time counts as training, as in
-    estimates."""
+    step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are added to `train_s`,
+    as in estimates."""
     seconds: dict[str, float] = {
         name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")

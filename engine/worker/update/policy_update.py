@@ -97,20 +97,21 @@ class PolicyPass:
         self.is_first_pass = True
         self.microbatches: list[Microbatch] = []
 
-    def run(self, tokens: int) -> list[PassSums]:
-        """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
-        Returns the sums of each microbatch. The first pass splits the batch; later passes keep the
-        split."""
+    def run(self, token_limit: int) -> list[PassSums]:
+        """Compute the gradients of the whole batch, in microbatches of at most `token_limit`
+        tokens. Returns the sums of each microbatch. The first pass splits the batch; later passes
+        keep the split, as long as the limit is the same."""
         if self.is_first_pass:
-            self.microbatches = self._split(tokens, earlier=[])
-        elif self.microbatches[0].budget != tokens:  # memory ran out, the limit is lower now
-            self.microbatches = self._split(tokens, earlier=self.microbatches)
+            self.microbatches = self._split(token_limit, earlier=[])
+        elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
+            self.microbatches = self._split(token_limit, earlier=self.microbatches)
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every trajectory already goes alone,
-        so that a smaller limit would change nothing."""
-        return len(self.policy.split(rows_of(self.trajectories), tokens)) == len(self.trajectories)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every trajectory already goes alone, so that a smaller limit
+        would change nothing."""
+        microbatches = self.policy.split(rows_of(self.trajectories), token_limit)
+        return len(microbatches) == len(self.trajectories)
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
         """Split the batch into microbatches of at most `budget` tokens, with the reference policy's
@@ -158,7 +159,7 @@ class PolicyPass:
         tokens, entropy, missing = self._forward(micro)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
-        gap = (tokens.old - micro.sampled).abs()
+        gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
         return PassSums(
             loss=loss.item(),
             tokens=tokens.policy.numel(),
@@ -220,8 +221,8 @@ class PolicyPass:
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
-    """Fill in the tokens for which the sampler gave no log-probability (NaN), with `old`, the
-    trainer's own: the two are assumed to agree there. Returns how many tokens were filled in."""
+    """Give each token without a log-probability from the sampler (NaN) the one in `old`, the
+    trainer's own of the first pass, as if the two agreed. Returns the number of such tokens."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return int(is_missing.sum())

@@ -36,8 +36,8 @@ class Pair:
 
 
 def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) -> Pair | None:
-    """Cut both conversations at `limit` tokens and make them a pair. None where nothing is left to
-    compare: one of them has no trained token beyond what both share."""
+    """Cut both conversations at `limit` tokens and make them a pair. None if nothing is left to
+    compare, because one of them has no trained token after the beginning that both share."""
     shared = 0  # tokens that both begin with
     for better, worse in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
         if better != worse:
@@ -117,10 +117,11 @@ def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list
 
 @dataclass(frozen=True)
 class PreferenceSums:
-    """Sums over the pairs of a step.
+    """Sums over the pairs of a step, or over some of them.
 
     Attributes:
-        loss: the mean loss of the step's pairs.
+        loss: each pair's loss divided by the number of the step's pairs, so over all of them the
+            mean.
         correct: pairs whose better answer gained more than the worse one.
         chosen, rejected: the gains of the better and of the worse answers.
         microbatches: number of forward passes with gradients.
@@ -160,11 +161,11 @@ class PreferencePass:
         self.beta = beta
         self.sft_weight = sft_weight
 
-    def run(self, tokens: int) -> PreferenceSums:
+    def run(self, token_limit: int) -> PreferenceSums:
         """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
-        microbatches of at most `tokens` tokens."""
+        microbatches of at most `token_limit` tokens."""
         sums = PreferenceSums()
-        for members in split_pairs(self.policy, self.pairs, tokens):
+        for members in split_pairs(self.policy, self.pairs, token_limit):
             sums = sums + self._backward([self.pairs[i] for i in members])
         return sums
 
@@ -185,7 +186,7 @@ class PreferencePass:
             microbatches=1,
         )
 
-    def is_finest(self, tokens: int) -> bool:
-        """Whether in microbatches of at most `tokens` tokens every pair already goes alone, so that
-        a smaller limit would change nothing."""
-        return len(split_pairs(self.policy, self.pairs, tokens)) == len(self.pairs)
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every pair already goes alone, so that a smaller limit would
+        change nothing."""
+        return len(split_pairs(self.policy, self.pairs, token_limit)) == len(self.pairs)

@@ -26,14 +26,14 @@ class Profiler:
         """Write the profiles to `folder`; nothing is profiled unless `wanted`."""
         self.folder = folder
         self.wanted = wanted
-        self._steps_done = 0
+        self._steps_begun = 0  # of this attempt
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """A context for the work of step `number`. It records the second and third step of the
         attempt and writes their files on exit; for other steps it does nothing."""
-        self._steps_done += 1
-        if not self.wanted or not FIRST <= self._steps_done <= LAST:
+        self._steps_begun += 1
+        if not self.wanted or not FIRST <= self._steps_begun <= LAST:
             yield
             return
         activities = [ProfilerActivity.CPU]
@@ -51,7 +51,7 @@ class Profiler:
         self._write_trace(number, trace)
         sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table = trace.key_averages().table(sort_by=sort_key, row_limit=TABLE_ROWS)
-        mode = "w" if self._steps_done == FIRST else "a"
+        mode = "w" if self._steps_begun == FIRST else "a"
         with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
             file.write(f"step {number}\n{table}\n")
 

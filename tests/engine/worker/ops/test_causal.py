@@ -83,8 +83,8 @@ def test_longer_sequences_take_torchs_kernel_and_see_the_same(
     heads, kv, dim = 6, 2, 8
     # Prompts of one suffix, of several, of none; an empty suffix; equal and unequal lengths.
     layout = Layout((5, 9, 70, 70, 80), (4, 0, 3, 7, 66, 5, 5), (0, 1, 1, 1, 2, 4, 4))
-    assert len(layout.owners) == len(layout.suffixes)
-    count = sum(layout.prefixes) + sum(layout.suffixes)
+    assert len(layout.owners) == len(layout.suffix_lengths)
+    count = sum(layout.prefix_lengths) + sum(layout.suffix_lengths)
     qkv = torch.randn(count, (heads + 2 * kv) * dim, requires_grad=True)
     direction = torch.randn(count, heads * dim)
 

@@ -97,7 +97,7 @@ def test_every_packed_token_stands_in_exactly_one_bucket(rows: list[Row]) -> Non
     layout = pack(rows).layout
     buckets = prefix_buckets(layout) + [b.suffixes for b in suffix_buckets(layout)]
     covered = [i for b in buckets for i in range(b.start, b.stop)]
-    assert covered == list(range(sum(layout.prefixes) + sum(layout.suffixes)))
+    assert covered == list(range(sum(layout.prefix_lengths) + sum(layout.suffix_lengths)))
     for bucket in buckets:
         places = bucket.scatter_index
         assert places is None or len(set(places.tolist())) == bucket.stop - bucket.start
@@ -112,7 +112,7 @@ def test_hand_worked_group_of_two() -> None:
         Row([4, 5, 6], [0, 1, 1]),
     ]
     batch = pack(rows)
-    assert batch.layout.prefixes == (2, 2)
+    assert batch.layout.prefix_lengths == (2, 2)
     assert batch.ids.tolist() == [7, 8, 4, 5, 1]
     assert batch.positions.tolist() == [0, 1, 0, 1, 2]
     assert batch.source.tolist() == [1, 4, 1, 2, 3]
@@ -122,7 +122,7 @@ def test_hand_worked_group_of_two() -> None:
 
 def test_a_prompt_that_two_groups_share_by_chance_is_one_prompt() -> None:
     rows = [Row([7, 8, 1], [0, 0, 1], 2), Row([9, 2], [0, 1], 1), Row([7, 8, 3], [0, 0, 1], 2)]
-    assert sorted(pack(rows).layout.prefixes) == [1, 2]
+    assert sorted(pack(rows).layout.prefix_lengths) == [1, 2]
 
 
 def test_a_trained_first_token_is_refused() -> None:

@@ -138,11 +138,11 @@ class Pass:
         self.attempt = attempt
         self.finest = finest
 
-    def run(self, tokens: int) -> None:
-        self.attempt(tokens)
+    def run(self, token_limit: int) -> None:
+        self.attempt(token_limit)
 
-    def is_finest(self, tokens: int) -> bool:
-        return tokens <= self.finest
+    def is_finest(self, token_limit: int) -> bool:
+        return token_limit <= self.finest
 
 
 def retry(budget: int, tell: Callable[..., None] = lambda *_: None) -> MemoryRetry:
