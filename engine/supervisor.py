@@ -85,7 +85,7 @@ def supervise(path: Path) -> int:
         return 1  # another process holds it
     with Store(run.home) as store:
         row = store.get_run(run.id)
-        if row.state not in ("preparing", "stopping"):
+        if row.state not in ("preparing", "stopping"):  # stopping: cancelled since it was started
             return 1
         watch = Watch(run, store, row, lock)
         result = _run_attempt(watch)
@@ -119,6 +119,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         _end_descendants(watch)
         return _not_supervised(watch, error)
     _end_descendants(watch)
+    # With any other status, or none yet, the trainer was cut short.
     has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
     if watch.was_told_to_end and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
@@ -327,8 +328,8 @@ def _wall_limit(watch: Watch) -> float | None:
 def _elapsed_elsewhere(watch: Watch) -> float:
     """The seconds that the attempts of all other runs under way have taken so far.
 
-    A run's row gets its hours only when the attempt ends. Until then they stand in the run's lock
-    file, which its supervisor renews at every poll.
+    A run's row gets its hours only when the attempt ends. Until then the seconds stand in the run's
+    lock file, where the run's supervisor renews them at every poll.
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
@@ -341,7 +342,7 @@ def _stop_at_limit(watch: Watch) -> bool:
     limits = _limits(watch)
     if not limits:
         return False
-    earliest = limits[0]
+    earliest = limits[0]  # `_limits` sorts them by their seconds
     if watch.elapsed < earliest.seconds:
         return False
     state_was_set = watch.store.set_state(
@@ -408,7 +409,7 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
         "HONESMITH_LIFELINE_FD": str(lifeline),
         "CUDA_VISIBLE_DEVICES": _visible_devices(row.device),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
         "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -160,7 +160,7 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
         if _comes_from_sqlite(error) and _is_readable_alone(home):
-            # SQLite cannot write here; but no log is left, so that all can be read.
+            # SQLite cannot write here, but no write-ahead log is left: the file alone holds all.
             return _open_read_only(home), lock
         if lock >= 0:
             os.close(lock)
@@ -227,8 +227,9 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
-    # Another process has it open, such as the supervisor of a living run. When that closes it,
-    # SQLite deletes the write-ahead log by its name, which would then be that of the new database.
+    # None: another process has the database open, such as the supervisor of a living run. When that
+    # process closes it, SQLite deletes the write-ahead log by its name, which a new database would
+    # use too.
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:
@@ -350,7 +351,7 @@ def _migrate(home: Home, db: sqlite3.Connection) -> None:
             migrate(db)
         if version == 0:  # no schema yet: the database is new
             _refill(home, db)
-        # The larger one: a newer Honesmith may have migrated further while this process waited.
+        # `version` is the larger one if a newer Honesmith migrated while this process waited.
         db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         db.execute("COMMIT")
     except BaseException:
@@ -438,7 +439,7 @@ def _disk_error(home: Home, error: OSError) -> UserError:
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
     """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
-    largest size allowed. None where there is another cause, or the free space cannot be measured.
+    largest size allowed. None where there is another cause, or the disk cannot be asked.
 
     The free space is measured because on a full disk SQLite may only report "disk I/O error" or
     "unable to open". `path` is a file on the disk.

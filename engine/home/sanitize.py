@@ -137,8 +137,8 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     the run's environment names, with their values from this process's environment variables.
 
     Args:
-        env_dir: the folder of the environment's version. None where it is not known; then only the
-            token is hidden by its value.
+        env_dir: the folder of the environment's version. None where it is not known; then the token
+            is the only value to replace.
     """
     names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}

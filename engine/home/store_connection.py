@@ -83,7 +83,7 @@ class Connection:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                # Its own failure must not hide the error that led here.
+                # A failure of the rollback must not hide the error that led here.
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise

@@ -70,8 +70,8 @@ def worker_python(home: Home) -> str:
 def require_quantizer(home: Home, quantization: str) -> None:
     """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
 
-    Raises UserError SETTING_INVALID if they do not, NO_TORCH if there is no interpreter for
-    workers. Any other `quantization` passes.
+    Any other `quantization` passes, and so do workers that train without torch. Raises UserError
+    SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for workers.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
@@ -137,7 +137,8 @@ def start_queued(home: Home) -> list[str]:
 
         devices = hardware.devices()
         while True:
-            # Filled by `_claim`, which the lease calls. The lambda holds the dict of this round.
+            # Run id -> descriptor of its lock. `lease_next` calls the lambda, in which `_claim`
+            # fills this dict; the default argument binds the dict of this round.
             locks: dict[str, int] = {}
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
@@ -312,7 +313,10 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None:
-    """Record that the run's attempt was interrupted after `elapsed_s` seconds."""
+    """Record that the run's attempt was interrupted after `elapsed_s` seconds, and free its device.
+
+    A run whose state has changed since `row` was read stays as it is.
+    """
     store.set_state(
         row.run_id,
         "interrupted",
@@ -347,10 +351,8 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def seconds_in_lock_file(run: RunDir) -> float:
-    """Seconds that the run's last attempt has taken, as its supervisor counts them; 0 without them.
-
-    The supervisor writes them into the lock file at every poll, until it ends or dies.
-    """
+    """The seconds that the run's last attempt has taken, as the supervisor wrote them into the
+    lock file at its last poll; 0 where the file holds none."""
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -243,7 +243,7 @@ def _failed(run: RunDir, failure: Failure) -> _End:
     """The end of an attempt whose trainer left a failure record."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
-    if kind == "internal" and hint.call is None:  # the console shows the traceback
+    if kind == "internal" and hint.call is None:  # a fault of ours: the console has the traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
 

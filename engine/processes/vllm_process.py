@@ -223,7 +223,8 @@ class VllmProcess:
             return subprocess.Popen(
                 [*KEEPER, str(lifeline), str(self.folder), *server_command],
                 cwd=self.folder,
-                # `_with_our_path` lets the keeper import this package; the server does without.
+                # `_with_our_path` lets the keeper import this package. The keeper starts the server
+                # without that variable.
                 env=_with_our_path(variables(self.plan, self.key, os.environ)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -392,8 +393,8 @@ def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: i
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the process group of the server.
 
-    It gets SIGTERM, which lets it remove its shared memory, then SIGKILL. After each, up to STOP_S
-    seconds are waited for the server; a server that outlives both is left.
+    The group gets SIGTERM, so that the server can remove its shared memory, and then SIGKILL. After
+    each signal this waits up to STOP_S seconds for the server; one that outlives both is left.
     """
     if child.poll() is None:
         _signal_group_and_wait(child, signal.SIGTERM)

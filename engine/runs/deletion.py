@@ -166,8 +166,8 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` has the run `row` as its parent, continues or evaluates its model, or
-    regrades its answers."""
+    """Whether the run `other` needs the run `row`: as its parent, or because it continues or
+    evaluates the model of `row` or regrades its answers."""
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()
@@ -243,7 +243,8 @@ def _remove_contents(run: RunDir) -> list[str]:
 
 def _answer_files(run: RunDir) -> list[Path]:
     """The files with the answers of each model that an evaluation, a regrade or a probe asked."""
-    config = run.find_config()  # None if damaged; such a run can be deleted too
+    # None if damaged: then no answer files are known, and the run can still be deleted.
+    config = run.find_config()
     models = config.models if isinstance(config, AskingConfig) else ()
     paths = [run.model_evals(index) for index in range(len(models))]
     return [path for path in paths if path.exists()]

@@ -22,7 +22,8 @@ _NO_PARENT = ""  # no run has this id
 
 def entry(home: Home, row: RunRow) -> Reply:
     """What the ledger says of one run: its parent, the settings that differ from the parent's, the
-    predicted verdict, and the GPU hours. What is not known or empty is left out."""
+    predicted verdict and whether it came, and the GPU hours spent with their estimate. What is not
+    known or empty is left out."""
     fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect

@@ -73,7 +73,7 @@ def wait(
 
     Args:
         until: "end", "first_step", "next_eval" or "alert".
-        timeout_s: seconds to wait, from 0 to 50.
+        timeout_s: seconds to wait, from 0 to 50; a number outside is moved to the nearer end.
         cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
             those from now on.
         on_progress: called with the status at every change and about once a second.
@@ -81,7 +81,7 @@ def wait(
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # a time out of range is not refused
+    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)
     deadline = time.monotonic() + seconds
     launcher.reap(home)
     with Store(home) as store:
@@ -241,6 +241,7 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
         "run_id": row.run_id,
         "state": row.state,
         "last_checkpoint": checkpoint,
+        # A run that is done has no steps left to continue with.
         "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
         "summary": _cancel_summary(row, checkpoint),
         "next": _after_cancel(row),

@@ -101,7 +101,7 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
             start = position if scope == name else 0  # with "all" the cursor means nothing
             _add_list(page, home, name, scope, start=start, limit=limit)
     if any("exam_use" in env for env in page.reply.get("envs", [])):
-        page.reply["about"] = {"exam_use": ABOUT_USE}  # says what that number counts
+        page.reply["about"] = {"exam_use": ABOUT_USE}  # what the number `exam_use` counts
 
 
 def _add_runs(

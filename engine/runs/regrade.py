@@ -105,7 +105,8 @@ class Regrade:
         _end_with_supervisor()
 
     def go(self) -> Reply:
-        """Score the stored answers of all models; returns the content of result.json.
+        """Score the stored answers of all models, one step per model; returns the content of
+        result.json.
 
         Raises Stopped, EnvProblem, OSError, and UserError NOT_COMPARABLE where none of the stored
         answers could be scored.
@@ -239,7 +240,8 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
     Args:
         ref: the model that gave the answer.
-        position: the row's place in its file, which counts as its attempt where it names none.
+        position: the row's place in its file; it serves as the number of the attempt where the row
+            has none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
     return copied | {

@@ -88,7 +88,8 @@ def score_replayed(
             reply = episode.step(messages[position])
             stored_reply = _reply_after(messages, position)
             position += 1 + len(stored_reply)  # past the turn and the reply to it
-            # The reply to the last turn was not stored, so there is nothing to compare it with.
+            # At the last turn `position` is the end: the reply to it was not stored, so there is
+            # nothing to compare.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
@@ -99,8 +100,8 @@ def score_replayed(
 
 
 def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
-    """What the environment replied to the model's turn at `position`: all messages between it and
-    the model's next turn."""
+    """What the environment replied to the model's turn at `position`: all messages after that turn
+    and before the model's next one."""
     following = messages[position + 1 :]
     reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
     return [dict(message) for message in reply]
@@ -128,7 +129,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
 
     try:
-        executor.submit(fresh.warm_up)
+        executor.submit(fresh.warm_up)  # while there are no answers yet
         yield begin
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")

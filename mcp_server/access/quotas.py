@@ -165,7 +165,7 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
 
     `clock` returns the present time in unix seconds. Keys of the result:
     - `name` of the key, and the ids of its `open_runs`.
-    - `max_runs`, if they are limited.
+    - `max_runs`, if the number of open runs is limited.
     - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
     """
     with Store(home) as store:
@@ -190,6 +190,7 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
     hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)  # without a warning
+    # Any other cap is what is left of the day, or that of the resumed run.
     reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
@@ -331,14 +332,14 @@ def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> s
     """What a caller can do who asks for more hours than its key has left.
 
     Args:
-        hours_per_day: those of the key.
-        waiting_helps: whether the hours asked for fit into `hours_per_day`.
+        hours_per_day: how many hours the key may spend in a day.
+        waiting_helps: whether the hours that were asked for fit into `hours_per_day`.
         suggestion: what to do at once; "" for none.
     """
     call_later = ""
     if waiting_helps:
         call_later = "call later"
-    elif not suggestion:
+    elif not suggestion:  # the call never fits as it is, so a smaller cap is suggested
         call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
     hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
     hint += ": hours come back a day after their run was submitted." if call_later else "."

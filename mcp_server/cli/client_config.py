@@ -76,7 +76,7 @@ def _cursor_entry(launch: Launch) -> Entry:
 
 def _codex_entry(launch: Launch) -> Entry:
     """The entry of Codex, with longer time limits than its defaults."""
-    # By default Codex ends a call after 60 s, which is close to the 50 s that a call may wait.
+    # By default Codex ends a call after 60 s, too soon after the 50 s that `wait_run` may take.
     limits = {"startup_timeout_sec": 30, "tool_timeout_sec": 120}
     if launch.url:
         return {"url": launch.url, "http_headers": _headers(launch), **limits}
@@ -229,8 +229,8 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         text: its present text; "" for a new file.
         key: name of the table of servers in the file; the entry becomes [key.NAME].
         entry: the entry.
-        force: the caller wants an entry with other values replaced. TOML is not rewritten, so
-            that is refused with an error.
+        force: whether the caller wants an entry with other values replaced. That is refused with an
+            error, because it would rewrite the file.
 
     Returns:
         The new text, or `text` itself if the same entry is there already. None if an entry with

@@ -76,7 +76,8 @@ def _question_as_result(question: str) -> InputRequiredResult:
 async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:
     """Submit the run after the person was asked; `answer` is None if none came in time.
 
-    Without consent the run is submitted as not approved: it may cost less by now and need none.
+    Without consent the run is submitted all the same, as not approved: if it costs less by now, it
+    needs no consent.
 
     Raises:
         UserError: NOT_APPROVED, consent is needed and was not given; another code, `submit` raised

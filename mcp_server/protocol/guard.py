@@ -131,8 +131,8 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 arguments = without_nulls(arguments)
-                # The GPU-hours after which a run is stopped, for a submit that does not name them,
-                # by a key whose hours are limited; otherwise None.
+                # If the key's hours are limited and the call submits a run without naming its cap:
+                # the GPU-hours after which the run is stopped. Otherwise None.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 arguments |= await self._missing_cap(cap, arguments)
                 data = await tool.run(arguments, context)

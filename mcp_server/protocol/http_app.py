@@ -193,7 +193,8 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
-    # A length that is no number counts as too large. The first 20 digits of a number tell enough.
+    # A length that is no number counts as too large. Only 20 digits are read: a number of more is
+    # too large anyway, and slow to convert.
     if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
         return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.

@@ -203,7 +203,7 @@ class WaitTasks(Extension):
             await self._status_of(wait)  # only to see that the run exists
         except UserError:
             raise _unknown_task(params) from None
-        # Removed and added again, so that the oldest cancellation stands first.
+        # A dict keeps the order of adding: an id is moved to the end, so the oldest stands first.
         self._cancelled_ids.pop(wait.task_id, None)
         self._cancelled_ids[wait.task_id] = None
         if len(self._cancelled_ids) > MAX_CANCELLED:

@@ -515,7 +515,7 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     cancelled = threading.Event()
 
     def on_progress(status: Reply) -> None:
-        """Report the step to the client, or end the wait if the call was cancelled."""
+        """Report the run's step to the client, or end the wait if the client cancelled the call."""
         if cancelled.is_set():
             raise _ClientCancelled
         if status.get("step") is None:  # the run has not begun to count steps

@@ -61,7 +61,7 @@ def talk(home: Home, request: ChatRequest) -> None:
             _say("begun anew")
         elif line.startswith("/"):
             _say(f"{line.split()[0]} is no command. {_HELP}")
-        elif line or can_go_on:
+        elif line or can_go_on:  # any other empty line is ignored
             request, can_go_on = _next_turn(home, replace(request, message=line))
 
 

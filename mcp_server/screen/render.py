@@ -261,7 +261,8 @@ def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
-    """One event of a run as a line: its time, kind and message, then its other plain fields."""
+    """One event of a run as a line: its time, kind and message, then its other fields that hold a
+    plain value, not an object or a list."""
     unix_time = event.get("time")
     stamp = ""
     if isinstance(unix_time, int | float):
@@ -428,8 +429,8 @@ def diagnosis(data: Any) -> None:
 def custody(data: Any) -> None:
     """Print whether a run's files are unchanged.
 
-    That is: each link of its chain of evidence with the files that have changed, then the runs that
-    it descends from.
+    First come the links of the run's chain of evidence, each with the files that have changed, then
+    the runs that it descends from, each as a whole.
     """
     out = console()
     for link in data.get("links", []):

@@ -63,6 +63,7 @@ class CommandGroup(TyperGroup):
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
+            # --help is not among `params`; click makes it when it is asked for.
             help_option = shown_command.get_help_option(typer.Context(shown_command))
             for parameter in [*shown_command.params, help_option]:
                 if isinstance(parameter, TyperOption) and parameter.is_flag:

@@ -116,8 +116,9 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
-    If an object holds a long text, the objects are shown one below the other instead. Objects with
-    `name` and `status` are checks: of each a mark, the name and the detail are shown.
+    There are two exceptions. Objects that all have `name` and `status` are checks: of each a mark,
+    the name and the detail are shown. If an object holds a long text, the objects are shown one
+    below the other.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)

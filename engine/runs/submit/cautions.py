@@ -32,7 +32,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
-    newest_repeat = _repeats(new, same_start)[:1]
+    newest_repeat = _repeats(new, same_start)[:1]  # one such warning is enough
     return newest_repeat + _many_changes(home, new, same_start)
 
 
@@ -137,7 +137,8 @@ def _is_different_idea(new: Making, old: Making) -> bool:
     """Whether the runs differ in the model, the algorithm or the environment, or in a setting whose
     two values are not nearly the same number."""
     changed_settings = _changed_settings(new, old)
-    # A change that is in no setting is in the model, the algorithm or the environment.
+    # More changes than changed settings: another one is of the model, the algorithm or the
+    # environment.
     if len(changed_names(old, new)) > len(changed_settings):
         return True
     return any(

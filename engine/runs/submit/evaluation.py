@@ -156,6 +156,7 @@ def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> _Tasks:
     """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
     that the split does not have."""
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    # [] where the request names no positions: then the first `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
     return _Tasks(available, indices, used=len(indices) or min(request.rows, available))
 
@@ -270,10 +271,10 @@ def _check_request(request: EvaluationRequest) -> None:
 def _cut_answers(
     home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
 ) -> list[str]:
-    """A warning for each base whose tokens make more than `TOO_MANY_CUT` of the reference answers
-    longer than max_tokens, with the number that would do for all of them."""
+    """Warnings that reference answers are cut: one for each base model with whose tokenizer more
+    than `TOO_MANY_CUT` of them exceed max_tokens. It names the limit that would fit them all."""
     warnings: list[str] = []
-    # Of several models with the same base, the first one is named in the warning.
+    # Of several models with the same base, the warning names the first one: it is put in last.
     models_by_base = {model.base_path: model for model in reversed(models)}
     for base_path, model in models_by_base.items():
         facts = env_facts.env_facts(home, record, base_path, thinking=settings.thinking)

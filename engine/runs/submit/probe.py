@@ -64,8 +64,8 @@ def submit_probe(
     about it. If the same probe was made before, the reply is about that run, with its `result`.
 
     Args:
-        cap_function: the quota of the caller's key, which limits the device hours of the run; None
-            where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many
+            the quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """

@@ -105,8 +105,8 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with links to the files of the adapter or checkpoint `source`, or
-    with copies if it lies outside the home's runs. Returns `target`."""
+    """Fill the folder `target` with links to the files of the adapter or checkpoint `source`. If
+    `source` lies outside the home's runs, they are copies. Returns `target`."""
     target.mkdir(parents=True, exist_ok=True)
     if source.is_relative_to(home.runs):
         _link_files(source, target)

@@ -106,9 +106,9 @@ def run_demo(
 
 
 def _run_scene(scene: Scene, console: Console) -> bool:
-    """Run the demo, and stop what it has started, however it ends; returns False after a Ctrl-C.
+    """Run the demo, and stop what it has started, however it ends.
 
-    If it fails, the reason is printed and noted in the facts.
+    If it fails, the reason is printed and noted in the facts. Returns False only after a Ctrl-C.
     """
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -124,7 +124,7 @@ def _run_scene(scene: Scene, console: Console) -> bool:
         _clean_up(scene, cancel_reason="the demo ended early")
         raise
     else:
-        _clean_up(scene, cancel_reason="")
+        _clean_up(scene, cancel_reason="")  # no run is left to cancel
     return True
 
 
