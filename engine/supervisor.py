@@ -233,8 +233,8 @@ def _write_started_record(watch: Watch) -> None:
 
 
 def _watch_until_end(watch: Watch, wakeup: int) -> None:
-    """Wait until the trainer has ended. Meanwhile stop it when the row or a limit says so, record
-    the seconds spent, and renew STATUS.md.
+    """Wait until the trainer has ended. Meanwhile record the seconds spent, stop the trainer when
+    the row or a limit says so or this process was told to end, and renew STATUS.md.
 
     Args:
         wakeup: the read end of the pipe that `_wake_on_signals` made.
@@ -289,6 +289,7 @@ def _limit_of_home(watch: Watch) -> _Limit | None:
     total = watch.run.home.user_config().max_gpu_hours_total
     if total is None:
         return None
+    # The seconds of this attempt are not taken off: the limit is compared with them.
     left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
     reason = f"max_gpu_hours_total={total:g} of this home is spent"
     return _Limit(left_s, kind="budget", reason=reason)

@@ -519,10 +519,12 @@ def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
-    users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
+    in_use_by = "others have it open"
+    if living:
+        in_use_by = ", ".join(living[:5]) + " still run(s)"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {home.db} is damaged: {fault}; it is not touched while {users}",
+        f"the database {home.db} is damaged: {fault}; it is not touched while {in_use_by}",
         hint="Call again when that has ended: the run list is then made again from the run "
         "folders, and the damaged file is kept.",
         retryable=True,

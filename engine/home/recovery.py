@@ -154,7 +154,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "deployment_id": folder.id,
         "base_name": base,
         "base_path": str(config["base_path"]),
-        "state": "starting" if not ready else "ready",
+        "state": "ready" if ready else "starting",
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
         "serve_base": not adapters,  # it was started for an adapter, or for the base itself
@@ -322,6 +322,7 @@ def _exit_columns(run: RunDir, exit_record: JsonObject) -> Columns:
         "reason": str(exit_record.get("reason") or ""),
         "hint": Hint.from_json(exit_record.get("hint")).dump(),
         "verdict": str(exit_record.get("verdict") or ""),
+        # Without a time, that of the submit, when the config was written.
         "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
     }
 

@@ -78,7 +78,7 @@ def clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
-    kept_chars = max(limit - len(cut_note), 2)
+    kept_chars = max(limit - len(cut_note), 2)  # at least two, where the note alone fills the limit
     head_chars = (kept_chars * 2 + 2) // 3  # two thirds, rounded up
     tail_chars = kept_chars - head_chars
     return text[:head_chars] + cut_note + text[len(text) - tail_chars :]

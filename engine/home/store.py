@@ -122,6 +122,7 @@ class DeploymentTable(Connection):
         """The next free id of a deployment of this base model."""
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"  # fit for a folder's name
+        # All deployments are counted, of whatever base model.
         number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
         # A row that was lost with a damaged database has left its folder.
         while self.home.deployment(f"{name}-{number}").path.exists():

@@ -199,10 +199,10 @@ class RunTable(Connection):
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
             cursor = self._db.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,))
-            state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
-            if state not in only_from:
+            present_state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
+            if present_state not in only_from:
                 return False
-            self._change_state(run_id, state, to, columns)
+            self._change_state(run_id, present_state, to, columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:

@@ -219,7 +219,8 @@ def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Po
 
 
 def build(folder: Path) -> None:
-    """Build the virtual environment in `folder` and write the outcome; runs in its own process."""
+    """Build the virtual environment in `folder` and write the outcome, unless another process has
+    built it meanwhile. This is the work of the process that `_start_builder` starts."""
     venv = Venv(folder)
     home = Home(folder.parents[2])  # `venv_of` puts it at home/cache/venvs/<hash>
     with open(venv.lock, "a") as lock:
@@ -243,7 +244,7 @@ def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict
     except (EnvProblem, Fault, UserError) as problem:
         texts = (str(problem), _pip_error(venv.log))
         outcome["error"] = ": ".join(text for text in texts if text)
-        outcome["hint"] = getattr(problem, "hint", "")
+        outcome["hint"] = getattr(problem, "hint", "")  # a Fault has none
     return outcome
 
 

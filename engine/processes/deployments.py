@@ -263,6 +263,7 @@ def _signal(folder: DeployDir, signal_number: int) -> None:
     is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
-        # Once the process has ended, another one may have its id. 0 and 1 would be other groups.
+        # Once the process has ended, another one may have its id. A damaged id of 0 would mean our
+        # own process group, 1 that of init.
         if is_alive(folder) and pid > 1:
             os.killpg(pid, signal_number)

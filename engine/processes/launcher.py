@@ -50,8 +50,8 @@ def trainer_command(home: Home, algorithm: str) -> list[str]:
 
 
 def worker_python(home: Home) -> str:
-    """The interpreter that workers run with: this one if it has torch, else that of the home's
-    training environment.
+    """The interpreter that workers run with: this one if it has torch, or if a stand-in of a test
+    trains without torch; else that of the home's training environment.
 
     Raises UserError NO_TORCH where neither exists.
     """
@@ -336,6 +336,7 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
             only_from={"interrupted"},
             ended=time.time(),
             reason_kind="interrupted",
+            # + 1: the present interruption, after which the run is not continued.
             reason=f"interrupted {row.continuations + 1} times and not continued any more",
             hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",

@@ -282,8 +282,8 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            # Time for the keeper's three waits of up to STOP_S: after SIGTERM, after SIGKILL, and
-            # for processes that left the server's group.
+            # 15 seconds, for the keeper's three waits of up to STOP_S each: after SIGTERM, after
+            # SIGKILL, and for processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
         except subprocess.TimeoutExpired:  # the keeper hangs; its server dies with it
             self._keeper.kill()

@@ -241,8 +241,8 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     """A run as an entry of the list of runs.
 
     Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
-    note, the fields of its ledger entry, and an attempt after the first are given where there are
-    any.
+    note, the fields of its ledger entry, `deleted`, and an attempt after the first are given where
+    there are any.
     """
     entry: Reply = {
         "run_id": row.run_id,

@@ -174,8 +174,8 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of the tasks whose answers are scored: at most as many as the config's `rows`,
-        the first in the order of `_task_order`.
+        """The ids of the tasks whose answers are scored: the first ones in the order of
+        `_task_order`, at most as many as the config's `rows`.
 
         Args:
             rows_of_models: for each model its stored rows.
@@ -349,7 +349,6 @@ def _exit_with_parent(descriptor: int) -> None:
 
 def _failure_record(error: Exception) -> Failure:
     """The content of failure.json for the exception that ended the regrade."""
-    # EnvProblem and UserError are asked first: they say more than the other kinds.
     if isinstance(error, EnvProblem):
         kind = "env_import"
         message = "The environment could not be started."

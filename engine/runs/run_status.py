@@ -233,11 +233,11 @@ def _calls_showing_failures(row: RunRow) -> list[Reply]:
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """How many scores failed: {"failed", "of"}; empty where nothing was counted.
 
-    For an evaluation these are summed over its models. For a training run its worker counted them,
-    and added the same counts of the last step as "last_step".
+    The worker of a training run has counted them, and added the same counts of the last step as
+    "last_step". For an evaluation they are summed over its models.
     """
     models = result.get("models")
-    if not isinstance(models, list):
+    if not isinstance(models, list):  # a training run
         return result.get("failed_scores") or {}
     return {
         "failed": sum(model.get("errors") or 0 for model in models),

@@ -264,8 +264,8 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
     """A stored answer in the form that `score_again` takes.
 
-    That is what identifies it, its stored reward, and a function that scores it again in a given
-    process.
+    That form has its task and attempt, its stored reward, and a function that scores it again in a
+    given process.
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:

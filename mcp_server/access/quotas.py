@@ -59,7 +59,7 @@ def check_quota(
 
     A run of the last 24 hours counts with the hours it took, an open run with its cap (the hours
     after which it is stopped). The hours of an evaluation are known only once it is planned; here
-    it only needs that some are left.
+    it is only checked that some hours are left.
 
     Args:
         home: the home that holds the runs and the audit log.
@@ -90,7 +90,8 @@ def _check_submit(
     A submit with a `request_id` that was used before starts nothing, so it passes.
 
     Returns the cap on GPU-hours for the run, if the hours of `key` are limited and the arguments
-    name no cap; otherwise None, and also if the first call with the `request_id` had no cap.
+    name no cap: of a repeated call the cap of the first one. Otherwise, and if the first call had
+    no cap, returns None.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
@@ -125,7 +126,7 @@ def _check_any_hours_left(key: Key, used_hours: float) -> None:
 
 
 def _largest_cap(key: Key, used_hours: float) -> float:
-    """The most GPU-hours that a submit may name as its cap now, in thousandths of an hour.
+    """The most GPU-hours that a submit may name as its cap now, rounded down to thousandths.
 
     Raises UserError QUOTA if nothing is left of the day.
     """
@@ -234,11 +235,12 @@ def _cap_of_first_call(
 def cap_function_of(
     home: Home, key: Key, clock: Callable[[], float] = time.time
 ) -> CapFunction | None:
-    """Make the function by which the engine caps an evaluation or a probe that `key` starts.
+    """Make the function by which the engine caps an evaluation or a probe that `key` starts; None
+    if the hours of the key are not limited.
 
     The function takes the hours that the work is estimated to need at most, and returns the cap:
     the hours after which the engine stops the work. It raises UserError QUOTA if the estimate does
-    not fit into what is left of the day. None if the hours of the key are not limited.
+    not fit into what is left of the day.
     """
     if not key.gpu_hours_per_day:
         return None

@@ -35,8 +35,8 @@ def exists(path: Path) -> bool:
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     """Resolve `path`, links included, and check that it lies inside one of `roots`.
 
-    A relative path may be meant from the current folder or from a root. One that exists is
-    preferred; if none does, the path is taken to be in the first root.
+    A relative path may be meant from the current folder or from a root: the first of these where it
+    exists, inside a root, is taken; if it exists in none, it is taken to be in the first root.
 
     Raises:
         UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a

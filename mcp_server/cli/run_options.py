@@ -237,8 +237,8 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
 def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
     """Return `request` with the model, algorithm, environment and settings of a TOML file.
 
-    A model or algorithm that the file does not name stays as it is in `request`. Raises UserError
-    if the file cannot be read.
+    A model or algorithm that the file does not name stays as it is in `request`; environment and
+    settings are always those of the file. Raises UserError if the file cannot be read.
     """
     # Imported late: loading the schema of the settings takes longer than all else here.
     from engine.settings import resolution  # noqa: PLC0415

@@ -48,8 +48,8 @@ def push_suggestion(folder: Path, template: str = "") -> Reply:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
-    Raises UserError BAD_ARGUMENT if no environment may be made in the folder. If the template is
-    unknown or the folder is not empty, the error has the code of the EnvProblem that says so.
+    Raises UserError BAD_ARGUMENT if no environment may be made in the folder; with the code of the
+    EnvProblem behind it if the template is unknown or the folder is not empty.
     """
     _check_folder(folder)
     try:

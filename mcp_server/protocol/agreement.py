@@ -107,5 +107,6 @@ def _can_ask(ctx: Context) -> bool:
     elicitation = ctx.client_capabilities and ctx.client_capabilities.elicitation
     if not elicitation or not is_owner:
         return False
-    # In older protocol versions an empty declaration means that the client can show forms.
+    # In older protocol versions an empty declaration, with neither `form` nor `url`, means that the
+    # client can show forms.
     return elicitation.form is not None or elicitation.url is None

@@ -85,7 +85,8 @@ def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _has_json_type(json_type: str, value: Any) -> bool:
-    """Whether `value` is a boolean, for the type "boolean"; a number, for "integer" and "number".
+    """For the type "boolean": whether `value` is a boolean. For "integer" and "number": whether it
+    is a number.
 
     These three types are checked here because pydantic alone would take true for 1 and "5" for 5.
     That an integer is whole is left to pydantic.

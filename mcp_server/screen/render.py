@@ -212,7 +212,7 @@ def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
     """One row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
     parts = [
         Text(f"{name} ") + scalar(str(name), value)
-        for name, value in zip(columns, row, strict=False)
+        for name, value in zip(columns, row, strict=False)  # a row may lack its last cells
         if value is not None
     ]
     return Text("  ").join(parts)
@@ -456,8 +456,11 @@ def _marked(status: str, text: str) -> Text:
 def trained_row(row: Mapping[str, Any]) -> Text:
     """The text of a training row, and how many of its tokens carry loss.
 
-    Text that is trained on is bold; text that is cut away for length is struck out. `row` is the
-    field of a dry run: its `pieces` are trained on or not, `lost` is what was cut away.
+    Text that is trained on is bold; text that is cut away for length is struck out.
+
+    Args:
+        row: the field of that name in the reply of a dry run. Of its text each of `pieces` says
+            whether it is trained on, and `lost` is what was cut away, if anything was.
     """
     text = Text()
     for piece in row["pieces"]:

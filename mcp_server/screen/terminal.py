@@ -87,7 +87,7 @@ class CommandGroup(TyperGroup):
 
     def _near_names(self, name: str) -> list[str]:
         """The commands that begin with `name`, or else those with similar names."""
-        if len(name) > 2:  # so many commands begin with one or two letters that it helps nobody
+        if len(name) > 2:  # too many commands begin with the same one or two letters
             longer_names = [known for known in self.commands if known.startswith(name)]
             if longer_names:
                 return longer_names

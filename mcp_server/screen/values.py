@@ -81,7 +81,7 @@ def block(value: Any) -> RenderableType:
 
 def _object_block(value: Mapping[str, Any]) -> RenderableType:
     """An object as a table, if it has `columns` and `rows`; otherwise as its filled fields, one
-    below the other, in which a suggested call is the shell command to type."""
+    below the other. A suggested call is shown as the shell command to type."""
     if is_table(value):
         return grid(value["columns"], value["rows"])
     items = with_typed_hint(value).items()
@@ -165,8 +165,9 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
     """A plain table; columns that hold only numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
+        # A row may lack its last cells.
         only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        alignment = "right" if only_numbers and rows else "left"
+        alignment = "right" if only_numbers and rows else "left"  # all() of no rows is true
         table.add_column(str(name), justify=alignment, overflow="fold")
     for row in rows:
         cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]

@@ -276,8 +276,8 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
     """Raises UserError NOT_APPROVED where the run likely takes more than may be spent unasked.
 
-    That is `auto_approve_gpu_hours` of config.toml; without this key no run needs approval. With
-    `approved` a person has agreed to the run.
+    How much that is, `auto_approve_gpu_hours` of config.toml says; without this key no run needs
+    approval. `approved` says that a person has agreed to the run.
     """
     likely = figures.gpu_hours.likely
     limit = home.user_config().auto_approve_gpu_hours

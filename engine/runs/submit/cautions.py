@@ -128,7 +128,7 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_names(old, new)
+        for name in changed_names(old, new)  # also names such as the model's, which are no settings
         if name in new.setting_values or name in old.setting_values
     }
 

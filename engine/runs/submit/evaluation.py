@@ -82,8 +82,8 @@ def submit_evaluation(
     scoring of that run's stored answers; returns the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which limits the device hours of the run; None
-            where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many
+            the quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
@@ -234,7 +234,7 @@ def chosen_indices(text: str, available: int) -> list[int]:
     indices: set[int] = set()
     for part in text.split(",") if text else []:
         positions = _positions(part)
-        if not positions:  # neither a number nor a range
+        if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
         if positions[-1] >= available:

@@ -119,7 +119,7 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
 
 def _link_files(source: Path, target: Path) -> None:
     """Make hard links to the files of a checkpoint of this home, or copies where links are not
-    possible: they stay even if the run that wrote the checkpoint deletes it."""
+    possible. Links and copies stay even if the run that wrote the checkpoint deletes it."""
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)

@@ -433,7 +433,13 @@ class _ToolCaller:
         add = partial(library.add, say=say)
         try:
             reply = await asyncio.to_thread(
-                call_and_record, home, "add_model", add, source=name, name=""
+                # name="": the model keeps the name that it is fetched by.
+                call_and_record,
+                home,
+                "add_model",
+                add,
+                source=name,
+                name="",
             )
         except UserError as error:
             raise DemoFailed(f"{error.code}: {error.message}. {error.hint}") from error
