@@ -154,7 +154,7 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         db = _open(home) if lock >= 0 else _open_read_only(home)
         return db, lock
     except Damaged as damage:
-        if lock < 0:
+        if lock < 0:  # nothing can be mended on a disk that cannot be written
             raise damaged_error(home, str(damage)) from damage
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))

@@ -346,7 +346,7 @@ def _hours_in_events(run: RunDir) -> float:
     """
     events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
-    started_at = None  # when the attempt under way began
+    started_at = None  # when the attempt under way began; None between attempts, which adds 0 s
     last_at = 0.0
     for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line

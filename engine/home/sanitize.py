@@ -106,8 +106,8 @@ class Redactor:
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         """Prepare to hide the values of `secrets` (name -> value); None where there are none."""
         values = (secrets or {}).items()
-        # Each value is searched for as it is, in the texts that `__call__` gets, and cleaned, in
-        # the texts that `text` cleans before it searches them.
+        # Each value is searched for in two forms: as it is, for the texts that `__call__` gets;
+        # and cleaned, for those that `text` cleans before it searches them.
         cleaned = ((name, clean_text(value)) for name, value in values)
         self._secrets = SecretFilter([*values, *cleaned])
 

@@ -49,8 +49,8 @@ class EnvTable(Connection):
         """The versions that `ref` may mean, the newest push first; [] where nothing matches, and
         for "".
 
-        These are the version whose id is `ref`; without one, all versions of that name; without
-        any, all whose id begins with `ref`.
+        It is looked for as the id of a version; if there is none, as the name of versions; if there
+        are none, as the beginning of ids.
         """
         newest_first = "ORDER BY pushed DESC, rowid DESC"
         for column in ("env_id", "name"):

@@ -205,7 +205,7 @@ def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Po
     """Start a process that runs `build` for `venv`. It outlives this one."""
     venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
     venv.folder.mkdir(mode=0o755, exist_ok=True)
-    venv.outcome.unlink(missing_ok=True)
+    venv.outcome.unlink(missing_ok=True)  # that of an earlier try, which would end the wait
     (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
     with open(venv.log, "wb") as log:
         return subprocess.Popen(
@@ -309,7 +309,7 @@ def _pip_path() -> Path:
         import ensurepip  # noqa: PLC0415 - Debian's Python may lack it
 
         bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
-        if bundled:
+        if bundled:  # one wheel, as Python is shipped
             return bundled[-1]
     raise UserError(
         "ENV_DEPS",

@@ -147,7 +147,7 @@ def start_queued(home: Home) -> list[str]:
                 if _start(home, store, row, locks[row.run_id]):
                     started_ids.append(row.run_id)
             finally:
-                for lock in locks.values():
+                for lock in locks.values():  # a supervisor that was started has its own copy
                     os.close(lock)
 
 

@@ -214,7 +214,8 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
-    """Append a line to the run's `events.jsonl`."""
+    """Append an event to the run's `events.jsonl`: its name, a message for people, and further
+    values."""
     append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
 
 

@@ -171,7 +171,7 @@ def _cpu_variables(plan: Plan) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": "",  # none
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads may run on any core
         "OMP_NUM_THREADS": str(plan.threads),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
     }

@@ -131,7 +131,8 @@ def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -
     deleted.json, in the same transaction.
 
     A resume or a regrade is queued in a transaction too, which refuses where it finds the marker.
-    If the other transaction comes first, this one finds the queued run and refuses.
+    If that transaction comes first, this one finds the queued run and refuses. `bytes_before` is
+    the size of the run's files, for the marker.
     """
 
     def mark_deleted(row: RunRow) -> None:
@@ -336,5 +337,6 @@ def _names_in_words(names: Sequence[str]) -> str:
 
 
 def _not_deletable_error(row: RunRow, reason: str, hint: str | Hint) -> UserError:
-    """The error for a run that may not be deleted; `reason` follows its id in the message."""
+    """The error for a run that may not be deleted; `reason`, such as "is running", follows its id
+    in the message, and `hint` says what to do."""
     return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

@@ -227,6 +227,7 @@ def _budget(home: Home, store: Store) -> Reply:
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
+        # Not only what is spent counts, also what open runs are still expected to spend.
         hours_left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
             "max_gpu_hours_total": config.max_gpu_hours_total,

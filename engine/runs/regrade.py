@@ -166,11 +166,12 @@ class Regrade:
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append a line to the run's events.jsonl."""
+        """Append an event to the run's events.jsonl: its name, a message for people, and further
+        fields."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
     def _write_metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line to the run's metrics.jsonl."""
+        """Append the values of one step to the run's metrics.jsonl."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:

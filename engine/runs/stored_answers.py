@@ -125,7 +125,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
-        """Queue the rescoring of a sample of the answers in `file`."""
+        """Queue the rescoring of a sample of the answers in `file` to `tasks` of one `half`."""
         futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
 
     try:
@@ -239,14 +239,16 @@ def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
 def _sampled_answers(
     file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
 ) -> list[Scored]:
-    """A random sample of the answers in `file`, in the form that `score_again` takes."""
+    """A random sample of the answers in `file`, of one half of the held-out tasks, in the form that
+    `score_again` takes. The arguments are those of `_sample`."""
     return [
         _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
     ]
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file` whose score did not fail, at the `tasks`.
+    """A random sample of the answers in `file` to the `tasks`, at most `MOST`, without those whose
+    scoring failed.
 
     `half` is "select" for answers at the held-out tasks that choose the checkpoint, "report" for
     those at the other held-out tasks, "" for both.

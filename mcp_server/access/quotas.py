@@ -30,7 +30,7 @@ ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` starts a run."""
+    """Whether a call of `tool` with these `arguments` starts a run."""
     # A dry run starts one only if it tries the model on some samples.
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
 
@@ -199,7 +199,7 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
 def cap_of_resumed_run(home: Home, run_id: str) -> float:
     """The GPU-hours after which a resumed run is stopped, if the call that resumes it names none.
 
-    They are what the run had before, or the default.
+    That is the cap which the run had before, or else the default.
     """
     with Store(home) as store:
         row = _find_row(store, run_id)
@@ -253,7 +253,8 @@ def _cap_of_estimate(
     """The cap in hours for work that is estimated to take at most `estimated_hours`.
 
     It is `MARGIN` times the estimate, but never more than what is left of the day. A shorter
-    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`.
+    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix
+    seconds.
 
     Raises:
         UserError: QUOTA, the estimate is longer than what is left of the day.

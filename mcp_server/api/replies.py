@@ -181,8 +181,8 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
         value = holder[key]
         size = _size_if_cuttable(value)
         # Of a list and a text of the same size, the text is cut.
-        is_largest = size >= largest_size if isinstance(value, str) else size > largest_size
-        if size > 0 and is_largest:
+        is_largest = size > largest_size or (isinstance(value, str) and size == largest_size)
+        if size > 0 and is_largest:  # 0: it may not be cut
             largest_size = size
             largest = (holder, key)
     return largest

@@ -331,8 +331,7 @@ def curate(
     from engine.curation.curated import Choices
 
     choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
-    # The reply has a summary of its own, which says whether anything was stored; `with_head` keeps
-    # it and does not use the one given here.
+    # The reply has a summary of its own, about what was stored: `with_head` keeps that.
     reply = engine_curate.curate(home, name, choices, preview)
     return with_head(reply.to_json(), f"Curated {name}.")
 
@@ -478,10 +477,8 @@ def build_env(home: Home, folder: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """List the files and lines in which two versions of an environment differ.
-
-    Raises UserError ENV_NOT_FOUND.
-    """
+    """List the files and lines in which two versions of an environment differ. Raises UserError
+    ENV_NOT_FOUND."""
     from engine.environments import versions
 
     reply = versions.diff(home, before, after)

@@ -153,9 +153,10 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
 
 
 def _file_mode(path: Path, holds_token: bool) -> int:
-    """The permission bits for a file that is written: those it has, or those of a new file."""
+    """The permission bits for a file that is written: with a token in it, those for its owner
+    alone; otherwise those that it has, or those of a new file."""
     if holds_token:
-        return 0o600  # for its owner alone
+        return 0o600
     return path.stat().st_mode & 0o777 if path.exists() else 0o644
 
 

@@ -221,6 +221,7 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
     objects: list[JsonObject] = []
     for value in values or ():
         try:
+            # A value that begins like JSON is JSON, any other is the name of a file.
             text = value if value.lstrip().startswith(("[", "{")) else Path(value).read_text()
             parsed = json.loads(text)
         except (OSError, ValueError) as error:

@@ -67,7 +67,8 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
 
 
 def _question_as_result(question: str) -> InputRequiredResult:
-    """The result of a call that asks the client to show the form and to call again."""
+    """The result of a call that asks the client to show `question` with a form to answer it, and to
+    call again with the answer."""
     form = ElicitRequestFormParams(message=question, requested_schema=FORM)
     request = ElicitRequest(params=form)
     return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)

@@ -121,7 +121,8 @@ class CountingBus(InMemorySubscriptionBus):
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber. Returns the function that removes it and may be called repeatedly."""
+        """Add a subscriber: `listener` is called with each event. Returns the function that removes
+        it, which may be called repeatedly."""
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
         has_left = False

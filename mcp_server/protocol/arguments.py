@@ -118,7 +118,8 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
 
 
 def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Change | None:
-    """The correction of an argument to the most similar value that its schema allows, if any."""
+    """The correction of the argument `name` from `wrong_value` to the most similar value that its
+    `schema` lists; None if none is similar, or if it lists none."""
     near_values = difflib.get_close_matches(str(wrong_value).lower(), schema.get("enum", []), n=1)
     return Change(arguments={name: near_values[0]}) if near_values else None
 
@@ -162,7 +163,8 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _nearest(name: str, known: list[str], least_similarity: float) -> str:
-    """The name in `known` that is most similar to `name`; "" if none is similar enough."""
+    """The name in `known` that is most similar to `name`; "" if none is similar enough: with a
+    similarity of at least `least_similarity`, from 0 to 1 (the same)."""
     near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=least_similarity)
     return near_names[0] if near_names else ""
 

@@ -202,6 +202,7 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
         return receive
     with anyio.move_on_after(BODY_S):
         return await _receive_whole_body(receive)
+    # Only reached if the time was up first.
     return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", status=408)
 
 
@@ -316,7 +317,10 @@ class Server(uvicorn.Server):
     """uvicorn's server, in which many connections may wait and few are accepted in one go."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then make the queue of waiting connections long again."""
+        """Start as uvicorn does, then make the queue of waiting connections long again.
+
+        `sockets` are those that the server listens on.
+        """
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(WAITING_CONNECTIONS)  # asyncio has set it to `backlog`

@@ -151,7 +151,8 @@ class WaitTasks(Extension):
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
-        """The status of a run now, without waiting. Raises UserError as `wait_run` does.
+        """The status of a run now, without waiting, with `reached`: whether `until` has come.
+        Raises UserError as `wait_run` does.
 
         `since` is the cursor from which events count; "" for those from now on.
         """

@@ -131,7 +131,8 @@ def _bundles_of(function: Callable[..., int | None]) -> dict[str, type[Any]]:
 def _call_and_print_error(
     function: Callable[..., int | None], arguments: Mapping[str, Any], as_json: bool
 ) -> int | None:
-    """Call the function of a command, and print its error if it raises one.
+    """Call the function of a command with `arguments`, and print its error if it raises one; as
+    JSON if `as_json`.
 
     Returns the exit status; None, which means OK, where the function returned that.
     """

@@ -56,7 +56,10 @@ def field(name: str, value: Any) -> RenderableType:
 
 
 def _one_line(name: str, value: Any) -> Text | None:
-    """A flat object or a list of plain values as one line, however long; None for other values."""
+    """A flat object or a list of plain values as one line, however long; None for other values.
+
+    `name` is the field that holds the value.
+    """
     if is_flat(value):
         return scalar(name, value)
     if isinstance(value, list) and all(is_scalar(item) for item in value):

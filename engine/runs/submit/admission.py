@@ -94,8 +94,8 @@ def cap_of(
 
 
 def _check_hours_without_asking(needed: float, limit: float) -> None:
-    """Raises UserError NOT_APPROVED where an evaluation or a probe needs more device hours than may
-    be spent without asking a person."""
+    """Raises UserError NOT_APPROVED where an evaluation or a probe may need (`needed`) more device
+    hours than may be spent without asking a person (`limit`)."""
     if needed > limit:
         raise UserError(
             "NOT_APPROVED",
@@ -320,5 +320,6 @@ def check_hours_left(home: Home, store: Store) -> None:
 
 
 def bad_argument(field: str, value: Any, hint: str) -> UserError:
-    """The error for an argument (`field`) with a value that cannot be used."""
+    """The error for an argument (`field`) with a value that cannot be used; `hint` says which
+    can."""
     return UserError("BAD_ARGUMENT", f"{field}={value!r} cannot be used", hint=hint, field=field)

@@ -48,7 +48,7 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
         for row, making in earlier
         if not _is_different_idea(new, making)
     ]
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if sentence]  # "": nothing speaks against it
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
@@ -95,9 +95,13 @@ def verdict_in_words(row: RunRow) -> str:
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """A warning where the new run differs in several choices (its settings, model, environment or
     algorithm) from the run it is compared with, so that a difference in the result cannot be
-    attributed to one of them. [] where it differs in none or one, or there is no such run."""
+    attributed to one of them. [] where it differs in none or one, or there is no such run.
+
+    `earlier` are earlier runs and how they were made, the newest first; one of them is compared
+    with only if the new run has no parent.
+    """
     base = _making_to_compare_with(home, new, earlier)
-    # Without a config nothing is known of how that run was made.
+    # No such run; or nothing is known of how it was made.
     if base is None or not base.config:
         return []
     changes = changed_names(base, new)

@@ -118,7 +118,8 @@ def _files(home: Home, request: EvaluationRequest, plan: _Plan) -> RunFiles:
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the models, choose tasks and settings, and limit the device hours.
+    """Find the environment and the models, choose tasks and settings, and limit the device hours;
+    `cap_function` is that of `submit_evaluation`.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """

@@ -74,7 +74,8 @@ class _Plan:
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the stored answers, and choose how many are scored.
+    """Find the environment and the stored answers, choose how many are scored, and limit the device
+    hours; `cap_function` is that of `submit_regrade`.
 
     Raises UserError: ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
     """
