@@ -190,7 +190,9 @@ def _is_readable_alone(home: Home) -> bool:
     """Whether the database file alone holds everything that was committed: its write-ahead log is
     missing or empty. False also where there is no database."""
     write_ahead_log = Path(f"{home.db}-wal")
-    return home.db.exists() and not (write_ahead_log.exists() and write_ahead_log.stat().st_size)
+    if not home.db.exists():
+        return False
+    return not write_ahead_log.exists() or write_ahead_log.stat().st_size == 0
 
 
 def _open_read_only(home: Home) -> sqlite3.Connection:
@@ -289,6 +291,7 @@ def _open(home: Home) -> sqlite3.Connection:
     if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
+        # isolation_level=None: a transaction begins only where the code says BEGIN.
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise unusable_error(home.db, error) from error
@@ -453,7 +456,8 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
     # `f_files` is 0 on file systems that have no fixed number of inodes.
     lacks_inodes = disk.f_files > 0 and free_inodes < _MIN_FREE_INODES
-    if not (_says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
+    has_no_room = _says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES
+    if not has_no_room:
         return None
     return UserError(
         "DISK_FULL",

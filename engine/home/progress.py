@@ -88,8 +88,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """How many steps the run has, by the last of its events "started" that says so; None if none
-    does. A resumed run may have another number than before."""
+    """How many steps the run has: the number in the last of its "started" events (`starts`) that
+    has one; None if none has. A resumed run may have another number than before."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))

@@ -134,7 +134,7 @@ class Redactor:
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     """A redactor for the secrets that a run may have seen: the home's token, and the secrets that
-    the run's environment names, with their values from this process's environment variables.
+    the run's environment names. Their values are those of this process's environment variables.
 
     Args:
         env_dir: the folder of the environment's version. None where it is not known; then the token

@@ -104,7 +104,7 @@ class RunTable(Connection):
             states: only runs in one of these states; None for all.
             kind: only runs of this kind (train, evaluate or probe); None for all.
         """
-        conditions = ["1"]  # always true, so that the clause is valid without any other condition
+        conditions = ["1"]  # always true, so that WHERE is never empty
         values: list[Any] = []
         if before_rowid is not None:
             conditions.append("rowid < ?")
@@ -171,7 +171,7 @@ class RunTable(Connection):
             for row in self.queue():
                 if claim is None or claim(row):
                     lease = {"device": free_devices[0]}
-                    self._change_state(row.run_id, "queued", "preparing", lease)
+                    self._change_state(row.run_id, old="queued", new="preparing", values=lease)
                     return self._run(row.run_id)
         return None
 
@@ -202,7 +202,7 @@ class RunTable(Connection):
             present_state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
             if present_state not in only_from:
                 return False
-            self._change_state(run_id, present_state, to, columns)
+            self._change_state(run_id, old=present_state, new=to, values=columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
@@ -257,7 +257,7 @@ class RunTable(Connection):
                 "spent_before": row.spent_hours,
                 **_NEW_ATTEMPT,  # clears what the last attempt's end left
             }
-            self._change_state(run_id, row.state, "queued", values)
+            self._change_state(run_id, old=row.state, new="queued", values=values)
             self._remember_request(request_id, body, run_id)
             return self._run(run_id)
 

@@ -155,8 +155,8 @@ def missing_secrets(run: RunDir) -> list[str]:
     """The names of the secrets that the run's environment or its teacher needs and this process
     does not have.
 
-    [] also if the run's config or its environment cannot be read: then the run is started all the
-    same, and its trainer reports what is wrong.
+    A config or an environment that cannot be read counts as one that needs none: the run is then
+    started all the same, and its trainer reports what is wrong.
     """
     # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415

@@ -309,7 +309,8 @@ def _start_of_events(run: RunDir, cursor: str) -> int:
     present end. Raises UserError BAD_CURSOR."""
     if not cursor:
         return events_end(run)
-    # A number of more than 15 digits is no position in any file.
+    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
+    # position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",

@@ -152,7 +152,8 @@ def _position_of_cursor(cursor: str) -> int:
     """
     if not cursor:
         return 0
-    # A number of more than 15 digits is no position in any list.
+    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
+    # position in any list.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -194,8 +195,12 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
-    """`runs`, the entries of these runs; `tree`, the same as lines of text; and `best`, for each
-    environment version the best of the newest training runs of the home."""
+    """The fields of the reply that list runs.
+
+    - `runs`: the entries of `rows`.
+    - `tree`: the training runs among them as lines of text.
+    - `best`: for each environment version the best of the newest training runs of the home.
+    """
     return {
         "runs": [_run_entry(home, row) for row in rows],
         "tree": ledger.tree(home, rows),

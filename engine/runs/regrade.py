@@ -261,8 +261,8 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Why the answer in the stored row ended: in an error where the new score failed; "stop" where
-    only the old score had failed; else as it is stored."""
+    """Why the answer in the stored row ended. Where the new score failed: "timeout" or "env_error".
+    Where only the old score had failed: "stop". Else as it is stored."""
     stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
         return "timeout" if score.get("timed_out") else "env_error"
@@ -279,7 +279,7 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     0; `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
-    # Without a measure no scoring succeeded: the count is the same by any measure.
+    # Without a measure no scoring has succeeded; by any measure the number of errors is the same.
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # without rows every sum is 0
     solved_count = sum(bool(row["success"]) for row in rows)

@@ -62,8 +62,8 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status with the result of a run that is done, or with the reason why it failed, was
-    cancelled or is stopping; unchanged for a run that goes on."""
+    """The status with the run's end: of a run that is done its result, of one that failed, was
+    cancelled or is stopping the reason. Unchanged for a run that goes on."""
     if row.state == "done":
         return _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:

@@ -62,7 +62,7 @@ def score_stored(
         return score_replayed(process, task, messages or [single_turn])
     if len(model_turns) > 1:  # the environment had several turns then, and has one now
         return "other_turns"
-    if completion is None:
+    if completion is None:  # the row has only the conversation
         completion = model_turns[0].get("content")
     return process.score(task, str(completion))
 
@@ -73,7 +73,7 @@ def score_replayed(
     """Play a stored conversation again, turn by turn, and score it.
 
     Returns a failed score, with the reason as its error, if the episode fails, or if the
-    environment now replies differently, so that the stored turns that follow do not fit any more.
+    environment now replies differently: the stored turns after that reply would not fit it.
 
     Args:
         messages: those of model and environment after the prompt.

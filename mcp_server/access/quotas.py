@@ -90,8 +90,7 @@ def _check_submit(
     A submit with a `request_id` that was used before starts nothing, so it passes.
 
     Returns the cap on GPU-hours for the run, if the hours of `key` are limited and the arguments
-    name no cap: of a repeated call the cap of the first one. Otherwise, and if the first call had
-    no cap, returns None.
+    name no cap; else None. A repeated call gets what the first one had: its cap, or None.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
@@ -380,8 +379,9 @@ def _find_row(store: Store, run_id: str) -> RunRow | None:
 def _counted_hours(row: RunRow) -> float:
     """How many hours a run takes of the quota.
 
-    An ended run takes the hours it spent. An open run takes at least what it may still spend: its
-    cap, or else its estimate, or else the time that the longest evaluation may take.
+    An ended run takes the hours it spent. An open run takes what it may have spent at its end: its
+    cap, or else its estimate, or else the time that the longest evaluation may take. If it has
+    spent more already, that counts.
     """
     if row.state in OPEN:
         # spent_before: the hours of earlier attempts; a cap is for one attempt.

@@ -199,8 +199,8 @@ def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         force: replace an entry of that name that has other values.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if another entry is
-        there and `force` is off.
+        The new text, or `text` itself if the same entry is there already. None if an entry of that
+        name with other values is there and `force` is off.
 
     Raises:
         UserError: BAD_ARGUMENT, `text` is not JSON, or it or the table is not an object.

@@ -163,8 +163,10 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _nearest(name: str, known: list[str], least_similarity: float) -> str:
-    """The name in `known` that is most similar to `name`; "" if none is similar enough: with a
-    similarity of at least `least_similarity`, from 0 to 1 (the same)."""
+    """The name in `known` that is most similar to `name`; "" if none is similar enough.
+
+    `least_similarity` is what is enough, from 0 (any name) to 1 (the same name).
+    """
     near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=least_similarity)
     return near_names[0] if near_names else ""
 

@@ -212,8 +212,8 @@ class GuardedServer(MCPServer[Any]):
     ) -> "Cap | None":
         """Check the quota of `caller` for a call that starts a run, and take the lock of its quota.
 
-        The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time:
-        of two calls that would each just fit, the second is checked after the first is logged.
+        The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time.
+        Of two calls that would each just fit, the second is then checked after the first is logged.
 
         Returns the cap (a limit of GPU-hours) to use for a submit that names none, by a key whose
         hours are limited; otherwise None. Raises UserError QUOTA if the call does not fit, and

@@ -231,7 +231,7 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
     ]
 
     async def receive_body() -> Message:
-        # The whole body once, then what comes after it.
+        # The whole body at the first call, then what comes after it.
         return messages.pop() if messages else await receive()
 
     return receive_body
@@ -294,8 +294,9 @@ def serve_http(
         UserError: BAD_ARGUMENT, the address cannot be listened on.
     """
     listener = _listener(host, port)
-    host_in_url = f"[{host}]" if ":" in host else host
-    address = f"http://{host_in_url}:{listener.getsockname()[1]}/mcp"
+    host_in_url = f"[{host}]" if ":" in host else host  # only IPv6 has colons
+    actual_port = listener.getsockname()[1]  # the system chose it if `port` is 0
+    address = f"http://{host_in_url}:{actual_port}/mcp"
     sys.stderr.write(f"Honesmith listens on {address} (bearer token: file `token` in the home)\n")
     sys.stderr.flush()
     config = uvicorn.Config(

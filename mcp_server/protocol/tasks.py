@@ -63,7 +63,7 @@ class Wait:
         """Read a task id. Raises ValueError if it is not one that `task_id` makes."""
         # At most 3 splits: the last part, a cursor, may hold colons.
         run_id, until, created, cursor = task_id.split(":", 3)
-        if not 0 <= int(created) <= LAST_S:
+        if not 0 <= int(created) <= LAST_S:  # no date, so the id was made up
             raise ValueError(f"no task was made at {created}")
         return Wait(run_id, until, int(created), since=cursor)
 

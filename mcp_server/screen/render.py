@@ -248,7 +248,7 @@ def _columns_that_fit(
         width_left -= _column_width(str(name), index, rows)
         if index > 0:  # no gap stands before the first column
             width_left -= COLUMN_GAP
-        if width_left < 0 and index >= 2:
+        if width_left < 0 and index >= 2:  # the first two are shown even where they do not fit
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]

@@ -122,7 +122,7 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
     "--limit". [] for an argument that is left out of the command."""
     if name == "settings" and isinstance(value, Mapping):
         return _setting_words(value)
-    if name == "preview":  # the tool has preview=true by default, the command --save
+    if name == "preview":  # the command has --save instead, for preview=false
         return [] if value else ["--save"]
     if value is True:
         return [option]

@@ -19,8 +19,8 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a run that is to be queued with this config: that it nearly repeats an earlier
-    run, or changes several choices at once. [] where neither is the case.
+    """Warnings about a run that is to be queued with this config: if it nearly repeats an earlier
+    run, and if it changes several choices at once.
 
     It is compared with those of the newest `LOOK_BACK` training runs that have the same environment
     version, algorithm and start model.
@@ -52,8 +52,8 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """A sentence about an earlier run that the new one repeats: where that run failed or was not
-    better, or where it is done and had exactly the same settings, seed included; "" otherwise.
+    """A sentence about an earlier run that the new one repeats. It warns if that run failed or was
+    not better, or if it is done and had exactly the same settings, seed included; else it is "".
 
     Args:
         new: how the new run is made.
@@ -93,8 +93,8 @@ def verdict_in_words(row: RunRow) -> str:
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where the new run differs in several choices (its settings, model, environment or
-    algorithm) from the run it is compared with, so that a difference in the result cannot be
+    """A warning where the new run differs from the run it is compared with in several choices: its
+    settings, model, environment or algorithm. A difference in the result could then not be
     attributed to one of them. [] where it differs in none or one, or there is no such run.
 
     `earlier` are earlier runs and how they were made, the newest first; one of them is compared
@@ -124,7 +124,7 @@ def _making_to_compare_with(
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
-    return earlier[0][1] if earlier else None
+    return earlier[0][1] if earlier else None  # the newest one's Making
 
 
 def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:

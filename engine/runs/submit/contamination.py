@@ -170,8 +170,9 @@ def _severity(overlap: Overlap) -> tuple[int, int]:
 def _compare(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
-    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`:
-    read where it is stored, or else by a scan, which is stored if it is complete.
+    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`.
+
+    It is read where it is stored; or else the rows are scanned, and a complete scan is stored.
 
     `deadline` is the time on the monotonic clock at which a scan stops.
     """

@@ -190,8 +190,8 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
 
 
 def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
-    """What the demo reports of its trainings: the version of the last environment, and for each
-    algorithm the last status of its run and what became of the skills the model had before."""
+    """What the demo reports of its trainings: the version of the last environment; and by algorithm
+    the last status of each run, and what became of the skills that the model had before it."""
     return {
         "env_id": trainings[-1].env_id,
         "runs": {each.plan.algorithm: each.run for each in trainings},
@@ -329,8 +329,8 @@ async def _ask(
     for training in trainings:
         if not training.plan.question:
             continue
-        # The chat also deploys the base model, to compare with; all are stopped at the end, the
-        # base model last.
+        # The chat also deploys the base model, to compare with. At the end of the demo all are
+        # stopped in the order of this list, the base model last.
         served_before = [name for name in scene.served_models if name != base_model]
         scene.served_models = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
