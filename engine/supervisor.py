@@ -435,8 +435,8 @@ def _visible_devices(device: str) -> str:
 
 
 def _inherited_lock() -> int | None:
-    """The descriptor of the run's lock that the launcher passed to this process; None where it
-    passed none, or where that descriptor is not open."""
+    """The descriptor of the run's lock, which the launcher passes to this process; None where none
+    was passed, or where the descriptor is not open."""
     text = os.environ.pop(launcher.LOCK_FD, "")
     if not text.isdigit():
         return None

@@ -426,8 +426,8 @@ def reports_unwritable_disk(
 
 def _disk_error(home: Home, error: OSError) -> UserError:
     """The UserError for a file that cannot be written: DISK_FULL where its disk is full, else
-    HOME_UNUSABLE. The latter names the file that `error` names, if that lies outside the home;
-    otherwise it speaks of the home's database."""
+    HOME_UNUSABLE. For a file outside the home HOME_UNUSABLE names that file, for any other the
+    home's database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):

@@ -54,8 +54,8 @@ def run_rows(home: Home) -> list[Columns]:
 def damaged_configs(home: Home) -> list[str]:
     """One sentence for every run whose config.json cannot be read: the path, and what is wrong.
 
-    Such a run keeps its row, but it cannot be continued, and its row could not be built again if
-    the database were lost. Runs that no client was told of are left out.
+    Such a run keeps its row, but cannot be continued. If the database were lost, the row could not
+    be built again. Runs that no client was told of are left out.
     """
     faults = []
     for _, _, run in _runs_clients_know(home):
@@ -294,8 +294,8 @@ def _read_status(run: RunDir) -> _StatusFile:
 
 
 def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
-    """The columns of a run's row that say how the run ended, why it was to stop, or that it was
-    queued. {} where neither exit.json nor STATUS.md says any of these.
+    """The columns of a run's row about its end, as exit.json or STATUS.md has it: how it ended, why
+    it was to stop, or that it was queued. {} where neither file says so.
 
     Args:
         attempt: the number of the run's latest attempt; the end of an earlier one does not count.

@@ -75,8 +75,8 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages that requirements.txt of the environment in the folder `source` names, without
-    those whose markers exclude this machine. [] without the file.
+    """The packages in the requirements.txt of the folder `source`, an environment, without those
+    whose markers exclude this machine. [] without the file.
 
     Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
     message then has the line. Options, addresses and paths are not allowed.

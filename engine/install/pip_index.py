@@ -98,8 +98,8 @@ def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[in
 
 
 def _addresses(options: dict[str, str]) -> list[str]:
-    """The addresses and folders that pip searches with these `options` (name -> value), without the
-    index that it takes by default."""
+    """The addresses and folders that pip searches with these `options` (name -> value). The index
+    that pip takes by default is not among them."""
     names = _ADDRESS_OPTIONS
     if _is_on(options.get("no-index", "")):  # pip then ignores every index
         names = ("find-links",)

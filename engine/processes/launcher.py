@@ -50,8 +50,8 @@ def trainer_command(home: Home, algorithm: str) -> list[str]:
 
 
 def worker_python(home: Home) -> str:
-    """The interpreter that workers run with: this one if it has torch, or if a stand-in of a test
-    trains without torch; else that of the home's training environment.
+    """The interpreter that workers run with: this one if it has torch, else that of the home's
+    training environment. Where a test has put stand-ins for trainers, this one without torch too.
 
     Raises UserError NO_TORCH where neither exists.
     """

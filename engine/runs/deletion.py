@@ -167,8 +167,8 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` needs the run `row`: as its parent, or because it continues or
-    evaluates the model of `row` or regrades its answers."""
+    """Whether the run `other` needs the run `row`: as its parent, or to continue or evaluate the
+    model of `row`, or to regrade the answers of `row`."""
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()

@@ -271,8 +271,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
 
 
 def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
-    """The scores of an evaluation in words, with the number of held-out tasks that choose the
-    checkpoint where the status has it; "" where there is no score."""
+    """The scores of an evaluation in words; "" where there is none. If the status has the number of
+    held-out tasks that choose the checkpoint, it is named too."""
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
     return scores_in_words(scores, half)
 
@@ -281,7 +281,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     """Whether the run has reached `until`, one of UNTIL.
 
     Args:
-        events: the run's events since the wait began, or since the cursor it was given. An
+        events: the run's events since the wait began, or since the cursor that the caller gave. An
             evaluation or an alert counts only if it is among them.
     """
     if until == "end":
@@ -342,8 +342,8 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """The call to make after `cancel`: wait for a run that is stopping, or resume one that is
-    cancelled or failed. [] for a run that is done."""
+    """The call to make after `cancel`: of a run that is stopping a wait, of one that is cancelled
+    or failed a resume. [] for any other, such as a run that is done."""
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

@@ -211,8 +211,8 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
 def _training(home: Home) -> str:
     """Whether training is possible, in words.
 
-    "ready"; "ready (/path/of/python)" where it runs with another interpreter than this one; or "not
-    possible yet: ..." with what to do.
+    One of: "ready"; "ready (/path/of/python)", if another interpreter than this one trains; "not
+    possible yet: ...", with what to do.
     """
     try:
         python = launcher.worker_python(home)

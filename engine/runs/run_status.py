@@ -86,8 +86,8 @@ def _add_quiet_time(status: Reply, progress: Progress) -> None:
 
 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
-    """Add `heldout`, the held-out tasks by which a training run chooses its best checkpoint; only
-    where the run has recorded them."""
+    """Add `heldout`, which describes the held-out tasks by which a training run chooses its best
+    checkpoint, if the run has recorded them."""
     half = choosing_half_in(progress.started) if row.kind == "train" else None
     if half is not None:
         status["heldout"] = half.to_json()

@@ -118,8 +118,8 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
 
 
 def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Change | None:
-    """The correction of the argument `name` from `wrong_value` to the most similar value that its
-    `schema` lists; None if none is similar, or if it lists none."""
+    """The change of the argument `name` from `wrong_value` to the most similar value in the list of
+    its `schema`; None if no value is similar, or the schema has no list."""
     near_values = difflib.get_close_matches(str(wrong_value).lower(), schema.get("enum", []), n=1)
     return Change(arguments={name: near_values[0]}) if near_values else None
 

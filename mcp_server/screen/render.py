@@ -429,8 +429,8 @@ def diagnosis(data: Any) -> None:
 def custody(data: Any) -> None:
     """Print whether a run's files are unchanged.
 
-    First come the links of the run's chain of evidence, each with the files that have changed, then
-    the runs that it descends from, each as a whole.
+    First come the links of the run's chain of evidence, each with the files that have changed. Then
+    come the runs that it descends from: of each only whether all its files are unchanged.
     """
     out = console()
     for link in data.get("links", []):

@@ -72,8 +72,8 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that `args` begin with.
 
-        An unknown name ends the program with a message. It suggests the commands that begin with
-        the name, if it has three letters or more; or else those with similar names.
+        An unknown name ends the program with a message, which suggests known names: those that
+        begin with it, if it has three letters or more, or else similar ones.
         """
         name = args[0] if args else ""
         is_option = name.startswith("-")
