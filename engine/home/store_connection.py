@@ -73,8 +73,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
-        """Run the `with` block in a transaction: commit at its end, or roll back if it raises. Then
-        checkpoint a write-ahead log that has become long.
+        """Run the `with` block in a transaction: commit at its end, or roll back if it raises.
+        After a commit, checkpoint a write-ahead log that has become long.
 
         Raises UserError HOME_UNUSABLE or DISK_FULL when the database cannot be written.
         """

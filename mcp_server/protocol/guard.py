@@ -241,8 +241,8 @@ class GuardedServer(MCPServer[Any]):
     ) -> None:
         """Check that every path among the models of a call leads to a model.
 
-        Any other path, whether it exists or not, gets the same error, so that callers cannot explore
-        the file system. The owner's calls are not checked.
+        Any other path, whether it exists or not, gets the same error, so that callers cannot
+        explore the file system. The owner's calls are not checked.
 
         Raises:
             UserError: MODEL_NOT_FOUND, a path leads to no model.
