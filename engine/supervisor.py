@@ -137,7 +137,7 @@ def _prepare_attempt(watch: Watch) -> int:
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted
-    for stale in (run.exit_record, run.result, run.failure):
+    for stale in (run.exit_record, run.result, run.failure):  # of an earlier attempt
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
     stopped_deployments = make_room(run.home, run, watch.row.device or "")
@@ -307,8 +307,8 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
 
 
 def _note_answers(watch: Watch) -> None:
-    """Note the time if the run has written more answers since the last poll. A slow model is not
-    stopped as long as new answers keep coming."""
+    """Note the time if the files with the run's answers have changed in size since the last poll. A
+    slow model is not stopped as long as new answers keep coming."""
     answer_bytes = 0
     for file in watch.run.evals_dir.glob("model_*.jsonl"):
         with contextlib.suppress(FileNotFoundError):  # a later attempt begins its files anew
@@ -481,7 +481,7 @@ def _wake_on_signals(watch: Watch) -> int:
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
-    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
+    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`, to which signals write."""
     readable, _, _ = select.select([wakeup], [], [], seconds)
     if readable:
         with contextlib.suppress(BlockingIOError):

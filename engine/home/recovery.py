@@ -271,8 +271,8 @@ class _StatusFile:
 
 
 def _read_status(run: RunDir) -> _StatusFile:
-    """Parse the run's STATUS.md. Where the file is missing or does not say something, texts are "",
-    the attempt is 1 and the hours are 0."""
+    """Parse the run's STATUS.md. For what it does not say, or if it is missing, texts are "", the
+    attempt is 1 and the hours are 0."""
     text = read_tail(run.status_md, _STATUS_BYTES)
     heading = re.match(r"# .*: (?P<state>\w+)\n", text)
     reason = re.search(r"^- reason \((?P<kind>\w*)\): (?P<text>.*)$", text, re.MULTILINE)

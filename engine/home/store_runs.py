@@ -206,9 +206,9 @@ class RunTable(Connection):
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
-        """Set the fields in `values` of a run, but not its state, if its state is one of `only_in`.
-        Returns whether they were set. Raises ValueError for a field that may not be changed, which
-        is a fault of the caller."""
+        """Set the fields in `values` of a run if its state, which stays as it is, is one of
+        `only_in`. Returns whether they were set. Raises ValueError for a field that may not be
+        changed, which is a fault of the caller."""
         columns = _columns(values)
         unknown = set(columns) - _SETTABLE
         if unknown:

@@ -51,8 +51,8 @@ def is_alive(folder: DeployDir) -> bool:
 
 
 def living(home: Home) -> list[DeploymentRow]:
-    """The deployments whose process lives, newest first. The end of a process that did not record
-    it itself is recorded here."""
+    """The deployments whose process lives, newest first. Of any other that is stored as living, the
+    end is recorded here."""
     with Store(home) as store:
         rows = []
         for row in store.list_deployments(states=LIVING):
@@ -149,7 +149,7 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """Send one request to a deployment.
+    """Send one request to a deployment, such as GET (`method`) /health (`path`).
 
     Returns the HTTP status and the JSON object in the reply ({} if it holds another value). `body`
     is sent as JSON; None sends no body. Raises Unreachable if the process is not ready, does not

@@ -295,7 +295,8 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     if row.state == "interrupted":
-        # An earlier call began step 3 and did not finish it: that is done, whatever is recorded.
+        # An earlier call began step 3 and did not finish it. It is finished now, whatever the files
+        # record.
         _continue_interrupted(store, run, row)
         return
     recorded_end = outcome.recorded(run, row.attempt)

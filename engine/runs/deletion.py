@@ -208,7 +208,8 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
 
 def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
-    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, is the run.
+    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, names the run
+    `run_id`.
 
     Args:
         known_ids: the ids of all runs.
@@ -309,7 +310,7 @@ def _link_warnings(path: Path) -> list[str]:
 
 
 def _bytes_below(folder: Path) -> int:
-    """How many bytes would be free if everything below a folder were removed.
+    """How many bytes would become free if everything below a folder were removed.
 
     A file with further hard links elsewhere counts as 0, because removing it frees nothing.
     """

@@ -169,7 +169,7 @@ def _hardware(home: Home, store: Store) -> Reply:
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} each, with "" where no run is on it;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
-    - `training`: whether it can train, in words.
+    - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
     active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices

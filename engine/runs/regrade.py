@@ -334,6 +334,7 @@ def main(folder: Path) -> int:
 def _end_with_supervisor() -> None:
     """Let this process end as soon as its supervisor has ended; without a supervisor nothing is
     done."""
+    # The descriptor of a pipe that closes when the supervisor ends.
     lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
     if lifeline:
         threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()

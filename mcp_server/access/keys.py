@@ -137,7 +137,7 @@ class Keys:
     def _stored_keys(self) -> list[Key]:
         """Return the keys in the file, which is read only if it changed since the last call.
 
-        The list is empty if the file does not exist, cannot be looked at, or is damaged.
+        The list is empty if the file does not exist, cannot be read, or is damaged.
         """
         try:
             stat = os.stat(self._home.keys)

@@ -203,8 +203,8 @@ def _start_waiting_runs(home: Home) -> None:
 def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any], Any]:
     """Make the function that the SDK runs around the life of the server.
 
-    It publishes new metrics while the server runs. With `starts_runs` it also starts the runs that
-    wait, once, shortly after the server's start.
+    It publishes new metrics while the server runs. With `starts_runs` it also starts, once and
+    shortly after the server's start, the runs that wait.
     """
 
     @asynccontextmanager

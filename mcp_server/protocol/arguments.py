@@ -153,10 +153,8 @@ def _expected(schema: Mapping[str, Any]) -> str:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """A hint such as "Did you mean seed? Available: seed, steps.", or only its second sentence.
-
-    The first sentence is left out if no name in `known` is near to `name`.
-    """
+    """A hint such as "Did you mean seed? Available: seed, steps." If no name in `known` is near to
+    `name`, it has only the second sentence."""
     nearest_name = _nearest(name, known, NEAR_ARGUMENT)
     available = f"Available: {', '.join(known)}."
     return f"Did you mean {nearest_name}? {available}" if nearest_name else available

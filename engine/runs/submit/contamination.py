@@ -156,7 +156,7 @@ def _overlaps(
         try:
             trained_on = evaluated_on if env_id == evaluated_on.env_id else find_env(home, env_id)
             overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
-        except (UserError, OSError, ValueError):  # the version or its rows are gone
+        except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
             gone.append(env_id)
     return overlaps, sorted(gone)
 

@@ -329,8 +329,9 @@ async def _ask(
     for training in trainings:
         if not training.plan.question:
             continue
-        # The chat also deploys the base model, to compare with. At the end of the demo all are
-        # stopped in the order of this list, the base model last.
+        # Noted before the calls, so that these models are stopped after a failure too. The chat
+        # also deploys the base model, to compare with. At the end of the demo all are stopped in
+        # the order of this list, the base model last.
         served_before = [name for name in scene.served_models if name != base_model]
         scene.served_models = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
