@@ -85,7 +85,7 @@ def supervise(path: Path) -> int:
         return 1  # another process holds it
     with Store(run.home) as store:
         row = store.get_run(run.id)
-        if row.state not in ("preparing", "stopping"):
+        if row.state not in ("preparing", "stopping"):  # stopping: cancelled since it was started
             return 1
         watch = Watch(run, store, row, lock)
         result = _run_attempt(watch)
@@ -119,6 +119,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         _end_descendants(watch)
         return _not_supervised(watch, error)
     _end_descendants(watch)
+    # With any other status, or none yet, the trainer was cut short.
     has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
     if watch.was_told_to_end and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
@@ -136,7 +137,7 @@ def _prepare_attempt(watch: Watch) -> int:
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted
-    for stale in (run.exit_record, run.result, run.failure):
+    for stale in (run.exit_record, run.result, run.failure):  # of an earlier attempt
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
     stopped_deployments = make_room(run.home, run, watch.row.device or "")
@@ -232,8 +233,8 @@ def _write_started_record(watch: Watch) -> None:
 
 
 def _watch_until_end(watch: Watch, wakeup: int) -> None:
-    """Wait until the trainer has ended. Meanwhile stop it when the row or a limit says so, record
-    the seconds spent, and renew STATUS.md.
+    """Wait until the trainer has ended. Meanwhile record the seconds spent, stop the trainer when
+    the row or a limit says so or this process was told to end, and renew STATUS.md.
 
     Args:
         wakeup: the read end of the pipe that `_wake_on_signals` made.
@@ -293,6 +294,7 @@ def _limit_of_home(watch: Watch) -> _Limit | None:
     total = watch.run.home.user_config().max_gpu_hours_total
     if total is None:
         return None
+    # The seconds of this attempt are not taken off: the limit is compared with them.
     left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
     reason = f"max_gpu_hours_total={total:g} of this home is spent"
     return _Limit(left_s, kind="budget", reason=reason)
@@ -310,8 +312,8 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
 
 
 def _note_answers(watch: Watch) -> None:
-    """Note the time if the run has written more answers since the last poll. A slow model is not
-    stopped as long as new answers keep coming."""
+    """Note the time if the files with the run's answers have changed in size since the last poll. A
+    slow model is not stopped as long as new answers keep coming."""
     answer_bytes = 0
     for file in watch.run.evals_dir.glob("model_*.jsonl"):
         with contextlib.suppress(FileNotFoundError):  # a later attempt begins its files anew
@@ -332,8 +334,8 @@ def _wall_limit(watch: Watch) -> float | None:
 def _elapsed_elsewhere(watch: Watch) -> float:
     """The seconds that the attempts of all other runs under way have taken so far.
 
-    A run's row gets its hours only when the attempt ends. Until then they stand in the run's lock
-    file, which its supervisor renews at every poll.
+    A run's row gets its hours only when the attempt ends. Until then the seconds stand in the run's
+    lock file, where the run's supervisor renews them at every poll.
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
@@ -346,7 +348,7 @@ def _stop_at_limit(watch: Watch) -> bool:
     limits = _limits(watch)
     if not limits:
         return False
-    earliest = limits[0]
+    earliest = limits[0]  # `_limits` sorts them by their seconds
     if watch.elapsed < earliest.seconds:
         return False
     state_was_set = watch.store.set_state(
@@ -415,7 +417,7 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
         "HONESMITH_LIFELINE_FD": str(lifeline),
         "CUDA_VISIBLE_DEVICES": _visible_devices(row.device),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
         "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -440,8 +442,8 @@ def _visible_devices(device: str) -> str:
 
 
 def _inherited_lock() -> int | None:
-    """The descriptor of the run's lock that the launcher passed to this process; None where it
-    passed none, or where that descriptor is not open."""
+    """The descriptor of the run's lock, which the launcher passes to this process; None where none
+    was passed, or where the descriptor is not open."""
     text = os.environ.pop(launcher.LOCK_FD, "")
     if not text.isdigit():
         return None
@@ -486,7 +488,7 @@ def _wake_on_signals(watch: Watch) -> int:
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
-    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
+    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`, to which signals write."""
     readable, _, _ = select.select([wakeup], [], [], seconds)
     if readable:
         with contextlib.suppress(BlockingIOError):

@@ -168,13 +168,13 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         db = _open(home) if lock >= 0 else _open_read_only(home)
         return db, lock
     except Damaged as damage:
-        if lock < 0:
+        if lock < 0:  # nothing can be mended on a disk that cannot be written
             raise damaged_error(home, str(damage)) from damage
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
         if _comes_from_sqlite(error) and _is_readable_alone(home):
-            # SQLite cannot write here; but no log is left, so that all can be read.
+            # SQLite cannot write here, but no write-ahead log is left: the file alone holds all.
             return _open_read_only(home), lock
         if lock >= 0:
             os.close(lock)
@@ -204,7 +204,9 @@ def _is_readable_alone(home: Home) -> bool:
     """Whether the database file alone holds everything that was committed: its write-ahead log is
     missing or empty. False also where there is no database."""
     write_ahead_log = Path(f"{home.db}-wal")
-    return home.db.exists() and not (write_ahead_log.exists() and write_ahead_log.stat().st_size)
+    if not home.db.exists():
+        return False
+    return not write_ahead_log.exists() or write_ahead_log.stat().st_size == 0
 
 
 def _open_read_only(home: Home) -> sqlite3.Connection:
@@ -241,8 +243,9 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
-    # Another process has it open, such as the supervisor of a living run. When that closes it,
-    # SQLite deletes the write-ahead log by its name, which would then be that of the new database.
+    # None: another process has the database open, such as the supervisor of a living run. When that
+    # process closes it, SQLite deletes the write-ahead log by its name, which a new database would
+    # use too.
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:
@@ -302,6 +305,7 @@ def _open(home: Home) -> sqlite3.Connection:
     if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
+        # isolation_level=None: a transaction begins only where the code says BEGIN.
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise unusable_error(home.db, error) from error
@@ -364,7 +368,7 @@ def _migrate(home: Home, db: sqlite3.Connection) -> None:
             migrate(db)
         if version == 0:  # no schema yet: the database is new
             _refill(home, db)
-        # The larger one: a newer Honesmith may have migrated further while this process waited.
+        # `version` is the larger one if a newer Honesmith migrated while this process waited.
         db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         db.execute("COMMIT")
     except BaseException:
@@ -436,8 +440,8 @@ def reports_unwritable_disk(
 
 def _disk_error(home: Home, error: OSError) -> UserError:
     """The UserError for a file that cannot be written: DISK_FULL where its disk is full, else
-    HOME_UNUSABLE. The latter names the file that `error` names, if that lies outside the home;
-    otherwise it speaks of the home's database."""
+    HOME_UNUSABLE. For a file outside the home HOME_UNUSABLE names that file, for any other the
+    home's database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
@@ -452,7 +456,7 @@ def _disk_error(home: Home, error: OSError) -> UserError:
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
     """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
-    largest size allowed. None where there is another cause, or the free space cannot be measured.
+    largest size allowed. None where there is another cause, or the disk cannot be asked.
 
     The free space is measured because on a full disk SQLite may only report "disk I/O error" or
     "unable to open". `path` is a file on the disk.
@@ -466,7 +470,8 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
     # `f_files` is 0 on file systems that have no fixed number of inodes.
     lacks_inodes = disk.f_files > 0 and free_inodes < _MIN_FREE_INODES
-    if not (_says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
+    has_no_room = _says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES
+    if not has_no_room:
         return None
     return UserError(
         "DISK_FULL",
@@ -532,10 +537,12 @@ def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
-    users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
+    in_use_by = "others have it open"
+    if living:
+        in_use_by = ", ".join(living[:5]) + " still run(s)"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {home.db} is damaged: {fault}; it is not touched while {users}",
+        f"the database {home.db} is damaged: {fault}; it is not touched while {in_use_by}",
         hint="Call again when that has ended: the run list is then made again from the run "
         "folders, and the damaged file is kept.",
         retryable=True,

@@ -17,14 +17,14 @@ def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
     cache_file = home.cache / "hashes.json"
     cache: dict[str, str] = read_object(cache_file)
     hashes = {}
-    is_new = False
+    has_new_hash = False
     for file in files:
         key = _cache_key(file)
         if key not in cache:
             cache[key] = _digest(file)
-            is_new = True
+            has_new_hash = True
         hashes[file.name] = cache[key]
-    if is_new:
+    if has_new_hash:
         home.cache.mkdir(parents=True, exist_ok=True)
         write_json(cache_file, cache)
     return hashes

@@ -48,7 +48,7 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
     while True:  # `read_lines` reads about a megabyte at a time
         rows, end = read_lines(run.events, cursor)
         events += rows
-        if end == cursor or not rows:
+        if end == cursor or not rows:  # no whole line is left
             # `end` is smaller than `cursor` where the file has become shorter.
             return events, max(end, cursor)
         cursor = end
@@ -88,8 +88,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """How many steps the run has, by the last of its events "started" that says so; None if none
-    does. A resumed run may have another number than before."""
+    """How many steps the run has: the number in the last of its "started" events (`starts`) that
+    has one; None if none has. A resumed run may have another number than before."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))
@@ -191,8 +191,8 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
 
 
 def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
-    """The last steps that this attempt has measured, at most `_PACE_STEPS`, the oldest first: (time
-    in unix seconds, step) of each line of metrics that has both numbers."""
+    """(time in unix seconds, step) of the last steps that this attempt has measured, the oldest
+    first: at most `_PACE_STEPS`, of lines of metrics that have both numbers."""
     try:
         tail_start = max(0, os.stat(run.metrics).st_size - _PACE_BYTES)
     except OSError:  # nothing was measured yet

@@ -54,8 +54,8 @@ def run_rows(home: Home) -> list[Columns]:
 def damaged_configs(home: Home) -> list[str]:
     """One sentence for every run whose config.json cannot be read: the path, and what is wrong.
 
-    Such a run keeps its row, but it cannot be continued, and its row could not be built again if
-    the database were lost. Runs that no client was told of are left out.
+    Such a run keeps its row, but cannot be continued. If the database were lost, the row could not
+    be built again. Runs that no client was told of are left out.
     """
     faults = []
     for _, _, run in _runs_clients_know(home):
@@ -154,7 +154,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "deployment_id": folder.id,
         "base_name": base,
         "base_path": str(config["base_path"]),
-        "state": "starting" if not ready else "ready",
+        "state": "ready" if ready else "starting",
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
         "serve_base": not adapters,  # it was started for an adapter, or for the base itself
@@ -274,8 +274,8 @@ class _StatusFile:
 
 
 def _read_status(run: RunDir) -> _StatusFile:
-    """Parse the run's STATUS.md. Where the file is missing or does not say something, texts are "",
-    the attempt is 1 and the hours are 0."""
+    """Parse the run's STATUS.md. For what it does not say, or if it is missing, texts are "", the
+    attempt is 1 and the hours are 0."""
     text = read_tail(run.status_md, _STATUS_BYTES)
     heading = re.match(r"# .*: (?P<state>\w+)\n", text)
     reason = re.search(r"^- reason \((?P<kind>\w*)\): (?P<text>.*)$", text, re.MULTILINE)
@@ -297,8 +297,8 @@ def _read_status(run: RunDir) -> _StatusFile:
 
 
 def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
-    """The columns of a run's row that say how the run ended, why it was to stop, or that it was
-    queued. {} where neither exit.json nor STATUS.md says any of these.
+    """The columns of a run's row about its end, as exit.json or STATUS.md has it: how it ended, why
+    it was to stop, or that it was queued. {} where neither file says so.
 
     Args:
         attempt: the number of the run's latest attempt; the end of an earlier one does not count.
@@ -325,6 +325,7 @@ def _exit_columns(run: RunDir, exit_record: JsonObject) -> Columns:
         "reason": str(exit_record.get("reason") or ""),
         "hint": Hint.from_json(exit_record.get("hint")).dump(),
         "verdict": str(exit_record.get("verdict") or ""),
+        # Without a time, that of the submit, when the config was written.
         "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
     }
 
@@ -348,7 +349,7 @@ def _hours_in_events(run: RunDir) -> float:
     """
     events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
-    started_at = None  # when the attempt under way began
+    started_at = None  # when the attempt under way began; None between attempts, which adds 0 s
     last_at = 0.0
     for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line

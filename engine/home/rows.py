@@ -31,10 +31,8 @@ DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
 
 
 def taken_as(field: str, given: str, full_id: str) -> list[str]:
-    """A warning for a caller who gave only the beginning of an id: which id it was taken for.
-
-    [] where `given` is the whole id, or "" (nothing was given). For example
-    `parent 'sums-g' was taken as sums-grpo-3`.
+    """A warning for a caller who gave only the beginning of an id, such as
+    `parent 'sums-g' was taken as sums-grpo-3`. [] where the whole id was given, or nothing ("").
 
     Args:
         field: the name of the argument.

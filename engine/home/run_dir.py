@@ -159,7 +159,8 @@ class Home:
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """The overlap of one version's training rows with the held-out tasks of another."""
+        """The file with the overlap of one version's training rows with the held-out tasks of
+        another; the versions are named by their hashes."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property

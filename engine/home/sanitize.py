@@ -78,7 +78,7 @@ def clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
-    kept_chars = max(limit - len(cut_note), 2)
+    kept_chars = max(limit - len(cut_note), 2)  # at least two, where the note alone fills the limit
     head_chars = (kept_chars * 2 + 2) // 3  # two thirds, rounded up
     tail_chars = kept_chars - head_chars
     return text[:head_chars] + cut_note + text[len(text) - tail_chars :]
@@ -106,8 +106,8 @@ class Redactor:
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         """Prepare to hide the values of `secrets` (name -> value); None where there are none."""
         values = (secrets or {}).items()
-        # Each value is searched for as it is, in the texts that `__call__` gets, and cleaned, in
-        # the texts that `text` cleans before it searches them.
+        # Each value is searched for in two forms: as it is, for the texts that `__call__` gets;
+        # and cleaned, for those that `text` cleans before it searches them.
         cleaned = ((name, clean_text(value)) for name, value in values)
         self._secrets = SecretFilter([*values, *cleaned])
 
@@ -134,11 +134,11 @@ class Redactor:
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     """A redactor for the secrets that a run may have seen: the home's token, and the secrets that
-    the run's environment names, with their values from this process's environment variables.
+    the run's environment names. Their values are those of this process's environment variables.
 
     Args:
-        env_dir: the folder of the environment's version. None where it is not known; then only the
-            token is hidden by its value.
+        env_dir: the folder of the environment's version. None where it is not known; then the token
+            is the only value to replace.
     """
     names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}

@@ -49,8 +49,8 @@ class EnvTable(Connection):
         """The versions that `ref` may mean, the newest push first; [] where nothing matches, and
         for "".
 
-        These are the version whose id is `ref`; without one, all versions of that name; without
-        any, all whose id begins with `ref`.
+        It is looked for as the id of a version; if there is none, as the name of versions; if there
+        are none, as the beginning of ids.
         """
         newest_first = "ORDER BY pushed DESC, rowid DESC"
         for column in ("env_id", "name"):
@@ -122,6 +122,7 @@ class DeploymentTable(Connection):
         """The next free id of a deployment of this base model."""
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"  # fit for a folder's name
+        # All deployments are counted, of whatever base model.
         number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
         # A row that was lost with a damaged database has left its folder.
         while self.home.deployment(f"{name}-{number}").path.exists():

@@ -73,7 +73,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
-        """Run the `with` block in a transaction: commit at its end, roll back when it raises.
+        """Run the `with` block in a transaction: commit at its end, or roll back if it raises.
+        After a commit, checkpoint a write-ahead log that has become long.
 
         Raises UserError HOME_UNUSABLE or DISK_FULL when the database cannot be written.
         """
@@ -83,7 +84,7 @@ class Connection:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                # Its own failure must not hide the error that led here.
+                # A failure of the rollback must not hide the error that led here.
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise

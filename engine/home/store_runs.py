@@ -142,7 +142,7 @@ class RunTable(Connection):
             states: only runs in one of these states; None for all.
             kind: only runs of this kind (train, evaluate or probe); None for all.
         """
-        conditions = ["1"]  # always true, so that the clause is valid without any other condition
+        conditions = ["1"]  # always true, so that WHERE is never empty
         values: list[Any] = []
         if before_rowid is not None:
             conditions.append("rowid < ?")
@@ -210,7 +210,7 @@ class RunTable(Connection):
             for row in self.queue():
                 if not row.waits_for and (claim is None or claim(row)):
                     lease = {"device": free_devices[0]}
-                    self._change_state(row.run_id, "queued", "preparing", lease)
+                    self._change_state(row.run_id, old="queued", new="preparing", values=lease)
                     return self._run(row.run_id)
         return None
 
@@ -238,16 +238,16 @@ class RunTable(Connection):
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
             cursor = self._db.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,))
-            state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
-            if state not in only_from:
+            present_state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
+            if present_state not in only_from:
                 return False
-            self._change_state(run_id, state, to, columns)
+            self._change_state(run_id, old=present_state, new=to, values=columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
-        """Set the fields in `values` of a run, but not its state, if its state is one of `only_in`.
-        Returns whether they were set. Raises ValueError for a field that may not be changed, which
-        is a fault of the caller."""
+        """Set the fields in `values` of a run if its state, which stays as it is, is one of
+        `only_in`. Returns whether they were set. Raises ValueError for a field that may not be
+        changed, which is a fault of the caller."""
         columns = _columns(values)
         unknown = set(columns) - _SETTABLE
         if unknown:

@@ -103,6 +103,7 @@ def _is_allowed(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if name in _NAME_LISTS:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    # Every other key is a number. A bool is an int in Python, but no number in the file.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 

@@ -75,8 +75,8 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages that requirements.txt of the environment in the folder `source` names, without
-    those whose markers exclude this machine. [] without the file.
+    """The packages in the requirements.txt of the folder `source`, an environment, without those
+    whose markers exclude this machine. [] without the file.
 
     Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
     message then has the line. Options, addresses and paths are not allowed.
@@ -205,7 +205,7 @@ def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Po
     """Start a process that runs `build` for `venv`. It outlives this one."""
     venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
     venv.folder.mkdir(mode=0o755, exist_ok=True)
-    venv.outcome.unlink(missing_ok=True)
+    venv.outcome.unlink(missing_ok=True)  # that of an earlier try, which would end the wait
     (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
     with open(venv.log, "wb") as log:
         return subprocess.Popen(
@@ -219,7 +219,8 @@ def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Po
 
 
 def build(folder: Path) -> None:
-    """Build the virtual environment in `folder` and write the outcome; runs in its own process."""
+    """Build the virtual environment in `folder` and write the outcome, unless another process has
+    built it meanwhile. This is the work of the process that `_start_builder` starts."""
     venv = Venv(folder)
     home = Home(folder.parents[2])  # `venv_of` puts it at home/cache/venvs/<hash>
     with open(venv.lock, "a") as lock:
@@ -243,7 +244,7 @@ def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict
     except (EnvProblem, Fault, UserError) as problem:
         texts = (str(problem), _pip_error(venv.log))
         outcome["error"] = ": ".join(text for text in texts if text)
-        outcome["hint"] = getattr(problem, "hint", "")
+        outcome["hint"] = getattr(problem, "hint", "")  # a Fault has none
     return outcome
 
 
@@ -308,7 +309,7 @@ def _pip_path() -> Path:
         import ensurepip  # noqa: PLC0415 - Debian's Python may lack it
 
         bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
-        if bundled:
+        if bundled:  # one wheel, as Python is shipped
             return bundled[-1]
     raise UserError(
         "ENV_DEPS",

@@ -72,7 +72,7 @@ def read(pip: Path) -> PipIndex:
     network_variables = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
-    # "" for an index on the network, and below for an option that is not set.
+    # A path is "" where an index is on the network or an option is not set; those are left out.
     paths = [_local_path(address) for address in _addresses(options)]
     paths += [options.get(name, "") for name in _FILE_OPTIONS]
     paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
@@ -84,7 +84,8 @@ def read(pip: Path) -> PipIndex:
 
 
 def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[int]:
-    """The TCP ports of the indexes and proxies that pip uses with these options and variables."""
+    """The TCP ports of the indexes and proxies that pip uses with these options and environment
+    variables (name -> value)."""
     ports = {_port(address) for address in _addresses(options) if not _local_path(address)}
     uses_default_index = not _is_on(options.get("no-index", "")) and not options.get("index-url")
     if uses_default_index:
@@ -97,8 +98,8 @@ def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[in
 
 
 def _addresses(options: dict[str, str]) -> list[str]:
-    """The addresses and folders that pip searches with these `options` (name -> value), without the
-    index that it takes by default."""
+    """The addresses and folders that pip searches with these `options` (name -> value). The index
+    that pip takes by default is not among them."""
     names = _ADDRESS_OPTIONS
     if _is_on(options.get("no-index", "")):  # pip then ignores every index
         names = ("find-links",)

@@ -164,8 +164,8 @@ def _install(
 def _make_honesmith_importable(python: Path) -> None:
     """Put this installation of honesmith on the path of the interpreter `python`.
 
-    So workers run the same version of honesmith as the server. It comes after the packages of the
-    environment that `python` belongs to.
+    So workers run the same version of honesmith as the server. The packages of the environment that
+    `python` belongs to come before it on the path.
     """
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)

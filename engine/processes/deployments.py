@@ -51,8 +51,8 @@ def is_alive(folder: DeployDir) -> bool:
 
 
 def living(home: Home) -> list[DeploymentRow]:
-    """The deployments whose process lives, newest first. The end of a process that did not record
-    it itself is recorded here."""
+    """The deployments whose process lives, newest first. Of any other that is stored as living, the
+    end is recorded here."""
     with Store(home) as store:
         rows = []
         for row in store.list_deployments(states=LIVING):
@@ -149,7 +149,7 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """Send one request to a deployment.
+    """Send one request to a deployment, such as GET (`method`) /health (`path`).
 
     Returns the HTTP status and the JSON object in the reply ({} if it holds another value). `body`
     is sent as JSON; None sends no body. Raises Unreachable if the process is not ready, does not
@@ -263,6 +263,7 @@ def _signal(folder: DeployDir, signal_number: int) -> None:
     is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
-        # Once the process has ended, another one may have its id. 0 and 1 would be other groups.
+        # Once the process has ended, another one may have its id. A damaged id of 0 would mean our
+        # own process group, 1 that of init.
         if is_alive(folder) and pid > 1:
             os.killpg(pid, signal_number)

@@ -51,7 +51,7 @@ def trainer_command(home: Home, algorithm: str) -> list[str]:
 
 def worker_python(home: Home) -> str:
     """The interpreter that workers run with: this one if it has torch, else that of the home's
-    training environment.
+    training environment. Where a test has put stand-ins for trainers, this one without torch too.
 
     Raises UserError NO_TORCH where neither exists.
     """
@@ -70,8 +70,8 @@ def worker_python(home: Home) -> str:
 def require_quantizer(home: Home, quantization: str) -> None:
     """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
 
-    Raises UserError SETTING_INVALID if they do not, NO_TORCH if there is no interpreter for
-    workers. Any other `quantization` passes.
+    Any other `quantization` passes, and so do workers that train without torch. Raises UserError
+    SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for workers.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
@@ -139,7 +139,8 @@ def start_queued(home: Home) -> list[str]:
 
         devices = hardware.devices()
         while True:
-            # Filled by `_claim`, which the lease calls. The lambda holds the dict of this round.
+            # Run id -> descriptor of its lock. `lease_next` calls the lambda, in which `_claim`
+            # fills this dict; the default argument binds the dict of this round.
             locks: dict[str, int] = {}
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
@@ -148,7 +149,7 @@ def start_queued(home: Home) -> list[str]:
                 if _start(home, store, row, locks[row.run_id]):
                     started_ids.append(row.run_id)
             finally:
-                for lock in locks.values():
+                for lock in locks.values():  # a supervisor that was started has its own copy
                     os.close(lock)
 
 
@@ -156,8 +157,8 @@ def missing_secrets(run: RunDir) -> list[str]:
     """The names of the secrets that the run's environment or its teacher needs and this process
     does not have.
 
-    [] also if the run's config or its environment cannot be read: then the run is started all the
-    same, and its trainer reports what is wrong.
+    A config or an environment that cannot be read counts as one that needs none: the run is then
+    started all the same, and its trainer reports what is wrong.
     """
     # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
@@ -296,7 +297,8 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     if row.state == "interrupted":
-        # An earlier call began step 3 and did not finish it: that is done, whatever is recorded.
+        # An earlier call began step 3 and did not finish it. It is finished now, whatever the files
+        # record.
         _continue_interrupted(store, run, row)
         return
     recorded_end = outcome.recorded(run, row.attempt)
@@ -314,7 +316,10 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None:
-    """Record that the run's attempt was interrupted after `elapsed_s` seconds."""
+    """Record that the run's attempt was interrupted after `elapsed_s` seconds, and free its device.
+
+    A run whose state has changed since `row` was read stays as it is.
+    """
     store.set_state(
         row.run_id,
         "interrupted",
@@ -334,6 +339,7 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
             only_from={"interrupted"},
             ended=time.time(),
             reason_kind="interrupted",
+            # + 1: the present interruption, after which the run is not continued.
             reason=f"interrupted {row.continuations + 1} times and not continued any more",
             hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",
@@ -356,10 +362,8 @@ def spent_hours(home: Home, row: RunRow) -> float:
 
 
 def seconds_in_lock_file(run: RunDir) -> float:
-    """Seconds that the run's last attempt has taken, as its supervisor counts them; 0 without them.
-
-    The supervisor writes them into the lock file at every poll, until it ends or dies.
-    """
+    """The seconds that the run's last attempt has taken, as the supervisor wrote them into the
+    lock file at its last poll; 0 where the file holds none."""
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

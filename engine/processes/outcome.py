@@ -147,7 +147,8 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """The outcome of an attempt that failed without a word of its trainer: state failed, 0 seconds.
+    """The outcome of an attempt that failed without a word of its trainer: state "failed", and no
+    seconds are counted for it.
 
     `kind` is one of engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
     """
@@ -213,7 +214,8 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
-    """Append a line to the run's `events.jsonl`."""
+    """Append an event to the run's `events.jsonl`: its name, a message for people, and further
+    values."""
     append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
 
 
@@ -243,7 +245,7 @@ def _failed(run: RunDir, failure: Failure) -> _End:
     """The end of an attempt whose trainer left a failure record."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
-    if kind == "internal" and hint.call is None:  # the console shows the traceback
+    if kind == "internal" and hint.call is None:  # a fault of ours: the console has the traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
 
@@ -279,7 +281,8 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
     """The end of an attempt that was told to stop: "failed" if a cap of hours was reached, else
     "cancelled"."""
     reason = row.reason
-    # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
+    # SIGTERM is how a trainer is told to stop; while it still imports, that ends it at once. Any
+    # other signal came from outside, such as the SIGKILL when the grace period was over.
     if status < 0 and -status != signals.SIGTERM:
         reason += f"; it did not stop by itself and was ended by {_signal_name(-status)}"
     if row.reason_kind not in ("budget", "timeout"):  # no cap, so somebody cancelled it
@@ -315,10 +318,8 @@ def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
 
 
 def _free_bytes(run: RunDir) -> int:
-    """Free bytes on the disk of the run; 0 if no inode is free, so that no file can be made.
-
-    _MIN_FREE_BYTES, which is enough, if the disk cannot be asked.
-    """
+    """Free bytes on the disk of the run. If the disk cannot be asked, _MIN_FREE_BYTES, which is
+    enough; if no inode is free, so that no file can be made, 0."""
     try:
         disk = os.statvfs(run.path)
     except OSError:

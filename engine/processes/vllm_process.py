@@ -171,7 +171,7 @@ def _cpu_variables(plan: Plan) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": "",  # none
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads may run on any core
         "OMP_NUM_THREADS": str(plan.threads),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
     }
@@ -223,7 +223,8 @@ class VllmProcess:
             return subprocess.Popen(
                 [*KEEPER, str(lifeline), str(self.folder), *server_command],
                 cwd=self.folder,
-                # `_with_our_path` lets the keeper import this package; the server does without.
+                # `_with_our_path` lets the keeper import this package. The keeper starts the server
+                # without that variable.
                 env=_with_our_path(variables(self.plan, self.key, os.environ)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -281,8 +282,8 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            # Time for the keeper's three waits of up to STOP_S: after SIGTERM, after SIGKILL, and
-            # for processes that left the server's group.
+            # 15 seconds, for the keeper's three waits of up to STOP_S each: after SIGTERM, after
+            # SIGKILL, and for processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
         except subprocess.TimeoutExpired:  # the keeper hangs; its server dies with it
             self._keeper.kill()
@@ -392,8 +393,8 @@ def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: i
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the process group of the server.
 
-    It gets SIGTERM, which lets it remove its shared memory, then SIGKILL. After each, up to STOP_S
-    seconds are waited for the server; a server that outlives both is left.
+    The group gets SIGTERM, so that the server can remove its shared memory, and then SIGKILL. After
+    each signal this waits up to STOP_S seconds for the server; one that outlives both is left.
     """
     if child.poll() is None:
         _signal_group_and_wait(child, signal.SIGTERM)

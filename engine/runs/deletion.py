@@ -131,7 +131,8 @@ def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -
     deleted.json, in the same transaction.
 
     A resume or a regrade is queued in a transaction too, which refuses where it finds the marker.
-    If the other transaction comes first, this one finds the queued run and refuses.
+    If that transaction comes first, this one finds the queued run and refuses. `bytes_before` is
+    the size of the run's files, for the marker.
     """
 
     def mark_deleted(row: RunRow) -> None:
@@ -166,8 +167,8 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` has the run `row` as its parent, continues or evaluates its model, or
-    regrades its answers."""
+    """Whether the run `other` needs the run `row`: as its parent, or to continue or evaluate the
+    model of `row`, or to regrade the answers of `row`."""
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()
@@ -207,7 +208,8 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
 
 def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
-    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, is the run.
+    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, names the run
+    `run_id`.
 
     Args:
         known_ids: the ids of all runs.
@@ -243,7 +245,8 @@ def _remove_contents(run: RunDir) -> list[str]:
 
 def _answer_files(run: RunDir) -> list[Path]:
     """The files with the answers of each model that an evaluation, a regrade or a probe asked."""
-    config = run.find_config()  # None if damaged; such a run can be deleted too
+    # None if damaged: then no answer files are known, and the run can still be deleted.
+    config = run.find_config()
     models = config.models if isinstance(config, AskingConfig) else ()
     paths = [run.model_evals(index) for index in range(len(models))]
     return [path for path in paths if path.exists()]
@@ -307,7 +310,7 @@ def _link_warnings(path: Path) -> list[str]:
 
 
 def _bytes_below(folder: Path) -> int:
-    """How many bytes would be free if everything below a folder were removed.
+    """How many bytes would become free if everything below a folder were removed.
 
     A file with further hard links elsewhere counts as 0, because removing it frees nothing.
     """
@@ -335,5 +338,6 @@ def _names_in_words(names: Sequence[str]) -> str:
 
 
 def _not_deletable_error(row: RunRow, reason: str, hint: str | Hint) -> UserError:
-    """The error for a run that may not be deleted; `reason` follows its id in the message."""
+    """The error for a run that may not be deleted; `reason`, such as "is running", follows its id
+    in the message, and `hint` says what to do."""
     return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

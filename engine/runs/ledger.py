@@ -22,7 +22,8 @@ _NO_PARENT = ""  # no run has this id
 
 def entry(home: Home, row: RunRow) -> Reply:
     """What the ledger says of one run: its parent, the settings that differ from the parent's, the
-    predicted verdict, and the GPU hours. What is not known or empty is left out."""
+    predicted verdict and whether it came, and the GPU hours spent with their estimate. What is not
+    known or empty is left out."""
     fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
@@ -46,8 +47,8 @@ def _parent_fields(home: Home, row: RunRow) -> Reply:
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """The id of the run that a run was derived from: its named parent, or else the run whose model
-    it continues; "" where it started from a base model.
+    """The id of a run's parent: the one that was named at submit, or else the run whose model it
+    continues. "" where it started from a base model.
 
     `config` is the run's config; None where it is damaged or gone, then only the row is used.
     """
@@ -183,7 +184,7 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
 
 def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
     """The best score of a finished run; None where it is not known, or where no checkpoint beat the
-    model that the run started from."""
+    start model."""
     try:
         result = read_json(home.run(row.run_id).result)
         score = float(result["best_score"])

@@ -300,6 +300,7 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
         "run_id": row.run_id,
         "state": row.state,
         "last_checkpoint": checkpoint,
+        # A run that is done has no steps left to continue with.
         "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
         "summary": _cancel_summary(row, checkpoint),
         "next": _after_cancel(row),
@@ -329,8 +330,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
 
 
 def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
-    """The scores of an evaluation in words, with the number of held-out tasks that choose the
-    checkpoint where the status has it; "" where there is no score."""
+    """The scores of an evaluation in words; "" where there is none. If the status has the number of
+    held-out tasks that choose the checkpoint, it is named too."""
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
     return scores_in_words(scores, half)
 
@@ -339,7 +340,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     """Whether the run has reached `until`, one of UNTIL.
 
     Args:
-        events: the run's events since the wait began, or since the cursor it was given. An
+        events: the run's events since the wait began, or since the cursor that the caller gave. An
             evaluation or an alert counts only if it is among them.
     """
     if until == "end" or (until == "news" and row.state in TERMINAL):
@@ -367,7 +368,8 @@ def _start_of_events(run: RunDir, cursor: str) -> int:
     present end. Raises UserError BAD_CURSOR."""
     if not cursor:
         return events_end(run)
-    # A number of more than 15 digits is no position in any file.
+    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
+    # position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -399,8 +401,8 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """The call to make after `cancel`: wait for a run that is stopping, or resume one that is
-    cancelled or failed. [] for a run that is done."""
+    """The call to make after `cancel`: of a run that is stopping a wait, of one that is cancelled
+    or failed a resume. [] for any other, such as a run that is done."""
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

@@ -101,7 +101,7 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
             start = position if scope == name else 0  # with "all" the cursor means nothing
             _add_list(page, home, name, scope, start=start, limit=limit)
     if any("exam_use" in env for env in page.reply.get("envs", [])):
-        page.reply["about"] = {"exam_use": ABOUT_USE}  # says what that number counts
+        page.reply["about"] = {"exam_use": ABOUT_USE}  # what the number `exam_use` counts
 
 
 def _add_runs(
@@ -152,7 +152,8 @@ def _position_of_cursor(cursor: str) -> int:
     """
     if not cursor:
         return 0
-    # A number of more than 15 digits is no position in any list.
+    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
+    # position in any list.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -168,7 +169,7 @@ def _hardware(home: Home, store: Store) -> Reply:
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} each, with "" where no run is on it;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
-    - `training`: whether it can train, in words.
+    - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
     active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
@@ -194,8 +195,12 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
-    """`runs`, the entries of these runs; `tree`, the same as lines of text; and `best`, for each
-    environment version the best of the newest training runs of the home."""
+    """The fields of the reply that list runs.
+
+    - `runs`: the entries of `rows`.
+    - `tree`: the training runs among them as lines of text.
+    - `best`: for each environment version the best of the newest training runs of the home.
+    """
     return {
         "runs": [_run_entry(home, row) for row in rows],
         "tree": ledger.tree(home, rows),
@@ -206,8 +211,8 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
 def _training(home: Home) -> str:
     """Whether training is possible, in words.
 
-    "ready"; "ready (/path/of/python)" where it runs with another interpreter than this one; or "not
-    possible yet: ..." with what to do.
+    One of: "ready"; "ready (/path/of/python)", if another interpreter than this one trains; "not
+    possible yet: ...", with what to do.
     """
     try:
         python = launcher.worker_python(home)
@@ -227,6 +232,7 @@ def _budget(home: Home, store: Store) -> Reply:
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
+        # Not only what is spent counts, also what open runs are still expected to spend.
         hours_left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
             "max_gpu_hours_total": config.max_gpu_hours_total,
@@ -241,8 +247,8 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     """A run as an entry of the list of runs.
 
     Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
-    note, the fields of its ledger entry, and an attempt after the first are given where there are
-    any.
+    note, the fields of its ledger entry, `deleted`, and an attempt after the first are given where
+    there are any.
     """
     entry: Reply = {
         "run_id": row.run_id,

@@ -105,7 +105,8 @@ class Regrade:
         _end_with_supervisor()
 
     def go(self) -> Reply:
-        """Score the stored answers of all models; returns the content of result.json.
+        """Score the stored answers of all models, one step per model; returns the content of
+        result.json.
 
         Raises Stopped, EnvProblem, OSError, and UserError NOT_COMPARABLE where none of the stored
         answers could be scored.
@@ -165,16 +166,17 @@ class Regrade:
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append a line to the run's events.jsonl."""
+        """Append an event to the run's events.jsonl: its name, a message for people, and further
+        fields."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
     def _write_metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line to the run's metrics.jsonl."""
+        """Append the values of one step to the run's metrics.jsonl."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of the tasks whose answers are scored: at most as many as the config's `rows`,
-        the first in the order of `_task_order`.
+        """The ids of the tasks whose answers are scored: the first ones in the order of
+        `_task_order`, at most as many as the config's `rows`.
 
         Args:
             rows_of_models: for each model its stored rows.
@@ -239,7 +241,8 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
     Args:
         ref: the model that gave the answer.
-        position: the row's place in its file, which counts as its attempt where it names none.
+        position: the row's place in its file; it serves as the number of the attempt where the row
+            has none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
     return copied | {
@@ -258,8 +261,8 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Why the answer in the stored row ended: in an error where the new score failed; "stop" where
-    only the old score had failed; else as it is stored."""
+    """Why the answer in the stored row ended. Where the new score failed: "timeout" or "env_error".
+    Where only the old score had failed: "stop". Else as it is stored."""
     stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
         return "timeout" if score.get("timed_out") else "env_error"
@@ -276,7 +279,7 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     0; `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
-    # Without a measure no scoring succeeded: the count is the same by any measure.
+    # Without a measure no scoring has succeeded; by any measure the number of errors is the same.
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # without rows every sum is 0
     solved_count = sum(bool(row["success"]) for row in rows)
@@ -331,6 +334,7 @@ def main(folder: Path) -> int:
 def _end_with_supervisor() -> None:
     """Let this process end as soon as its supervisor has ended; without a supervisor nothing is
     done."""
+    # The descriptor of a pipe that closes when the supervisor ends.
     lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
     if lifeline:
         threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
@@ -347,7 +351,6 @@ def _exit_with_parent(descriptor: int) -> None:
 
 def _failure_record(error: Exception) -> Failure:
     """The content of failure.json for the exception that ended the regrade."""
-    # EnvProblem and UserError are asked first: they say more than the other kinds.
     if isinstance(error, EnvProblem):
         kind = "env_import"
         message = "The environment could not be started."

@@ -69,8 +69,8 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status with the result of a run that is done, or with the reason why it failed, was
-    cancelled or is stopping; unchanged for a run that goes on."""
+    """The status with the run's end: of a run that is done its result, of one that failed, was
+    cancelled or is stopping the reason. Unchanged for a run that goes on."""
     if row.state == "done":
         return _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
@@ -125,8 +125,8 @@ def _add_quiet_time(status: Reply, progress: Progress) -> None:
 
 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
-    """Add `heldout`, the held-out tasks by which a training run chooses its best checkpoint; only
-    where the run has recorded them."""
+    """Add `heldout`, which describes the held-out tasks by which a training run chooses its best
+    checkpoint, if the run has recorded them."""
     half = choosing_half_in(progress.started) if row.kind == "train" else None
     if half is not None:
         status["heldout"] = half.to_json()
@@ -271,11 +271,11 @@ def _calls_showing_failures(row: RunRow) -> list[Reply]:
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """How many scores failed: {"failed", "of"}; empty where nothing was counted.
 
-    For an evaluation these are summed over its models. For a training run its worker counted them,
-    and added the same counts of the last step as "last_step".
+    The worker of a training run has counted them, and added the same counts of the last step as
+    "last_step". For an evaluation they are summed over its models.
     """
     models = result.get("models")
-    if not isinstance(models, list):
+    if not isinstance(models, list):  # a training run
         return result.get("failed_scores") or {}
     return {
         "failed": sum(model.get("errors") or 0 for model in models),

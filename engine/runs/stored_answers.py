@@ -62,7 +62,7 @@ def score_stored(
         return score_replayed(process, task, messages or [single_turn])
     if len(model_turns) > 1:  # the environment had several turns then, and has one now
         return "other_turns"
-    if completion is None:
+    if completion is None:  # the row has only the conversation
         completion = model_turns[0].get("content")
     return process.score(task, str(completion))
 
@@ -73,7 +73,7 @@ def score_replayed(
     """Play a stored conversation again, turn by turn, and score it.
 
     Returns a failed score, with the reason as its error, if the episode fails, or if the
-    environment now replies differently, so that the stored turns that follow do not fit any more.
+    environment now replies differently: the stored turns after that reply would not fit it.
 
     Args:
         messages: those of model and environment after the prompt.
@@ -88,7 +88,8 @@ def score_replayed(
             reply = episode.step(messages[position])
             stored_reply = _reply_after(messages, position)
             position += 1 + len(stored_reply)  # past the turn and the reply to it
-            # The reply to the last turn was not stored, so there is nothing to compare it with.
+            # At the last turn `position` is the end: the reply to it was not stored, so there is
+            # nothing to compare.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
@@ -99,8 +100,8 @@ def score_replayed(
 
 
 def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
-    """What the environment replied to the model's turn at `position`: all messages between it and
-    the model's next turn."""
+    """What the environment replied to the model's turn at `position`: all messages after that turn
+    and before the model's next one."""
     following = messages[position + 1 :]
     reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
     return [dict(message) for message in reply]
@@ -124,11 +125,11 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
-        """Queue the rescoring of a sample of the answers in `file`."""
+        """Queue the rescoring of a sample of the answers in `file` to `tasks` of one `half`."""
         futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
 
     try:
-        executor.submit(fresh.warm_up)
+        executor.submit(fresh.warm_up)  # while there are no answers yet
         yield begin
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
@@ -238,14 +239,16 @@ def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
 def _sampled_answers(
     file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
 ) -> list[Scored]:
-    """A random sample of the answers in `file`, in the form that `score_again` takes."""
+    """A random sample of the answers in `file`, of one half of the held-out tasks, in the form that
+    `score_again` takes. The arguments are those of `_sample`."""
     return [
         _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
     ]
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file` whose score did not fail, at the `tasks`.
+    """A random sample of the answers in `file` to the `tasks`, at most `MOST`, without those whose
+    scoring failed.
 
     `half` is "select" for answers at the held-out tasks that choose the checkpoint, "report" for
     those at the other held-out tasks, "" for both.
@@ -263,8 +266,8 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
     """A stored answer in the form that `score_again` takes.
 
-    That is what identifies it, its stored reward, and a function that scores it again in a given
-    process.
+    That form has its task and attempt, its stored reward, and a function that scores it again in a
+    given process.
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:

@@ -162,6 +162,7 @@ class Audit:
                     continue
                 run_id = str(line["run_id"])
                 is_start = run_id not in known_runs or bool(line.get("resumed"))
+                # Also if another caller made the call: then `caller` has not started the run.
                 known_runs.add(run_id)
                 if is_start and line["who"] == caller and line["time"] >= since:
                     started_runs[run_id] = None

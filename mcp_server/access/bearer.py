@@ -21,7 +21,7 @@ def load_token(home: Home) -> str:
         if not home.token.exists():
             _create_token_file(home)
         token = home.token.read_text("utf-8").strip()
-        # A file restored from a backup may be readable for others: take that away again.
+        # 0o077: any right of the group or of others, as a file restored from a backup may give.
         if home.token.stat().st_mode & 0o077:
             home.token.chmod(0o600)
     except (OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: the file is not text

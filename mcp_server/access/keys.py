@@ -137,7 +137,7 @@ class Keys:
     def _stored_keys(self) -> list[Key]:
         """Return the keys in the file, which is read only if it changed since the last call.
 
-        The list is empty if the file does not exist, cannot be looked at, or is damaged.
+        The list is empty if the file does not exist, cannot be read, or is damaged.
         """
         try:
             stat = os.stat(self._home.keys)
@@ -401,7 +401,8 @@ def _write_keys(home: Home, keys: Sequence[Key]) -> None:
 
 
 def _bad_argument(field: str, value: str, hint: str) -> UserError:
-    """Make the error for an argument that cannot be used; long values are cut to 60 characters."""
+    """Make the error for the argument `field` whose `value` cannot be used; a long value is cut to
+    60 characters. `hint` says what can be used."""
     return UserError(
         "BAD_ARGUMENT", f"{field}={value[:60]!r} cannot be used", hint=hint, field=field
     )

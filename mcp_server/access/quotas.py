@@ -30,7 +30,7 @@ ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` starts a run."""
+    """Whether a call of `tool` with these `arguments` starts a run."""
     # A dry run starts one only if it tries the model on some samples.
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
 
@@ -59,7 +59,7 @@ def check_quota(
 
     A run of the last 24 hours counts with the hours it took, an open run with its cap (the hours
     after which it is stopped). The hours of an evaluation are known only once it is planned; here
-    it only needs that some are left.
+    it is only checked that some hours are left.
 
     Args:
         home: the home that holds the runs and the audit log.
@@ -90,7 +90,7 @@ def _check_submit(
     A submit with a `request_id` that was used before starts nothing, so it passes.
 
     Returns the cap on GPU-hours for the run, if the hours of `key` are limited and the arguments
-    name no cap; otherwise None, and also if the first call with the `request_id` had no cap.
+    name no cap; else None. A repeated call gets what the first one had: its cap, or None.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
@@ -126,7 +126,7 @@ def _check_any_hours_left(key: Key, used_hours: float) -> None:
 
 
 def _largest_cap(key: Key, used_hours: float) -> float:
-    """The most GPU-hours that a submit may name as its cap now, in thousandths of an hour.
+    """The most GPU-hours that a submit may name as its cap now, rounded down to thousandths.
 
     Raises UserError QUOTA if nothing is left of the day.
     """
@@ -184,7 +184,7 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
 
     `clock` returns the present time in unix seconds. Keys of the result:
     - `name` of the key, and the ids of its `open_runs`.
-    - `max_runs`, if they are limited.
+    - `max_runs`, if the number of open runs is limited.
     - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
     """
     with Store(home) as store:
@@ -209,6 +209,7 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
     hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)  # without a warning
+    # Any other cap is what is left of the day, or that of the resumed run.
     reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
@@ -216,7 +217,7 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
 def cap_of_resumed_run(home: Home, run_id: str) -> float:
     """The GPU-hours after which a resumed run is stopped, if the call that resumes it names none.
 
-    They are what the run had before, or the default.
+    That is the cap which the run had before, or else the default.
     """
     with Store(home) as store:
         row = _find_row(store, run_id)
@@ -252,11 +253,12 @@ def _cap_of_first_call(
 def cap_function_of(
     home: Home, key: Key, clock: Callable[[], float] = time.time
 ) -> CapFunction | None:
-    """Make the function by which the engine caps an evaluation or a probe that `key` starts.
+    """Make the function by which the engine caps an evaluation or a probe that `key` starts; None
+    if the hours of the key are not limited.
 
     The function takes the hours that the work is estimated to need at most, and returns the cap:
     the hours after which the engine stops the work. It raises UserError QUOTA if the estimate does
-    not fit into what is left of the day. None if the hours of the key are not limited.
+    not fit into what is left of the day.
     """
     if not key.gpu_hours_per_day:
         return None
@@ -269,7 +271,8 @@ def _cap_of_estimate(
     """The cap in hours for work that is estimated to take at most `estimated_hours`.
 
     It is `MARGIN` times the estimate, but never more than what is left of the day. A shorter
-    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`.
+    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix
+    seconds.
 
     Raises:
         UserError: QUOTA, the estimate is longer than what is left of the day.
@@ -350,14 +353,14 @@ def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> s
     """What a caller can do who asks for more hours than its key has left.
 
     Args:
-        hours_per_day: those of the key.
-        waiting_helps: whether the hours asked for fit into `hours_per_day`.
+        hours_per_day: how many hours the key may spend in a day.
+        waiting_helps: whether the hours that were asked for fit into `hours_per_day`.
         suggestion: what to do at once; "" for none.
     """
     call_later = ""
     if waiting_helps:
         call_later = "call later"
-    elif not suggestion:
+    elif not suggestion:  # the call never fits as it is, so a smaller cap is suggested
         call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
     hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
     hint += ": hours come back a day after their run was submitted." if call_later else "."

@@ -96,11 +96,12 @@ class Sessions:
         if session_id in last_used:
             last_used[session_id] = self._clock()
 
-        async def send_and_count(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             """Send the message; note the session that it opens or ends, or that is still in use."""
             if message["type"] == "http.response.start":
                 # 404: the SDK does not know the session (any more). DELETE: the client ends it.
                 has_ended = message["status"] == 404 or scope["method"] == "DELETE"
+                # Any answer of a session may carry its id; only the first opens it.
                 opened_id = _session_id(message.get("headers", ()))
                 if session_id and has_ended:
                     last_used.pop(session_id, None)
@@ -110,7 +111,7 @@ class Sessions:
                 last_used[session_id] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
-        return send_and_count
+        return send_and_note
 
 
 def _opens_session(scope: Scope) -> bool:

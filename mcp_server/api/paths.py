@@ -19,6 +19,7 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
     Clients start servers in any folder, while an agent names paths relative to its project. A path
     that is absolute, empty, not possible (with a NUL) or in no such folder is returned unchanged.
     """
+    # The last of these: the current folder has it.
     if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path
     return next((str(root / path) for root in roots if exists(root / path)), path)
@@ -35,8 +36,8 @@ def exists(path: Path) -> bool:
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     """Resolve `path`, links included, and check that it lies inside one of `roots`.
 
-    A relative path may be meant from the current folder or from a root. One that exists is
-    preferred; if none does, the path is taken to be in the first root.
+    A relative path may be meant from the current folder or from a root. Of these the first is taken
+    in which it exists and lies inside a root. If there is none, it is meant from the first root.
 
     Raises:
         UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a

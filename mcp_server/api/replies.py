@@ -100,9 +100,9 @@ def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
 def error_line(error: UserError) -> str:
     """Return the error as one line of JSON, at most `ERROR_CHARS` long.
 
-    If it is too long, first the suggested call, which stands both in `call` and in the hint, is
-    taken out of one of them. Then field, playbook, message and hint are shortened, in this order,
-    until the line fits.
+    A line that is too long is shortened in this order, until it fits: first the suggested call,
+    which stands both in `call` and in the hint, is taken out of one of them; then field, playbook,
+    message and hint are cut.
     """
     payload = clean(error.payload())
     if "call" in payload and len(compact(payload)) > ERROR_CHARS:
@@ -181,8 +181,8 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
         value = holder[key]
         size = _size_if_cuttable(value)
         # Of a list and a text of the same size, the text is cut.
-        is_largest = size >= largest_size if isinstance(value, str) else size > largest_size
-        if size > 0 and is_largest:
+        is_largest = size > largest_size or (isinstance(value, str) and size == largest_size)
+        if size > 0 and is_largest:  # 0: it may not be cut
             largest_size = size
             largest = (holder, key)
     return largest

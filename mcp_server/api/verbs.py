@@ -282,9 +282,9 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
-        home: the home that holds them.
+        home: the home that holds the runs and their answers.
         ids: models, runs or evaluations; the one from before the training first.
-        env_id: the environment they were evaluated on; "" if they share only one.
+        env_id: the environment on which to compare them; "" if all were evaluated on only one.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
@@ -329,7 +329,7 @@ def curate(
     from engine.curation.curated import Choices
 
     choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
-    # The reply has a summary of its own, which says whether anything was stored.
+    # The reply has a summary of its own, about what was stored: `with_head` keeps that.
     reply = engine_curate.curate(home, name, choices, preview)
     return with_head(reply.to_json(), f"Curated {name}.")
 
@@ -475,7 +475,8 @@ def build_env(home: Home, folder: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """List the files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
+    """List the files and lines in which two versions of an environment differ. Raises UserError
+    ENV_NOT_FOUND."""
     from engine.environments import versions
 
     reply = versions.diff(home, before, after)

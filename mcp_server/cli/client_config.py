@@ -76,7 +76,7 @@ def _cursor_entry(launch: Launch) -> Entry:
 
 def _codex_entry(launch: Launch) -> Entry:
     """The entry of Codex, with longer time limits than its defaults."""
-    # By default Codex ends a call after 60 s, which is close to the 50 s that a call may wait.
+    # By default Codex ends a call after 60 s, too soon after the 50 s that `wait_run` may take.
     limits = {"startup_timeout_sec": 30, "tool_timeout_sec": 120}
     if launch.url:
         return {"url": launch.url, "http_headers": _headers(launch), **limits}
@@ -153,9 +153,10 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
 
 
 def _file_mode(path: Path, holds_token: bool) -> int:
-    """The permission bits for a file that is written: those it has, or those of a new file."""
+    """The permission bits for a file that is written: with a token in it, those for its owner
+    alone; otherwise those that it has, or those of a new file."""
     if holds_token:
-        return 0o600  # for its owner alone
+        return 0o600
     return path.stat().st_mode & 0o777 if path.exists() else 0o644
 
 
@@ -198,8 +199,8 @@ def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         force: replace an entry of that name that has other values.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if another entry is
-        there and `force` is off.
+        The new text, or `text` itself if the same entry is there already. None if an entry of that
+        name with other values is there and `force` is off.
 
     Raises:
         UserError: BAD_ARGUMENT, `text` is not JSON, or it or the table is not an object.
@@ -229,8 +230,8 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         text: its present text; "" for a new file.
         key: name of the table of servers in the file; the entry becomes [key.NAME].
         entry: the entry.
-        force: the caller wants an entry with other values replaced. TOML is not rewritten, so
-            that is refused with an error.
+        force: whether the caller wants an entry with other values replaced. That is refused with an
+            error, because it would rewrite the file.
 
     Returns:
         The new text, or `text` itself if the same entry is there already. None if an entry with

@@ -219,8 +219,8 @@ def _file_states(written: Sequence[str], kept: Sequence[str]) -> dict[str, str]:
 
 
 def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
-    """How coding agents reach the server: over HTTP at `port`, or for None by a command with which
-    they start it themselves in `folder`."""
+    """How coding agents reach the server: over HTTP at `port`; or, if `port` is None, by a command
+    with which each agent starts a server of its own in `folder`."""
     from mcp_server.cli import client_config
 
     if port is None:

@@ -237,6 +237,7 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
     objects: list[JsonObject] = []
     for value in values or ():
         try:
+            # A value that begins like JSON is JSON, any other is the name of a file.
             text = value if value.lstrip().startswith(("[", "{")) else Path(value).read_text()
             parsed = json.loads(text)
         except (OSError, ValueError) as error:
@@ -269,8 +270,8 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
 def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
     """Return `request` with the model, algorithm, environment and settings of a TOML file.
 
-    A model or algorithm that the file does not name stays as it is in `request`. Raises UserError
-    if the file cannot be read.
+    A model or algorithm that the file does not name stays as it is in `request`; environment and
+    settings are always those of the file. Raises UserError if the file cannot be read.
     """
     # Imported late: loading the schema of the settings takes longer than all else here.
     from engine.settings import resolution  # noqa: PLC0415

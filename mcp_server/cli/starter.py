@@ -48,8 +48,8 @@ def push_suggestion(folder: Path, template: str = "") -> Reply:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
-    Raises UserError BAD_ARGUMENT if no environment may be made in the folder. If the template is
-    unknown or the folder is not empty, the error has the code of the EnvProblem that says so.
+    Raises UserError BAD_ARGUMENT if no environment may be made in the folder; with the code of the
+    EnvProblem behind it if the template is unknown or the folder is not empty.
     """
     _check_folder(folder)
     try:
@@ -62,8 +62,10 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
 def _check_folder(folder: Path) -> None:
     """Raise UserError BAD_ARGUMENT unless a new environment may be made in `folder`.
 
-    It may not if the folder's name is no valid name for an environment, if a relative path leads
-    out of the current folder, or if the folder is a link or lies where coding agents keep files.
+    It may not be made
+    - if the folder's name is no valid name for an environment;
+    - if a relative path leads out of the current folder;
+    - if the folder is a link, or lies where coding agents keep files.
     """
     # At most 63 characters; the first is a letter or digit.
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):

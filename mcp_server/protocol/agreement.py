@@ -68,7 +68,8 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
 
 
 def _question_as_result(question: str) -> InputRequiredResult:
-    """The result of a call that asks the client to show the form and to call again."""
+    """The result of a call that asks the client to show `question` with a form to answer it, and to
+    call again with the answer."""
     form = ElicitRequestFormParams(message=question, requested_schema=FORM)
     request = ElicitRequest(params=form)
     return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
@@ -77,7 +78,8 @@ def _question_as_result(question: str) -> InputRequiredResult:
 async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:
     """Submit the run after the person was asked; `answer` is None if none came in time.
 
-    Without consent the run is submitted as not approved: it may cost less by now and need none.
+    Without consent the run is submitted all the same, as not approved: if it costs less by now, it
+    needs no consent.
 
     Raises:
         UserError: NOT_APPROVED, consent is needed and was not given; another code, `submit` raised
@@ -107,5 +109,6 @@ def _can_ask(ctx: Context) -> bool:
     elicitation = ctx.client_capabilities and ctx.client_capabilities.elicitation
     if not elicitation or not is_owner:
         return False
-    # In older protocol versions an empty declaration means that the client can show forms.
+    # In older protocol versions an empty declaration, with neither `form` nor `url`, means that the
+    # client can show forms.
     return elicitation.form is not None or elicitation.url is None

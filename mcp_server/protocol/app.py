@@ -121,7 +121,8 @@ class CountingBus(InMemorySubscriptionBus):
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber. Returns the function that removes it and may be called repeatedly."""
+        """Add a subscriber: `listener` is called with each event. Returns the function that removes
+        it, which may be called repeatedly."""
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
         has_left = False
@@ -202,8 +203,8 @@ def _start_waiting_runs(home: Home) -> None:
 def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any], Any]:
     """Make the function that the SDK runs around the life of the server.
 
-    It publishes new metrics while the server runs. With `starts_runs` it also starts the runs that
-    wait, once, shortly after the server's start.
+    It publishes new metrics while the server runs. With `starts_runs` it also starts, once and
+    shortly after the server's start, the runs that wait.
     """
 
     @asynccontextmanager

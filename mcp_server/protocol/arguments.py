@@ -85,7 +85,8 @@ def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _has_json_type(json_type: str, value: Any) -> bool:
-    """Whether `value` is a boolean, for the type "boolean"; a number, for "integer" and "number".
+    """For the type "boolean": whether `value` is a boolean. For "integer" and "number": whether it
+    is a number.
 
     These three types are checked here because pydantic alone would take true for 1 and "5" for 5.
     That an integer is whole is left to pydantic.
@@ -117,7 +118,8 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
 
 
 def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Change | None:
-    """The correction of an argument to the most similar value that its schema allows, if any."""
+    """The change of the argument `name` from `wrong_value` to the most similar value in the list of
+    its `schema`; None if no value is similar, or the schema has no list."""
     near_values = difflib.get_close_matches(str(wrong_value).lower(), schema.get("enum", []), n=1)
     return Change(arguments={name: near_values[0]}) if near_values else None
 
@@ -151,17 +153,18 @@ def _expected(schema: Mapping[str, Any]) -> str:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """A hint such as "Did you mean seed? Available: seed, steps.", or only its second sentence.
-
-    The first sentence is left out if no name in `known` is near to `name`.
-    """
+    """A hint such as "Did you mean seed? Available: seed, steps." If no name in `known` is near to
+    `name`, it has only the second sentence."""
     nearest_name = _nearest(name, known, NEAR_ARGUMENT)
     available = f"Available: {', '.join(known)}."
     return f"Did you mean {nearest_name}? {available}" if nearest_name else available
 
 
 def _nearest(name: str, known: list[str], least_similarity: float) -> str:
-    """The name in `known` that is most similar to `name`; "" if none is similar enough."""
+    """The name in `known` that is most similar to `name`; "" if none is similar enough.
+
+    `least_similarity` is what is enough, from 0 (any name) to 1 (the same name).
+    """
     near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=least_similarity)
     return near_names[0] if near_names else ""
 

@@ -131,8 +131,8 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 arguments = without_nulls(arguments)
-                # The GPU-hours after which a run is stopped, for a submit that does not name them,
-                # by a key whose hours are limited; otherwise None.
+                # If the key's hours are limited and the call submits a run without naming its cap:
+                # the GPU-hours after which the run is stopped. Otherwise None.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 arguments |= await self._missing_cap(cap, arguments)
                 data = await tool.run(arguments, context)
@@ -212,8 +212,8 @@ class GuardedServer(MCPServer[Any]):
     ) -> "Cap | None":
         """Check the quota of `caller` for a call that starts a run, and take the lock of its quota.
 
-        The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time:
-        of two calls that would each just fit, the second is checked after the first is logged.
+        The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time.
+        Of two calls that would each just fit, the second is then checked after the first is logged.
 
         Returns the cap (a limit of GPU-hours) to use for a submit that names none, by a key whose
         hours are limited; otherwise None. Raises UserError QUOTA if the call does not fit, and
@@ -241,7 +241,7 @@ class GuardedServer(MCPServer[Any]):
     ) -> None:
         """Check that every path among the models of a call leads to a model.
 
-        Any other path gets one and the same error, whether it exists or not, so that callers cannot
+        Any other path, whether it exists or not, gets the same error, so that callers cannot
         explore the file system. The owner's calls are not checked.
 
         Raises:

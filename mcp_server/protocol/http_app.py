@@ -193,7 +193,8 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
-    # A length that is no number counts as too large. The first 20 digits of a number tell enough.
+    # A length that is no number counts as too large. Only 20 digits are read: a number of more is
+    # too large anyway, and slow to convert.
     if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
         return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.
@@ -201,6 +202,7 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
         return receive
     with anyio.move_on_after(BODY_S):
         return await _receive_whole_body(receive)
+    # Only reached if the time was up first.
     return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", status=408)
 
 
@@ -229,7 +231,7 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
     ]
 
     async def receive_body() -> Message:
-        # The whole body once, then what comes after it.
+        # The whole body at the first call, then what comes after it.
         return messages.pop() if messages else await receive()
 
     return receive_body
@@ -292,8 +294,9 @@ def serve_http(
         UserError: BAD_ARGUMENT, the address cannot be listened on.
     """
     listener = _listener(host, port)
-    host_in_url = f"[{host}]" if ":" in host else host
-    address = f"http://{host_in_url}:{listener.getsockname()[1]}/mcp"
+    host_in_url = f"[{host}]" if ":" in host else host  # only IPv6 has colons
+    actual_port = listener.getsockname()[1]  # the system chose it if `port` is 0
+    address = f"http://{host_in_url}:{actual_port}/mcp"
     sys.stderr.write(f"Honesmith listens on {address} (bearer token: file `token` in the home)\n")
     sys.stderr.flush()
     config = uvicorn.Config(
@@ -315,7 +318,10 @@ class Server(uvicorn.Server):
     """uvicorn's server, in which many connections may wait and few are accepted in one go."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then make the queue of waiting connections long again."""
+        """Start as uvicorn does, then make the queue of waiting connections long again.
+
+        `sockets` are those that the server listens on.
+        """
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(WAITING_CONNECTIONS)  # asyncio has set it to `backlog`

@@ -172,10 +172,11 @@ def completer(
 
 
 def _possible_values(home: Home, argument: str) -> list[str]:
-    """The values that the argument named `argument` can have; [] for any other argument than these.
+    """The values that the argument named `argument` can have:
 
     - section: the sections of the playbook, in their order.
     - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
+    - any other argument: none are known, so [].
     """
     if argument == "section":
         import playbook  # late: few clients ask for it

@@ -121,9 +121,11 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
 def _refusal(line: str | None, json_object: Any) -> types.JSONRPCError:
     """Make the error for a line that is no message.
 
-    Known of the line is its text (`line`), or the JSON object that it holds, or neither; what is
-    not known is None. The error repeats the request id, if there is a valid one, because the client
-    waits for that id.
+    The error repeats the request id, if the line has a valid one, because the client waits for it.
+
+    Args:
+        line: the text of the line; None if it is not known.
+        json_object: the JSON object in the line; None if it is not known.
     """
     value = _json_or_none(line) if json_object is None else json_object
     if value is None and line is not None:

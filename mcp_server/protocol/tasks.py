@@ -63,7 +63,7 @@ class Wait:
         """Read a task id. Raises ValueError if it is not one that `task_id` makes."""
         # At most 3 splits: the last part, a cursor, may hold colons.
         run_id, until, created, cursor = task_id.split(":", 3)
-        if not 0 <= int(created) <= LAST_S:
+        if not 0 <= int(created) <= LAST_S:  # no date, so the id was made up
             raise ValueError(f"no task was made at {created}")
         return Wait(run_id, until, int(created), since=cursor)
 
@@ -151,7 +151,8 @@ class WaitTasks(Extension):
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
-        """The status of a run now, without waiting. Raises UserError as `wait_run` does.
+        """The status of a run now, without waiting, with `reached`: whether `until` has come.
+        Raises UserError as `wait_run` does.
 
         `since` is the cursor from which events count; "" for those from now on.
         """
@@ -203,7 +204,7 @@ class WaitTasks(Extension):
             await self._status_of(wait)  # only to see that the run exists
         except UserError:
             raise _unknown_task(params) from None
-        # Removed and added again, so that the oldest cancellation stands first.
+        # A dict keeps the order of adding: an id is moved to the end, so the oldest stands first.
         self._cancelled_ids.pop(wait.task_id, None)
         self._cancelled_ids[wait.task_id] = None
         if len(self._cancelled_ids) > MAX_CANCELLED:

@@ -61,7 +61,7 @@ def talk(home: Home, request: ChatRequest) -> None:
             _say("begun anew")
         elif line.startswith("/"):
             _say(f"{line.split()[0]} is no command. {_HELP}")
-        elif line or can_go_on:
+        elif line or can_go_on:  # any other empty line is ignored
             request, can_go_on = _next_turn(home, replace(request, message=line))
 
 
@@ -80,8 +80,8 @@ def _typed_line() -> str | None:
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     """Ask the next question of a conversation and show the answer as it comes.
 
-    Returns the request for the question after it, and whether the answer was cut, so that an empty
-    line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
+    Returns the request for the question after this one, and whether the answer was cut: then an
+    empty line continues the answer. An error, or a Ctrl-C, leaves the conversation as it was.
     """
     before = replace(request, message="")  # the conversation without this question
     reply = _shown_reply(home, request)

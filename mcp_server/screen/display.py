@@ -94,7 +94,8 @@ class Stage:
             self._live.stop()
 
     def begin(self, name: str, text: str = "") -> Step:
-        """Add a step that is working from now on, and return it."""
+        """Add a step that is working from now on, and return it. `text` is shown behind its name
+        until there is something else to show."""
         step = Step(name, text)
         self._steps.append(step)
         return step

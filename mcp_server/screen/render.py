@@ -212,7 +212,7 @@ def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
     """One row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
     parts = [
         Text(f"{name} ") + scalar(str(name), value)
-        for name, value in zip(columns, row, strict=False)
+        for name, value in zip(columns, row, strict=False)  # a row may lack its last cells
         if value is not None
     ]
     return Text("  ").join(parts)
@@ -248,7 +248,7 @@ def _columns_that_fit(
         width_left -= _column_width(str(name), index, rows)
         if index > 0:  # no gap stands before the first column
             width_left -= COLUMN_GAP
-        if width_left < 0 and index >= 2:
+        if width_left < 0 and index >= 2:  # the first two are shown even where they do not fit
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
@@ -261,7 +261,8 @@ def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
-    """One event of a run as a line: its time, kind and message, then its other plain fields."""
+    """One event of a run as a line: its time, kind and message, then its other fields that hold a
+    plain value, not an object or a list."""
     unix_time = event.get("time")
     stamp = ""
     if isinstance(unix_time, int | float):
@@ -428,8 +429,8 @@ def diagnosis(data: Any) -> None:
 def custody(data: Any) -> None:
     """Print whether a run's files are unchanged.
 
-    That is: each link of its chain of evidence with the files that have changed, then the runs that
-    it descends from.
+    First come the links of the run's chain of evidence, each with the files that have changed. Then
+    come the runs that it descends from: of each only whether all its files are unchanged.
     """
     out = console()
     for link in data.get("links", []):
@@ -455,8 +456,11 @@ def _marked(status: str, text: str) -> Text:
 def trained_row(row: Mapping[str, Any]) -> Text:
     """The text of a training row, and how many of its tokens carry loss.
 
-    Text that is trained on is bold; text that is cut away for length is struck out. `row` is the
-    field of a dry run: its `pieces` are trained on or not, `lost` is what was cut away.
+    Text that is trained on is bold; text that is cut away for length is struck out.
+
+    Args:
+        row: the field of that name in the reply of a dry run. Of its text each of `pieces` says
+            whether it is trained on, and `lost` is what was cut away, if anything was.
     """
     text = Text()
     for piece in row["pieces"]:

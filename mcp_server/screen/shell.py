@@ -74,7 +74,8 @@ def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
     """The command for a call of `tool`.
 
     Some values of an argument have a command of their own (`_SPECIAL`), such as `undeploy` for
-    action="stop". The command's name then says that argument, which is removed from `arguments`.
+    action="stop". The command needs no option for such an argument, so it is removed from
+    `arguments`.
     """
     command = COMMANDS.get(tool) or _Command(tool.replace("_", "-"))
     for (special_tool, name, value), special in _SPECIAL.items():
@@ -121,7 +122,7 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
     "--limit". [] for an argument that is left out of the command."""
     if name == "settings" and isinstance(value, Mapping):
         return _setting_words(value)
-    if name == "preview":  # the tool has preview=true by default, the command --save
+    if name == "preview":  # the command has --save instead, for preview=false
         return [] if value else ["--save"]
     if name == "vary" and isinstance(value, Mapping):
         return [

@@ -63,6 +63,7 @@ class CommandGroup(TyperGroup):
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
+            # --help is not among `params`; click makes it when it is asked for.
             help_option = shown_command.get_help_option(typer.Context(shown_command))
             for parameter in [*shown_command.params, help_option]:
                 if isinstance(parameter, TyperOption) and parameter.is_flag:
@@ -71,8 +72,8 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that `args` begin with.
 
-        An unknown name ends the program with a message. It suggests the commands that begin with
-        the name, if it has three letters or more; or else those with similar names.
+        An unknown name ends the program with a message, which suggests known names: those that
+        begin with it, if it has three letters or more, or else similar ones.
         """
         name = args[0] if args else ""
         is_option = name.startswith("-")
@@ -86,7 +87,7 @@ class CommandGroup(TyperGroup):
 
     def _near_names(self, name: str) -> list[str]:
         """The commands that begin with `name`, or else those with similar names."""
-        if len(name) > 2:  # so many commands begin with one or two letters that it helps nobody
+        if len(name) > 2:  # too many commands begin with the same one or two letters
             longer_names = [known for known in self.commands if known.startswith(name)]
             if longer_names:
                 return longer_names
@@ -130,7 +131,8 @@ def _bundles_of(function: Callable[..., int | None]) -> dict[str, type[Any]]:
 def _call_and_print_error(
     function: Callable[..., int | None], arguments: Mapping[str, Any], as_json: bool
 ) -> int | None:
-    """Call the function of a command, and print its error if it raises one.
+    """Call the function of a command with `arguments`, and print its error if it raises one; as
+    JSON if `as_json`.
 
     Returns the exit status; None, which means OK, where the function returned that.
     """

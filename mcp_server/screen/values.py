@@ -56,7 +56,10 @@ def field(name: str, value: Any) -> RenderableType:
 
 
 def _one_line(name: str, value: Any) -> Text | None:
-    """A flat object or a list of plain values as one line, however long; None for other values."""
+    """A flat object or a list of plain values as one line, however long; None for other values.
+
+    `name` is the field that holds the value.
+    """
     if is_flat(value):
         return scalar(name, value)
     if isinstance(value, list) and all(is_scalar(item) for item in value):
@@ -81,7 +84,7 @@ def block(value: Any) -> RenderableType:
 
 def _object_block(value: Mapping[str, Any]) -> RenderableType:
     """An object as a table, if it has `columns` and `rows`; otherwise as its filled fields, one
-    below the other, in which a suggested call is the shell command to type."""
+    below the other. A suggested call is shown as the shell command to type."""
     if is_table(value):
         return grid(value["columns"], value["rows"])
     items = with_typed_hint(value).items()
@@ -116,8 +119,9 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Objects as a table with their fields as columns, without columns that are empty in all rows.
 
-    If an object holds a long text, the objects are shown one below the other instead. Objects with
-    `name` and `status` are checks: of each a mark, the name and the detail are shown.
+    There are two exceptions. Objects that all have `name` and `status` are checks: of each a mark,
+    the name and the detail are shown. If an object holds a long text, the objects are shown one
+    below the other.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
@@ -164,8 +168,9 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
     """A plain table; columns that hold only numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
+        # A row may lack its last cells.
         only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        alignment = "right" if only_numbers and rows else "left"
+        alignment = "right" if only_numbers and rows else "left"  # all() of no rows is true
         table.add_column(str(name), justify=alignment, overflow="fold")
     for row in rows:
         cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]

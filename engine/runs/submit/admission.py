@@ -94,8 +94,8 @@ def cap_of(
 
 
 def _check_hours_without_asking(needed: float, limit: float) -> None:
-    """Raises UserError NOT_APPROVED where an evaluation or a probe needs more device hours than may
-    be spent without asking a person."""
+    """Raises UserError NOT_APPROVED where an evaluation or a probe may need (`needed`) more device
+    hours than may be spent without asking a person (`limit`)."""
     if needed > limit:
         raise UserError(
             "NOT_APPROVED",
@@ -276,8 +276,8 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
     """Raises UserError NOT_APPROVED where the run likely takes more than may be spent unasked.
 
-    That is `auto_approve_gpu_hours` of config.toml; without this key no run needs approval. With
-    `approved` a person has agreed to the run.
+    How much that is, `auto_approve_gpu_hours` of config.toml says; without this key no run needs
+    approval. `approved` says that a person has agreed to the run.
     """
     likely = figures.gpu_hours.likely
     limit = home.user_config().auto_approve_gpu_hours
@@ -320,5 +320,6 @@ def check_hours_left(home: Home, store: Store) -> None:
 
 
 def bad_argument(field: str, value: Any, hint: str) -> UserError:
-    """The error for an argument (`field`) with a value that cannot be used."""
+    """The error for an argument (`field`) with a value that cannot be used; `hint` says which
+    can."""
     return UserError("BAD_ARGUMENT", f"{field}={value!r} cannot be used", hint=hint, field=field)

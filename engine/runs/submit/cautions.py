@@ -19,8 +19,8 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a run that is to be queued with this config: that it nearly repeats an earlier
-    run, or changes several choices at once. [] where neither is the case.
+    """Warnings about a run that is to be queued with this config: if it nearly repeats an earlier
+    run, and if it changes several choices at once.
 
     It is compared with those of the newest `LOOK_BACK` training runs that have the same environment
     version, algorithm and start model.
@@ -32,7 +32,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
-    newest_repeat = _repeats(new, same_start)[:1]
+    newest_repeat = _repeats(new, same_start)[:1]  # one such warning is enough
     return newest_repeat + _many_changes(home, new, same_start)
 
 
@@ -48,12 +48,12 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
         for row, making in earlier
         if not _is_different_idea(new, making)
     ]
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if sentence]  # "": nothing speaks against it
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """A sentence about an earlier run that the new one repeats: where that run failed or was not
-    better, or where it is done and had exactly the same settings, seed included; "" otherwise.
+    """A sentence about an earlier run that the new one repeats. It warns if that run failed or was
+    not better, or if it is done and had exactly the same settings, seed included; else it is "".
 
     Args:
         new: how the new run is made.
@@ -93,11 +93,15 @@ def verdict_in_words(row: RunRow) -> str:
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where the new run differs in several choices (its settings, model, environment or
-    algorithm) from the run it is compared with, so that a difference in the result cannot be
-    attributed to one of them. [] where it differs in none or one, or there is no such run."""
+    """A warning where the new run differs from the run it is compared with in several choices: its
+    settings, model, environment or algorithm. A difference in the result could then not be
+    attributed to one of them. [] where it differs in none or one, or there is no such run.
+
+    `earlier` are earlier runs and how they were made, the newest first; one of them is compared
+    with only if the new run has no parent.
+    """
     base = _making_to_compare_with(home, new, earlier)
-    # Without a config nothing is known of how that run was made.
+    # No such run; or nothing is known of how it was made.
     if base is None or not base.config:
         return []
     changes = changed_names(base, new)
@@ -120,7 +124,7 @@ def _making_to_compare_with(
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
-    return earlier[0][1] if earlier else None
+    return earlier[0][1] if earlier else None  # the newest one's Making
 
 
 def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
@@ -128,7 +132,7 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_names(old, new)
+        for name in changed_names(old, new)  # also names such as the model's, which are no settings
         if name in new.setting_values or name in old.setting_values
     }
 
@@ -137,7 +141,8 @@ def _is_different_idea(new: Making, old: Making) -> bool:
     """Whether the runs differ in the model, the algorithm or the environment, or in a setting whose
     two values are not nearly the same number."""
     changed_settings = _changed_settings(new, old)
-    # A change that is in no setting is in the model, the algorithm or the environment.
+    # More changes than changed settings: another one is of the model, the algorithm or the
+    # environment.
     if len(changed_names(old, new)) > len(changed_settings):
         return True
     return any(

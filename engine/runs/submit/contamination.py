@@ -164,7 +164,7 @@ def _overlaps(
         try:
             trained_on = evaluated_on if env_id == evaluated_on.env_id else find_env(home, env_id)
             overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
-        except (UserError, OSError, ValueError):  # the version or its rows are gone
+        except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
             gone.append(env_id)
     return overlaps, sorted(gone)
 
@@ -178,8 +178,9 @@ def _severity(overlap: Overlap) -> tuple[int, int]:
 def _compare(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
-    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`:
-    read where it is stored, or else by a scan, which is stored if it is complete.
+    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`.
+
+    It is read where it is stored; or else the rows are scanned, and a complete scan is stored.
 
     `deadline` is the time on the monotonic clock at which a scan stops.
     """

@@ -83,8 +83,8 @@ def submit_evaluation(
     scoring of that run's stored answers; returns the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which limits the device hours of the run; None
-            where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many
+            the quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
@@ -168,6 +168,7 @@ def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> Tasks:
     """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
     that the split does not have."""
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    # [] where the request names no positions: then the first `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
     return Tasks(available, indices, used=len(indices) or min(request.rows, available))
 
@@ -252,7 +253,7 @@ def chosen_indices(text: str, available: int) -> list[int]:
     indices: set[int] = set()
     for part in text.split(",") if text else []:
         positions = _positions(part)
-        if not positions:  # neither a number nor a range
+        if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
         if positions[-1] >= available:
@@ -289,10 +290,10 @@ def check_request(request: EvaluationRequest) -> None:
 def _cut_answers(
     home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
 ) -> list[str]:
-    """A warning for each base whose tokens make more than `TOO_MANY_CUT` of the reference answers
-    longer than max_tokens, with the number that would do for all of them."""
+    """Warnings that reference answers are cut: one for each base model with whose tokenizer more
+    than `TOO_MANY_CUT` of them exceed max_tokens. It names the limit that would fit them all."""
     warnings: list[str] = []
-    # Of several models with the same base, the first one is named in the warning.
+    # Of several models with the same base, the warning names the first one: it is put in last.
     models_by_base = {model.base_path: model for model in reversed(models)}
     for base_path, model in models_by_base.items():
         facts = env_facts.env_facts(home, record, base_path, thinking=settings.thinking)

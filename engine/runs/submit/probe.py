@@ -64,8 +64,8 @@ def submit_probe(
     about it. If the same probe was made before, the reply is about that run, with its `result`.
 
     Args:
-        cap_function: the quota of the caller's key, which limits the device hours of the run; None
-            where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many
+            the quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
@@ -192,9 +192,9 @@ def _key_of(config: Mapping[str, object]) -> str:
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
     """The request id of this probe, and the run that was queued under this id before.
 
-    Each try of a probe has a request id of its own: `key` and the number of the try. Returned is
-    the first try that did not fail and was not cancelled; if there is none, the id of the next try,
-    and None for its run, which is still to be queued.
+    Each try of a probe has a request id of its own: `key` and the number of the try. The first try
+    that neither failed nor was cancelled is returned. If it was not made yet, its run is None and
+    is still to be queued.
 
     Args:
         key: the same for the same probe.

@@ -23,8 +23,10 @@ def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """The reply about a run that was queued, now or by an earlier call: its state, its place in the
-    queue (0 where it does not wait), its estimate, what differs from its parent, and `warnings`.
+    """The reply about a run that was queued, now or by an earlier call.
+
+    It has the run's state, place in the queue (0 where it does not wait), and estimate, what
+    differs from the run's parent, and `warnings`; these also name secrets that a queued run lacks.
     """
     run = home.run(row.run_id)
     config = run.read_config()

@@ -32,8 +32,8 @@ def submit_regrade(
     version of the request, and return the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which limits the device hours of the run; None
-            where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many
+            the quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
     NOT_APPROVED.
@@ -74,7 +74,8 @@ class _Plan:
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the stored answers, and choose how many are scored.
+    """Find the environment and the stored answers, choose how many are scored, and limit the device
+    hours; `cap_function` is that of `submit_regrade`.
 
     Raises UserError: ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
     """

@@ -94,7 +94,8 @@ class TrainRequest:
     def given_arguments(self) -> Mapping[str, Any]:
         """The arguments of a call that makes the same request: the plan, and what else was given.
 
-        `approved` is not repeated: a person agrees to one spend, not to another.
+        The cap is left out: whoever repeats the call names another one. So is `approved`: a person
+        agrees to one spend, not to another.
         """
         optional_texts = {
             "note": self.note,

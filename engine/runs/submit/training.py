@@ -193,7 +193,8 @@ def _settings(
 
 
 def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
-    """The teacher that the settings name, with the files of its model in place; None without one.
+    """The teacher that the settings name, after a check that the files of its model are there; None
+    where they name none.
 
     `model` is the one to be trained. Raises UserError MODEL_* or SETTING_*.
     """
@@ -345,8 +346,9 @@ def _check_secrets_of(run: RunDir, row: RunRow) -> None:
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
-    """Queue a new attempt of a run, which may take the device hours of the request, or else the
-    run's own. Returns its new row. Raises UserError RUN_STATE."""
+    """Queue a new attempt of a run, and return the run's new row. Its cap on device hours is that
+    of the request, or else the one that the run had, or else the default. Raises UserError
+    RUN_STATE."""
     return store.resume_run(
         row.run_id,
         max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),

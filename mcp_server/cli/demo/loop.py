@@ -106,9 +106,9 @@ def run_demo(
 
 
 def _run_scene(scene: Scene, console: Console) -> bool:
-    """Run the demo, and stop what it has started, however it ends; returns False after a Ctrl-C.
+    """Run the demo, and stop what it has started, however it ends.
 
-    If it fails, the reason is printed and noted in the facts.
+    If it fails, the reason is printed and noted in the facts. Returns False only after a Ctrl-C.
     """
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -124,7 +124,7 @@ def _run_scene(scene: Scene, console: Console) -> bool:
         _clean_up(scene, cancel_reason="the demo ended early")
         raise
     else:
-        _clean_up(scene, cancel_reason="")
+        _clean_up(scene, cancel_reason="")  # no run is left to cancel
     return True
 
 
@@ -190,8 +190,8 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
 
 
 def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
-    """What the demo reports of its trainings: the version of the last environment, and for each
-    algorithm the last status of its run and what became of the skills the model had before."""
+    """What the demo reports of its trainings: the version of the last environment; and by algorithm
+    the last status of each run, and what became of the skills that the model had before it."""
     return {
         "env_id": trainings[-1].env_id,
         "runs": {each.plan.algorithm: each.run for each in trainings},
@@ -329,8 +329,9 @@ async def _ask(
     for training in trainings:
         if not training.plan.question:
             continue
-        # The chat also deploys the base model, to compare with; all are stopped at the end, the
-        # base model last.
+        # Noted before the calls, so that these models are stopped after a failure too. The chat
+        # also deploys the base model, to compare with. At the end of the demo all are stopped in
+        # the order of this list, the base model last.
         served_before = [name for name in scene.served_models if name != base_model]
         scene.served_models = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
@@ -433,7 +434,13 @@ class _ToolCaller:
         add = partial(library.add, say=say)
         try:
             reply = await asyncio.to_thread(
-                call_and_record, home, "add_model", add, source=name, name=""
+                # name="": the model keeps the name that it is fetched by.
+                call_and_record,
+                home,
+                "add_model",
+                add,
+                source=name,
+                name="",
             )
         except UserError as error:
             raise DemoFailed(f"{error.code}: {error.message}. {error.hint}") from error

@@ -51,7 +51,7 @@ def is_better(facts: Reply) -> bool:
 
     For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
     interval of the comparison must lie above 0. `facts` is what the demo has noted (`Scene.facts`);
-    if the demo failed, it lacks what came after that.
+    a demo that failed has not noted all of it, and counts as not better.
     """
     for algorithm in ("sft", "grpo"):  # every plan trains by both
         run = facts.get("runs", {}).get(algorithm, {})
