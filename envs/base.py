@@ -80,7 +80,8 @@ class ToolCall:
     def to_dict(self) -> JsonObject:
         """The call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
 
-        `arguments` is a JSON string, or the raw text of invalid arguments. An empty id is left out.
+        `arguments` is the raw text of invalid arguments, else a JSON string. An empty id is left
+        out.
         """
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
         body: JsonObject = {
@@ -224,9 +225,8 @@ class Task:
 
     @property
     def preference(self) -> tuple[list[Message], list[Message]] | None:
-        """The better and the worse answer, each as messages after the prompt; None without both.
-
-        They are the metadata `chosen` and `rejected`, each a string or a list of messages.
+        """The better and the worse answer, each as messages after the prompt: the metadata
+        `chosen` and `rejected`, each a string or a list of messages. None without both.
         """
         answers = []
         for key in (CHOSEN, REJECTED):
@@ -350,7 +350,7 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
     Raises ValueError for anything else; `where` names the value in the error, such as "prompt of
     task 'a-1'".
     """
-    if isinstance(value, str):
+    if isinstance(value, str):  # a str is a Sequence too
         return _check_encodable(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
         raise ValueError(f"the {where} is a string or a list of messages, got {_short_repr(value)}")

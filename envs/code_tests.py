@@ -83,6 +83,7 @@ def code(
     """
     calls = [test for test in tests if "call" in test and "expect" in test]
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
+    # Unequal: a test has neither form, or both.
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
     run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
@@ -152,14 +153,15 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 
     Args:
         folder: the private folder in which the code runs.
-        timeout_s: seconds until the process is killed.
+        timeout_s: seconds that the code has; its keeper gets KEEPER_SECONDS more.
         memory_mb: address space in MB.
     """
     readable, writable = sandbox.inside(folder)
     return {
         "limits": {
             "RLIMIT_AS": memory_mb << 20,
-            "RLIMIT_CPU": math.ceil(timeout_s) + 1,  # a second more: the wall clock ends it first
+            # A second more than `timeout_s`, so that the wall clock ends it first.
+            "RLIMIT_CPU": math.ceil(timeout_s) + 1,
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_CORE": 0,
         },
@@ -174,8 +176,8 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 def _start_runner(
     job_file: Path, input_file: IO[bytes], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the process that carries out a job, in the folder of the job's file. Its standard input
-    is `input_file`, its standard output `output`."""
+    """Start the process that carries out the job in `job_file`, in that file's folder. Its standard
+    input is `input_file`, its standard output `output`; errors are thrown away."""
     folder = str(job_file.parent)
     return subprocess.Popen(
         # -I, -S: neither variables nor packages of the user change what runs. -B: no .pyc files.

@@ -103,7 +103,8 @@ def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault for each bound, such as `minimum` or `maxLength`, that the value does not keep."""
+    """One fault for each bound of the schema, such as `minimum` or `maxLength`, that the value
+    breaks."""
     return [
         f"{place}: {name} is {schema[name]}"
         for name, (kind, fits) in BOUNDS.items()
@@ -139,7 +140,8 @@ def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
 def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
     """The faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
 
-    For allOf these are the faults against each of its schemas; for the others one text each.
+    For allOf these are the faults against each of its schemas; for each of the others that does not
+    hold, one text.
     """
     errors: list[str] = []
     for part in schema.get("allOf", []):

@@ -80,9 +80,10 @@ class Rubric:
     def score(self, task: Task, completion: str, judge: "Judge | None" = None) -> Score:
         """The weighted mean of all criteria, or 0 if a required one fails.
 
-        The judge is asked only after every required check has passed. With `judge` None, criteria
-        without a check are left out. The score has an `error` if the judge gives no verdict, or if
-        no criterion is left. Raises ValueError if a check returns a value that is not from 0 to 1.
+        The judge values the criteria without a check, and is asked only after every required check
+        has passed; with `judge` None they are left out. The score has an `error` if the judge gives
+        no verdict, or if no criterion is left. Raises ValueError if a check returns a value that is
+        not from 0 to 1.
         """
         values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
         if not self._required_met(values):
@@ -115,7 +116,7 @@ class Rubric:
     def _required_met(self, values: Mapping[str, float]) -> bool:
         """Whether every required criterion that is in `values` (id -> value) is met.
 
-        Those that are not in `values` yet are left for the judge to decide.
+        Those that are not in `values` do not count: the judge has not valued them yet.
         """
         return all(
             values[c.id] >= self.pass_at for c in self.criteria if c.required and c.id in values
@@ -193,7 +194,7 @@ class Judge:
         raise JudgeError("not asked")  # reached only if a caller made `retries` negative
 
     def _reply_to(self, request: urllib.request.Request) -> str:
-        """Send a request once and return the text of the model's reply.
+        """Send a request once, count its tokens, and return the text of the model's reply.
 
         Raises what urllib and json raise, and LookupError or TypeError for a reply without a text.
         """

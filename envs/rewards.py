@@ -88,9 +88,9 @@ def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
 def final_answer(completion: str) -> str:
     """The part of a completion that is its answer, stripped of white space.
 
-    That is what follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. If a
-    `\\boxed{}` follows that mark, or there is no mark, it is the content of the last box. Without
-    mark and box it is the whole completion.
+    It is the content of the last `\\boxed{}`, if no mark follows that box. Otherwise it is what
+    follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. Without mark and box it
+    is the whole completion.
     """
     marks = list(ANSWER_MARK.finditer(completion))
     mark_end = marks[-1].end() if marks else 0
@@ -127,7 +127,7 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
         return 0.0
     if tolerance <= 0:
         return float(actual == target)
-    # A share of an expected 0 would be 0, so a number close to 0 counts as this large.
+    # A share of 0 is 0: nothing could differ. So an `expected` close to 0 counts as this large.
     least_size = Fraction(1, 10**9)
     return float(abs(actual - target) <= Fraction(tolerance) * max(abs(target), least_size))
 
@@ -168,7 +168,7 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     """1 if the final answer to a multiple choice question is the letter `expected`, else 0.
 
     `options` are the letters ("ABCD"), or a dict from letter to text. "B", "(b)" and "B." all mean
-    the letter B; with a dict so do "B) its text" and the text alone. Case does not matter.
+    the letter B; with a dict "B) its text" and the text alone do so too. Case does not matter.
     """
     answer = final_answer(completion).strip()
     letters = re.escape("".join(options))
@@ -186,7 +186,7 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 
     Case, white space and a full stop at the end do not matter.
     """
-    # Folded like the two texts below; the signs of the pattern are the same when folded.
+    # In lower case like the two texts below, which changes only the letter in this pattern.
     letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
     option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
@@ -215,6 +215,7 @@ def json_value(completion: str) -> Any:
     """
     text = completion.strip()
     blocks = FENCE.findall(text)
+    # The fences at both ends: nothing stands around the block.
     if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
         text = blocks[0]
     try:
@@ -240,8 +241,8 @@ def f1(completion: str, expected: str) -> float:
     """The harmonic mean of precision and recall over words; articles and punctuation are ignored.
 
     This is the word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts of an answer, so
-    it also pays for hedging: use it beside a stricter part. Without words in one of the two texts
-    it is 0, without words in both 1.
+    it also pays for hedging: use it beside a stricter part. It is 0 if one of the two texts has no
+    words, and 1 if both have none.
     """
     actual, target = _words(completion), _words(expected)
     if not actual or not target:
@@ -256,9 +257,9 @@ def f1(completion: str, expected: str) -> float:
 def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "words") -> float:
     """Reward for the length of the completion, counted in `unit` ("words" or "characters").
 
-    It is 1 for a length from `at_least` to `at_most`. Outside it falls linearly, to 0 at twice
-    `at_most` and at half of `at_least`. Raises ValueError for another unit, or unless
-    0 <= at_least <= at_most and at_most >= 1.
+    The reward is 1 for a length from `at_least` to `at_most`. For longer and shorter ones it falls
+    linearly, to 0 at twice `at_most` and at half of `at_least`. Raises ValueError for another unit,
+    or unless 0 <= at_least <= at_most and at_most >= 1.
     """
     if unit not in ("words", "characters"):
         raise ValueError(f"unit is words or characters, got {unit!r}")

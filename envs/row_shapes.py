@@ -66,7 +66,8 @@ def shape_of(row: JsonObject) -> str:
 
 
 def _preference_shape(row: JsonObject) -> str:
-    """The name of a row's shape as a preference; "" if it has no two answers to prefer from."""
+    """The name of a row's shape as a preference; "" if it does not have a better and a worse
+    answer."""
     if _has_value(row.get("preferred_output")) and _has_value(row.get("non_preferred_output")):
         return PREFERENCE_OPENAI
     if _has_value(row.get(CHOSEN)) and _has_value(row.get(REJECTED)):
@@ -131,7 +132,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
-    """What of a row becomes metadata: the keys that nothing else uses, and its tools.
+    """What of a row becomes metadata: the values that nothing else uses, and its tools.
 
     Args:
         shape: the name that `shape_of` gives.
@@ -307,7 +308,7 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     count = 0  # of messages in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
         count += 1
-    while count and chosen[count - 1].role == "assistant":
+    while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
         count -= 1
     if not count:
         raise ValueError(
@@ -340,7 +341,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     prompt_key, _, answer_key = shape.partition("/")
     prompt, prompt_keys = _prompt_of(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
-    # `answer_key` is "" for a prompt alone: as one more key it harms nothing.
+    # For a prompt alone `answer_key` is "", which is no key of a row and so harms nothing.
     return prompt, answer, prompt_keys | {answer_key}
 
 
@@ -361,7 +362,8 @@ def _no_prompt_message(row: JsonObject) -> str:
 
 
 def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
-    """The prompt that the row holds under `prompt_key` (text or messages), and the keys it takes.
+    """The prompt that the row holds under `prompt_key` (text or messages), and the keys of the row
+    that went into it.
 
     A `system` text of the row becomes the first message. An `input` beside an `instruction` is
     appended to the instruction as a paragraph.
@@ -381,7 +383,7 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     """Split a chat into (prompt, answer) before its first assistant message.
 
     `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
-    None if the assistant says nothing.
+    None if there is no message of the assistant.
 
     Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
     end with the assistant, or holds a message that cannot be read.
@@ -433,7 +435,7 @@ def _role_of_speaker(speaker: Any) -> str:
 
 
 def _check_weight(weight: Any) -> None:
-    """Raise ValueError unless a message's `weight` is 1, the weight of one that is learnt."""
+    """Raise ValueError unless a message's `weight` is 1, which says that the message is learnt."""
     if weight not in (0, 1) or isinstance(weight, bool):
         raise ValueError(f"weight is 0 or 1, got {weight!r}")
     if weight == 0:

@@ -90,9 +90,10 @@ def names_benchmark(path: str | Path) -> bool:
 
 
 def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | None:
-    """The benchmark that `path` names, as a folder with its environment; None if it names none.
+    """The benchmark that `path` names, as a folder with its environment; None if `path` does not
+    begin with PREFIX.
 
-    The version of the dataset fetched last is used where there is no network.
+    Without a network the version of the dataset that was fetched last is used.
 
     Args:
         deadline: value of `time.monotonic()` by which the call must end.
@@ -143,8 +144,8 @@ def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Datase
 
 
 def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
-    """The folder in the cache with the benchmark's environment and its data, which is made if it is
-    not there. Its name says the version of the dataset and the content of the environment.
+    """The folder in the cache with the benchmark's environment and its data; made if it is missing
+    or incomplete. Its name is made from the version of the dataset and a hash of the environment.
 
     Args:
         name: the benchmark's name.

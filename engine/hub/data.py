@@ -89,10 +89,10 @@ class Dataset:
 
 
 def parse(text: str) -> DatasetRef | None:
-    """The dataset that `text` names: `ORG/NAME`, `ORG/NAME:SUBSET`, either also behind
-    `hf://datasets/`. None if it cannot name one."""
+    """The dataset that `text` names: `ORG/NAME` or `ORG/NAME:SUBSET`, with or without
+    `hf://datasets/` before it. None if it cannot name one."""
     repo, _, subset = text.removeprefix(_URL).partition(":")
-    # `data/train.jsonl` is the path of a file, and no id of a dataset ends with a dot.
+    # `data/train.jsonl` is the path of a file; an id that ends with a dot is no dataset's.
     is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
     return DatasetRef(repo, subset) if is_id else None
 
@@ -172,7 +172,7 @@ def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: fl
     data_folder.mkdir(parents=True, exist_ok=True)
     _check_room(data_folder, _total_bytes(chosen), remote.repo)
     _download_all(remote, chosen, data_folder, deadline)
-    fetched_names = {file.name for file in chosen.values()}
+    fetched_names = {file.name for file in chosen.values()}  # in the repository
     write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
 
 
@@ -269,7 +269,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
 def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
     """The names of a subset's files by their split, "" for those without one.
 
-    Raises UserError DATASET_INVALID if a subset has to be named, or there is none of that name.
+    `subset`: its name; "" if none was given. Raises UserError DATASET_INVALID if one has to be
+    named, or there is none of that name.
     """
     configs = remote.card.get("configs")  # the subsets, where the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
@@ -301,8 +302,8 @@ def _named_by_split(
 
 
 def _data_files(remote: HubVersion) -> list[str]:
-    """Names of the repository's files in a format of data, sorted; hidden and generated ones, and
-    descriptions of datasets, are left out."""
+    """Names of the repository's files in a format of data, sorted, without hidden files and without
+    the JSON files that describe a dataset."""
     return sorted(
         name
         for name in remote.files
@@ -315,8 +316,8 @@ def _data_files(remote: HubVersion) -> list[str]:
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
     """The names of the data files by their split, for a dataset whose card declares no files.
 
-    The path of a file says its split; "" stands for files whose path says none. Only files of one
-    format are taken, because those of another may hold the same rows.
+    A file's name says its split, or else its folders do; "" stands for files without a split. Only
+    files of one format are taken, because those of another may hold the same rows.
     """
     names = _data_files(remote)
     by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
@@ -328,7 +329,8 @@ def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
 
 
 def _split_of_folders(name: str) -> str:
-    """The split that a folder in the path says, the innermost first; "" if none does."""
+    """The split that the innermost folder of a file's path says, or else one further out; "" if
+    none says any."""
     for folder in reversed(name.split("/")[:-1]):
         split = split_of(Path(folder))
         if split:
@@ -350,8 +352,10 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
         return by_name[subset]
     if not subset:
         defaults = [config for config in by_name.values() if config.get("default") is True]
-        if defaults or "default" in by_name:
-            return defaults[0] if defaults else by_name["default"]
+        if defaults:
+            return defaults[0]
+        if "default" in by_name:
+            return by_name["default"]
         if len(by_name) == 1:
             return next(iter(by_name.values()))
     raise _no_subset(repo, list(by_name), subset)

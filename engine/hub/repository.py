@@ -83,9 +83,8 @@ def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
 def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVersion:
     """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
 
-    Raises httpx.HTTPError if the request fails, and UserError if the answer is not that of a hub.
-    The code of that error is `absent_code` of `kind`, which says whether `repo` is a model or a
-    dataset.
+    Raises httpx.HTTPError if the request fails, and UserError with the `absent_code` of `kind` (a
+    model or a dataset) if the answer is not that of a hub.
     """
     # "blobs": with sizes and checksums.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
@@ -117,8 +116,8 @@ def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
 def fetch_text(remote: HubVersion, name: str) -> str:
     """Fetch the content of a small file `name` of a repository.
 
-    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8. The code of that
-    error is `unusable_code` of `remote.kind`, which says whether this is a model or a dataset.
+    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8, with the
+    `unusable_code` of `remote.kind` (a model or a dataset).
     """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:

@@ -92,8 +92,8 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH if the adapter has options that make it compute anything but
-    a LoRA scaled by lora_alpha / r. `config` is the content of its adapter_config.json."""
+    """Raise UserError ADAPTER_MISMATCH if the adapter in `folder` has options that make it compute
+    anything but a LoRA scaled by a whole lora_alpha / r. `config`: its adapter_config.json."""
     # use_rslora: scaled by lora_alpha / sqrt(r).
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
@@ -143,8 +143,8 @@ def _no_fit(
 
     Args:
         matrix: the matrix at fault, such as "q_proj.lora_A".
-        expected: its shape in each layer, as the base model asks for it.
-        stored: its shape in each layer that the adapter has.
+        expected: its shape in each layer, as the base model asks for it; at least one.
+        stored: its shape in each layer in which the adapter has it; may be empty.
     """
     message = (
         f"{folder} does not fit its base: {len(expected)} {matrix} of "
@@ -156,8 +156,8 @@ def _no_fit(
 
 
 def named_base(folder: Path) -> NamedBase:
-    """What the adapter in `folder` says of its base model: the names that it has there, and the
-    hashes of its weight files (only in an export of ours, which has the file `ORIGIN`).
+    """What the adapter in `folder` says of its base model: the names it gives the base, and the
+    hashes of the base's weight files (only in an export of ours, which has the file `ORIGIN`).
 
     Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
     """
@@ -166,7 +166,7 @@ def named_base(folder: Path) -> NamedBase:
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
     names = [name for name in references if isinstance(name, str) and name]
     unique_names = tuple(dict.fromkeys(names))
-    weights = origin.get(BASE_WEIGHTS)
+    weights = origin.get(BASE_WEIGHTS)  # file name -> hash
     return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
 
 

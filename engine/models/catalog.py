@@ -70,8 +70,8 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint), RUN@best or
     RUN@stepN.
 
-    A folder or hub id may hold an adapter in PEFT's format, which names its base model. A name with
-    a slash is a path if such a folder exists, else a hub id.
+    A folder or hub id may hold an adapter in PEFT's format, whose config names the base model. A
+    name with a slash is a path if such a folder exists, else a hub id.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -102,7 +102,7 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder of the model or adapter that `ref` names, if it names no run. A GGUF file is
+    """The folder of the model or adapter that `ref`, which is no run, names. A GGUF file is
     imported now if it has not been before; a model of the hub is fetched without its weights.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
@@ -151,7 +151,10 @@ def describe(home: Home, ref: str) -> Reply:
 
 
 def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
-    """What `describe` says of a model that is an adapter on the base model `base_ref`."""
+    """The fields that `describe` adds for a model that is an adapter on the base model `base_ref`.
+
+    `adapter` is the adapter's folder.
+    """
     return {
         "base": base_ref,
         "adapter": str(adapter),
@@ -177,8 +180,8 @@ def check_in_sight(home: Home, ref: str) -> None:
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
     # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
     except (UserError, OSError, ValueError, RuntimeError) as error:
-        # The caller must not learn whether there is an unusable folder ORG/NAME or none. Without a
-        # folder, a hub id that the hub does not know gets the error that this raises.
+        # The caller must not learn whether there is an unusable folder ORG/NAME or none. So this
+        # raises what a hub id without such a folder gets, if the hub does not know it.
         if may_be_hub_id:
             hub.look_up(home, ref)
         raise _no_model_at(ref) from error
@@ -192,8 +195,8 @@ def _is_written_as_path(ref: str) -> bool:
 
 
 def _usable_local_folder(home: Home, ref: str) -> Path | None:
-    """The folder of the model at the path `ref`; None if `ref` may be a hub id and no folder has
-    that path. For a GGUF file it is the folder that the file was imported into.
+    """The folder of the model at the path `ref`; for a GGUF file the folder that it was imported
+    into. None if no folder has that path and `ref` may be a hub id.
 
     Raises UserError, OSError, ValueError or RuntimeError if the model cannot be used.
     """
@@ -203,7 +206,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
         folder = _local_folder(ref)
     if folder is None:
         return None
-    # Both are called only for what they raise.
+    # Each of the two is called only for what it raises.
     if adapters.is_adapter(folder):
         resolve_model(home, str(folder))
     else:
@@ -279,10 +282,8 @@ def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
 
 
 def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
-    """The run that `ref` names, and which of its checkpoints.
-
-    The checkpoint is "best", "stepN", or "" for the newest, as in `RunDir.resolve_checkpoint`. None
-    if `ref` names no run of this home.
+    """The run of this home that `ref` names, and which of its checkpoints: "best", "stepN", or ""
+    for the newest, as in `RunDir.resolve_checkpoint`. None if `ref` names no such run.
     """
     match = _RUN_REFERENCE.fullmatch(ref)
     if match is None:
@@ -323,8 +324,9 @@ def _with_adapter(base: ModelRef, folder: Path) -> ModelRef:
 def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
     """The adapter in `folder` on the base model that it names.
 
-    The adapter may name its base in several ways; the first that leads to a model counts. Raises
-    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights.
+    The adapter may give its base several names; the first that leads to a model counts. Raises
+    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights than
+    the adapter was trained on.
     """
     named_base = adapters.named_base(folder)
     reasons = []  # why each name leads to no model
@@ -343,8 +345,9 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
 def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
     """The error for the adapter in `folder`, whose base model is not here.
 
-    `names` are the names that the adapter gives its base model, and `reasons` is a text that says
-    of each why it leads to no model; "" if there are no names.
+    Args:
+        names: the names that the adapter gives its base model; may be empty.
+        reasons: for each name why it leads to no model, in one text; "" without names.
     """
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
     known_name = next((name for name in names if name in KNOWN), "")
@@ -402,7 +405,7 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
 
 def _can_be_a_path(ref: str) -> bool:
     """Whether path functions take `ref`: it is short enough for a path and has no NUL byte."""
-    # Limits count bytes. Odd characters (surrogates) must not raise here.
+    # The limits count bytes. surrogatepass: a lone surrogate must not raise here.
     encoded = ref.encode("utf-8", "surrogatepass")
     longest_name = max(len(name) for name in encoded.split(b"/"))
     return b"\0" not in encoded and len(encoded) < _PATH_BYTES and longest_name < _NAME_BYTES
@@ -448,7 +451,8 @@ def _unknown_reference(home: Home, ref: str) -> UserError:
 
 
 def _hint_for_unknown(ref: str, known_names: list[str]) -> str:
-    """What to write in place of a reference that names no model."""
+    """What to write in place of `ref`, which names no model. `known_names` are the names of models
+    and the run ids that exist."""
     name = ref.partition("@")[0]
     if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
         return f"After a run id stands @best or @stepN, as in {name}@best."
@@ -530,7 +534,8 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
 
 
 def _usable_run(run: RunDir) -> UsableModel | None:
-    """The model of a training run for a listing; None if its config or base cannot be read."""
+    """The model of a training run for a listing; None for a run of another kind, or if its config
+    or base cannot be read."""
     try:
         config = _run_config(run)
         if not isinstance(config, TrainConfig):
@@ -543,5 +548,5 @@ def _usable_run(run: RunDir) -> UsableModel | None:
         return None
     best = run.resolve_checkpoint("best")
     checkpoints = run.checkpoint_steps()
-    best_name = best.name if best is not None else ""
+    best_name = best.name if best is not None else ""  # "stepN"
     return replace(model, base=base_ref, checkpoints=checkpoints, best=best_name)

@@ -92,8 +92,8 @@ class TokenizedChat:
     def mask(self, loss_on: str = "assistant") -> list[int]:
         """One number per token: 1 if it carries loss, else 0.
 
-        `loss_on`: "assistant" (all assistant turns), "last" (the last one of the conversation) or
-        "all" (every token that the conversation's previous row does not have).
+        `loss_on`: "assistant" (all assistant turns), "last" (the conversation's last turn) or "all"
+        (every token that the conversation's previous row does not begin with).
         """
         mask = [0] * len(self.ids)
         for start, end in self.shape.trained(loss_on):
@@ -156,6 +156,7 @@ class ChatFormat:
         Raises TemplateError with the template's own message if it refuses the conversation, and
         UserError MODEL_UNSUPPORTED if the template does not compile.
         """
+        # Some models have a template of its own for conversations with tools.
         source = self.tool_template if tools and self.tool_template else self.template
         messages = [template_messages.clean(message) for message in messages]
         if template_messages.needs_abilities(messages, tools):
@@ -259,8 +260,8 @@ class ChatFormat:
         Returns two texts:
 
         - the token that ends the turn at the end of a conversation; "" if the template writes none
-        - what follows the model's words if `replies` come next: the end of the turn, whichever way
-          it is written then, the replies and the opening of the next turn
+        - what follows the model's words if `replies` come next: the end of the turn, as the
+          template writes it before a reply, the replies and the opening of the next turn
         """
         conversation = [*stand_in.history, stand_in.message]
         mark = stand_in.mark  # the last of the model's words
@@ -301,7 +302,8 @@ class ChatFormat:
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
-            if rows and prompt.startswith(row_text):  # the template left the earlier turns as is
+            # The template writes the earlier turns as before: the turn can join the last row.
+            if rows and prompt.startswith(row_text):
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
@@ -314,7 +316,8 @@ class ChatFormat:
     ) -> Iterator[tuple[str, str]]:
         """The assistant turns of a conversation, each as (its prompt, what the model has to write).
 
-        With `needs_reasoning` a turn without reasoning raises NoReasoning.
+        Its prompt is the text up to the turn. With `needs_reasoning` a turn without reasoning
+        raises NoReasoning.
         """
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -341,8 +344,8 @@ class ChatFormat:
 
         Args:
             prompt_ids: the tokens before that turn.
-            turns: (start, end) of the assistant turns among them.
-            known: how many of them the conversation's previous row begins with too.
+            turns: (start, end) of the assistant turns in `prompt_ids`.
+            known: how many of `prompt_ids` the conversation's previous row begins with too.
         """
         start = len(prompt_ids)
         ids = prompt_ids + self.encode(answer)
@@ -404,7 +407,7 @@ class ChatFormat:
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> bool:
-        """Whether the template writes the reasoning of this message, or the message has none."""
+        """Whether the template writes the reasoning of this message; True if it has none."""
         if "reasoning_content" not in message:
             return True
         # In place of the reasoning stands a text that can come from nowhere else.
@@ -419,10 +422,10 @@ class ChatFormat:
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """What the model has to write of an assistant turn: the text up to its end token, with it.
+        """What the model has to write of an assistant turn: its text, up to and with the end token.
 
-        If the template ends the turn with no such token, the model ends it by opening the next
-        message, in families (GLM) whose openings are end tokens: then this opening is added.
+        In some families (GLM) the template writes no end token: the token that opens the next
+        message ends the turn. Then this opening is added.
 
         Args:
             turn: the text that the template writes from the beginning of the turn on.
@@ -442,8 +445,8 @@ class ChatFormat:
         return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
 
     def _with_one_end(self, turn: str) -> str:
-        """The turn, cut after its first end token if it ends with several of them in a row: after
-        the first the model has stopped."""
+        """The turn with only the first of the end tokens that stand in a row at its end: after the
+        first one the model has stopped."""
         while last := next((stop for stop in self.stop_texts if turn.endswith(stop)), ""):
             without_last = turn.removesuffix(last).rstrip()
             if not without_last.endswith(tuple(self.stop_texts)):
@@ -513,7 +516,7 @@ def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _unused_mark(messages: Sequence[ChatMessage]) -> str:
-    """A text that none of the messages holds."""
+    """A text that none of the messages holds: `_MARK`, followed by as many z as that takes."""
     mark = _MARK
     while any(mark in str(message) for message in messages):
         mark += "z"
@@ -533,8 +536,8 @@ def _after(mark: str, text: str) -> str:
 
 
 def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
-    """The message with its reasoning in the field `reasoning_content` alone; without its reasoning
-    if that is to be dropped."""
+    """A message of the assistant with its reasoning in the field `reasoning_content` alone, or, if
+    `reasoning` is "drop", without any. Other messages are returned as they are."""
     if message["role"] != "assistant":
         return message
     message = template_messages.split_reasoning(message)
@@ -556,7 +559,7 @@ def _variables(
 
 @lru_cache(maxsize=16)
 def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abilities:
-    """What the template `source` writes of a conversation with tools.
+    """Which parts of a conversation with tools the template `source` writes by itself.
 
     `special_tokens` holds (name, text) pairs, not a dict, so that results can be cached by it.
     """

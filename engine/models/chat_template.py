@@ -60,7 +60,7 @@ class _Namespace(jinja2.utils.Namespace):
     """jinja's namespace without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # `self` may be a key
-        """Take attributes as `dict` does: as keywords, or as one mapping.
+        """Take attributes as `dict` does: as keywords, as one mapping, or both.
 
         `self` is not in the signature, because a template may pass a keyword of that name. Raises
         SecurityError for an attribute that begins with an underscore.
@@ -115,7 +115,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`. jinja's own escapes HTML characters, which no model was trained on."""
+    """The filter `tojson`, in place of jinja's own, which escapes HTML characters: no model was
+    trained on such escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -124,9 +124,9 @@ class LayerFacts:
 
 
 def text_part(config: Mapping[str, Any]) -> JsonObject:
-    """The configuration of the part of a model that reads text: that of the whole, `config`, with
-    the values of its `text_config` over it if the model has several parts. What both leave out has
-    the family's default."""
+    """The configuration of the part of a model that reads text: `config`, that of the whole model,
+    in which the values of `text_config` take precedence if the model has several parts. What both
+    leave out has the family's default."""
     text = config.get("text_config")
     merged = dict(config) | text if isinstance(text, dict) else dict(config)
     return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged
@@ -160,8 +160,8 @@ def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
 
 @cache
 def _transformers_knows(model_type: str) -> bool:
-    """Whether the installed transformers knows a family. Transformers is not imported: it has a
-    folder for each family. True where it is not installed, as on a server that trains elsewhere."""
+    """Whether the installed transformers knows a family: it has a folder for each, so it need not
+    be imported. True where it is not installed, as on a server that trains elsewhere."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return True
@@ -182,7 +182,7 @@ def read_layers(
 
     Args:
         shapes: the shapes of all weights, by name; that of a matrix is [outputs, inputs].
-        config: the part of config.json on the text model (`text_part`).
+        config: the configuration of the text model, as `text_part` returns it.
     """
     weights = list(_layer_weights(shapes, layers))
     expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
@@ -248,7 +248,8 @@ class _LayerWeight:
 def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
     """The weights of the first `layers` layers of the part that reads text, sorted by name."""
     for name, shape in sorted(shapes.items()):
-        match = _LAYER.match(name)  # `before`: the parts of the name before the layer's number
+        match = _LAYER.match(name)
+        # "before": what stands before the layer's number, such as the name of a vision part.
         if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
         yield _LayerWeight(int(match["number"]), match["path"], shape)
@@ -311,8 +312,8 @@ def active_width(lookup: Lookup) -> int:
 
 
 def head_width(lookup: Lookup) -> int:
-    """The length of a key or value vector of one head; 0 if config.json does not say it. `lookup`
-    gives the value of a name in that file, None without one.
+    """The length of a key or value vector of one head; 0 if config.json does not give it. `lookup`
+    returns the value of a name in that file, None if it lacks the name.
 
     In latent attention (DeepSeek) keys and values differ in length; then it is their mean.
     """
@@ -328,7 +329,7 @@ def head_width(lookup: Lookup) -> int:
 
 def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
     """The first positive integer that config.json has under one of `names`; 0 if it has none.
-    `lookup` gives the value of a name in that file, None without one."""
+    `lookup` returns the value of a name in that file, None if it lacks the name."""
     for name in names:
         number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

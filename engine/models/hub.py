@@ -81,8 +81,8 @@ class DownloadPlan(Record):
 def cached(home: Home, repo: str) -> Path | None:
     """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred, first in the cache that other programs share, then in
-    the home's own. Without one it is the home's snapshot whose weights still have to be downloaded.
+    A snapshot with all weights is preferred, in the cache that other programs share before the
+    home's own. If neither has one, it is the home's snapshot that still has to download weights.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
@@ -100,7 +100,7 @@ def cached_ids(home: Home) -> list[str]:
     repos = set()
     for root in (_shared_cache(), home.cache / "hub"):
         for folder in sorted(root.glob("models--*--*")):
-            # "models--ORG--NAME"; a NAME may have more dashes.
+            # "models--ORG--NAME"; NAME may hold "--" too, so only the first becomes a slash.
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
             snapshot = _snapshot(root, repo)
             if snapshot is not None and is_complete(snapshot):
@@ -135,9 +135,10 @@ def look_up(home: Home, repo: str) -> Path:
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
-    """Download the weights that are missing in `folder`, if any; partial files are continued.
+    """Download the weights that are missing in `folder`, if any; partial files are continued. Does
+    nothing without a download plan.
 
-    `progress` is called with the bytes of all files so far and in total. Raises UserError
+    `progress` is called with (bytes of all files so far, bytes in total). Raises UserError
     MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED (a wrong checksum) or DISK_FULL.
     """
     if is_complete(folder):
@@ -243,8 +244,9 @@ def _snapshot(root: Path, repo: str) -> Path | None:
 
 
 def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
-    """Fetch a model without its weights, which `ensure_weights` fetches later, or a whole adapter;
+    """Fetch a whole adapter, or a model without its weights, which `ensure_weights` fetches later;
     returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
+    # With config.json the files of a whole model are there, beside which an adapter does not count.
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
         _require_config(remote)
@@ -262,8 +264,8 @@ def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch an adapter into `folder`: its config, and also its weights, because they are small
-    beside those of a model."""
+    """Fetch an adapter into `folder`: its config, and its weights at once, because they are small
+    beside those of a model. Weights that are there already are kept."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():
@@ -272,7 +274,7 @@ def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
 
 def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
     """Fetch the small files of a model and the headers of its weights into `folder`, and write the
-    plan for the weights."""
+    plan by which `ensure_weights` downloads the weights."""
     _fetch_small_files(remote, folder)
     names = _weight_names(folder, remote)
     model_files.check_text_files(folder)  # refuses a model without tokenizer or chat template
@@ -293,7 +295,7 @@ def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))
-            if name == "config.json":  # refused before the larger files are fetched
+            if name == "config.json":  # checked at once: a refusal saves the larger files
                 model_files.check_config(model_files.load_json(folder / name), remote.repo)
 
 

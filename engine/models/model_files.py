@@ -163,7 +163,7 @@ class ModelFacts:
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
         """Parameters of a LoRA with this rank on the projections `targets` of every layer.
 
-        Each projection takes rank x (inputs + outputs).
+        Each projection takes rank x (inputs + outputs); a name that no layer has takes none.
         """
         return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
 
@@ -193,7 +193,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
     Args:
         raw: the bytes of the length and the header; more may follow.
         name: name of the file, for error messages.
-        file_size: bytes of the whole file, which must hold every tensor; None if it is not checked.
+        file_size: bytes of the whole file, checked to hold every tensor; None for no such check.
 
     Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
@@ -216,7 +216,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
 
 def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a header by name, and how many bytes of values follow the header."""
+    """The tensors of a header by name, and how many bytes of values must follow the header."""
     header = json.loads(header_json)
     # The entry "__metadata__" does not describe a tensor.
     entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
@@ -241,7 +241,7 @@ def header_length(raw: bytes, name: str) -> int:
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
     """Parse one entry of a header. Raises KeyError, TypeError or ValueError for an entry of another
-    form, or whose shape does not fit its number of bytes; an unknown dtype is not checked."""
+    form, or if its shape does not fit its bytes, which is not checked for an unknown dtype."""
     first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
@@ -272,8 +272,8 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files of a folder: the shards in its index, or the single file. Those
-    still to be downloaded are named too. Raises UserError MODEL_UNSUPPORTED if there are none."""
+    """Names of a model's weight files: the shards in its index, or the single file, also if they
+    are still to be downloaded. Raises UserError MODEL_UNSUPPORTED if there are none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
@@ -288,8 +288,8 @@ def weight_files(folder: Path) -> list[str]:
 def shards(index: JsonObject, name: str) -> list[str]:
     """The distinct file names in a shard index, sorted.
 
-    `name` is the name of the index file, for an error. Raises UserError MODEL_UNSUPPORTED if a
-    file name could lead out of the folder, or if there are none.
+    `name`: that of the index file, for the error. Raises UserError MODEL_UNSUPPORTED if it names
+    no file, or one that could lead out of the folder.
     """
     file_by_tensor = index.get("weight_map")
     files = sorted(set(file_by_tensor.values())) if isinstance(file_by_tensor, dict) else []
@@ -305,7 +305,7 @@ def shards(index: JsonObject, name: str) -> list[str]:
 def no_safetensors(where: str, names: list[str]) -> UserError:
     """The error for a folder or repository without safetensors weights.
 
-    `where` names it; `names` are its files, to tell whether it has weights in another format.
+    `where` names it; `names` are its files, among which there may be weights in another format.
     """
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
@@ -368,8 +368,8 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a weight file by name, from the file or from its header, which may have been
-    fetched alone. Raises UserError MODEL_UNSUPPORTED if neither is there."""
+    """The tensors of a weight file by name, from the file, or from its header if only that has been
+    fetched. Raises UserError MODEL_UNSUPPORTED if neither is there."""
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
@@ -448,8 +448,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if it is missing and
-    `default` is 0, which stands for no default.
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if all are missing
+    and `default` is 0, which stands for no default.
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]

@@ -86,7 +86,7 @@ def closes_any(reply: str) -> bool:
 
 
 def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
-    """The reader of the thought at the beginning of a reply, which ends with a closing tag.
+    """The reader of the thought at the beginning of a reply; a closing tag ends the thought.
 
     Each of `all_tags` is a pair of an opening and a closing tag; the first pair that the reply uses
     counts. The opening tag may be missing, because many templates write it in the prompt.
@@ -95,7 +95,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
     def take_off(reply: str) -> tuple[str | None, str]:
         """Split a reply into (its thought, the text after the closing tag).
 
-        (None, the whole reply) if there is no closing tag: a thought that was cut is not taken off.
+        (None, the whole reply) if there is no closing tag: a thought that was cut off stays in it.
         """
         for tags in all_tags:
             thought, closing, rest = reply.partition(tags.closing)

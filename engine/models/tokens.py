@@ -95,7 +95,7 @@ class ChatTokenizer:
         for name in ("config.json", "generation_config.json"):
             token_ids = _end_token_ids(self.folder / name)
             texts += [self.backend.id_to_token(token_id) for token_id in token_ids]
-        # An id without a token has no text.
+        # None: an id without a token, or no eos token.
         return list(dict.fromkeys(text for text in texts if text))  # each once, in order
 
 

@@ -70,9 +70,9 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
 def _with_means(name: str, means: Mapping[str, float]) -> str:
     """The name of a risk or weakness, followed by the mean rewards that show it.
 
-    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A finding
-    that is neither a probe nor PAYS_FOR_LENGTH is shown by its name alone. `means` maps each probe
-    to its mean reward.
+    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A name
+    that is neither PAYS_FOR_LENGTH nor that of a probe stays alone. `means` maps each probe to its
+    mean reward.
     """
     if name == PAYS_FOR_LENGTH:
         if _pays_for_junk(means):
@@ -109,7 +109,8 @@ def pays_for_length(table: Sequence[Line]) -> bool:
 
 
 def _pays_for_junk(means: Mapping[str, float]) -> bool:
-    """Whether the right answer earns more when junk follows it; False if either was not scored.
+    """Whether the right answer earns clearly more when junk follows it; False if one of the two was
+    not scored.
 
     `means` maps each probe to its mean reward.
     """

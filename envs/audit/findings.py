@@ -84,8 +84,9 @@ class Tally:
 def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
     """Whether the reward that an answer got on a row counts as paid.
 
-    `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it.
-    If it is None (no reference answer), the answer needs success, or a reward of PAID itself.
+    `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it,
+    and nothing is paid where that is 0 or less. If it is None (no reference answer), the answer
+    needs success, or a reward of PAID itself.
     """
     if gold_reward is None:
         return result["success"] is True or result["reward"] >= PAID

@@ -48,15 +48,16 @@ def score_again(
 ) -> Rescoring:
     """Score answers again with a fresh process and count those that get another reward.
 
-    An answer that gets another reward, however little, is scored once more by the same process. If
-    it still differs from the first, a third process scores the answer too.
+    An answer whose reward differs from its first, however little, is scored once more by the same
+    process. If that reward differs from the first too, a third process scores the answer.
 
     Args:
         answers: answers with the rewards they got first.
         start_process: starts a process that has scored nothing yet; called a second time if rewards
             differ. It may raise EnvProblem, which becomes the `why` of the result.
         time_is_up: tells whether the remaining answers are to be left out.
-        clock: the time in seconds, for the third process: it has `THIRD_S` seconds in any case.
+        clock: gives the time in seconds; the third process has `THIRD_S` seconds of it, even after
+            `time_is_up`.
     """
     progress = _Progress()
     why = ""
@@ -83,7 +84,7 @@ def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
     """
     changed = progress.changed
     failed = sum(item.failed for item in changed)
-    # Confirmed ones come first: False sorts before True.
+    # Confirmed ones first: their `not item.confirmed` is False, which sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": asked,
@@ -111,7 +112,7 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
 
     For example "3 of 24 answers got another reward in a new env process (task a-1: 1, and there 0):
     what it pays depends on what its process has done before". The environment's error messages are
-    left out; `examples` has them.
+    not in the sentence; `examples` has them.
 
     Args:
         rescoring: a `Rescoring` with at least one example, as it was stored.
@@ -207,11 +208,12 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Decide whether an answer has changed: one whose score `second`, by the new process, has
-        another reward than the answer's first. It is scored once more.
+        """Decide whether an answer has changed whose score `second`, by the new process, differs
+        from its first reward. The answer is scored once more.
 
-        If it still differs, it is added to `changed`. If the first reward comes back, it is not
-        added after a `second` that failed; of those with another reward the first one is let pass.
+        If the score differs again, the answer is added to `changed`. If the first reward comes
+        back, the answer is let pass where `second` was a failure; and so is the first answer of
+        all where `second` was another reward.
         """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
@@ -219,8 +221,8 @@ class _Progress:
             return
         if second["error"]:
             return
-        # One is let pass, because the first call of a new process may be slow, and score() may have
-        # a time limit of its own.
+        # One such answer is let pass, because the first call of a new process may be slow, and
+        # score() may have a time limit of its own.
         if self.cold_start_forgiven:
             self.changed.append(_Changed(answer, second))
         self.cold_start_forgiven = True
@@ -229,8 +231,8 @@ class _Progress:
 def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """Score an answer once more with the process that gave it the score `second`.
 
-    Returns the new score if its reward still differs from the answer's first one, else None. If
-    this scoring fails, `second` stands and is returned.
+    Returns `second` if this scoring fails, None if the answer gets its first reward again, else the
+    new score.
     """
     repeated = answer.score(process)
     # A text is the reason why the answer cannot be scored.

@@ -66,8 +66,9 @@ def audit(
         rows: stored task rows; taken in a random order given by `seed`.
         kind: the environment's kind: single, multi (multi-turn) or sft, which has no scorer, so
             that nothing is scored.
-        budget_s: seconds; at least `LEAST_ROWS` rows are scored, up to `OVERRUN` times as long.
-        clock: the time in seconds.
+        budget_s: seconds for the audit. `LEAST_ROWS` rows are scored even if that takes longer, up
+            to `OVERRUN` times as long.
+        clock: gives the time in seconds.
         fresh: starts a scorer that has scored nothing yet; it scores a sample of the answers again.
             It may be called twice, and may raise EnvProblem. None leaves this check out.
 
@@ -187,13 +188,15 @@ def _sample(findings: Findings) -> list[Scored]:
     ids_of_latest = {id(answer) for answer in newest_first}
     earlier = [answer for answer in findings.samples if id(answer) not in ids_of_latest]
     count = min(FRESH, len(earlier))
+    # Positions spread evenly: index * len / count.
     return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
     """A single-turn row with its probes.
 
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
+    among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
@@ -226,7 +229,8 @@ def play(
     """Play a rollout in which the model says `messages`, one per turn, and return its score.
 
     The environment may end the rollout before the last message. If the rollout fails, the result is
-    a score of 0 with the reason as its `error`; nothing is raised.
+    a score of 0 with the reason as its `error`; nothing is raised. `seconds` of the score is how
+    long the rollout took.
     """
     began = time.monotonic()
     try:
@@ -316,8 +320,8 @@ def _score_twice(
     answer = row.answers[name]
     second = row.score(session.scorer, answer)
     if is_first_of_audit and second["reward"] != first["reward"]:
-        # The first call of all may be slow beyond a limit inside of score(), so it is replaced by
-        # the second, and that one by a third.
+        # The first call of all may have been too slow for a time limit inside score(). So the
+        # second counts as the first, and a third as the second.
         first, second = second, row.score(session.scorer, answer)
     session.findings.count_repeated(row.task_id, first["reward"], second["reward"])
     return first

@@ -87,7 +87,7 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
     """The names of the probes and other findings that make the scorer a risk; [] for none."""
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_rewards_equal(findings):
-        risks = ["all alike"]  # the probes that are paid are then no further news
+        risks = ["all alike"]  # that some probes are paid as well says no more
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
     return risks + _stability_risks(findings)
@@ -96,8 +96,9 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 def _stability_risks(findings: Findings) -> list[str]:
     """The names of the risks of a scorer that gives one answer two rewards; [] for none.
 
-    It is no risk if it happens to at most the share UNSTABLE of the answers that were scored again,
-    nor, in a new process, if it happens to one of them.
+    - "unstable": answers scored twice in a row, of which more than the share UNSTABLE differ
+    - "order dependent": the same for answers scored again after others
+    - "fresh process": more answers than `_tolerated` differ in a new process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.

@@ -113,7 +113,7 @@ class _Host:
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
-        """The score of `request["completion"]`, an answer to the single-turn `request["task"]`.
+        """The score of `request["completion"]`, an answer to the task `request["task"]`.
 
         Raises BadReturn if the environment is multi-turn, or if its score() returned neither a
         Score nor a number.
@@ -167,8 +167,8 @@ def _describe(env: Env) -> EnvDescription:
 def _score_reply(returned: Any) -> ScoreReply:
     """What the environment's score() returned, a Score or a bare number, as a dict.
 
-    Raises BadReturn if it is neither, or a field of the Score has a wrong type. Infinite numbers
-    pass; the client refuses them.
+    Raises BadReturn if `returned` is neither, or a field of the Score has a wrong type. Infinite
+    numbers pass here; the client refuses them.
     """
     score = returned
     if not isinstance(returned, Score):

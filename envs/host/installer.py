@@ -45,8 +45,8 @@ _REASON_CHARS = 600  # of an unforeseen error, in the reply
 def serve(replies: int, order: InstallOrder) -> None:
     """Install the packages and write one JSON line to the descriptor `replies`.
 
-    The line is {"ready": ...}, or {"problem": ...} whatever the installation raised. An env process
-    sends the same when it starts, so the client (`Pipe.greet`) reads both in the same way.
+    The line is {"ready": ...}, or {"problem": ...} for anything that the installation raised. An
+    env process sends such a line when it starts, so the client (`Pipe.greet`) can read both.
     """
     try:
         install(order)
@@ -81,16 +81,19 @@ def install(order: InstallOrder) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     _raise_for_failure(status, refused_commands, order.source_builds)
     refuse_unusable(folders)
-    for folder in folders:
+    for folder in folders:  # pip was told not to compile
         _compile(folder)
 
 
 def _raise_for_failure(
     status: int, refused_commands: Sequence[str], allows_source_builds: bool
 ) -> None:
-    """Raise EnvProblem ENV_DEPS if pip failed or would have had to build a source distribution.
+    """Raise EnvProblem ENV_DEPS if pip would have had to build a source distribution, or failed.
 
-    `status` is pip's exit status; `refused_commands` are the programs that it could not start.
+    Args:
+        status: pip's exit status.
+        refused_commands: the programs that pip was not allowed to start.
+        allows_source_builds: whether pip could build them; if not, the hint says so.
     """
     # Only a build of a source distribution starts Python. pip also tries other programs, and does
     # its work without them.
@@ -136,10 +139,11 @@ def refuse_unusable(folders: list[Path]) -> None:
 
 
 def _enter_venv(target: Path) -> list[Path]:
-    """Make this process look as if it ran in the virtual environment in `target`.
+    """Make this process look as if it ran in the virtual environment in `target`, because pip
+    installs into the environment it runs in.
 
-    pip installs into the environment it runs in. Returns the folders that it installs packages
-    into: one, or two where the platform keeps compiled packages apart.
+    Returns the folders that pip will put packages into: one, or two where the platform keeps
+    compiled packages apart.
     """
     scheme_variables = {"base": str(target), "platbase": str(target)}
     paths = [sysconfig.get_path(kind, "venv", scheme_variables) for kind in ("purelib", "platlib")]
@@ -191,7 +195,7 @@ def _pip(order: InstallOrder) -> int:
 
 
 def _pip_command(order: InstallOrder) -> list[str]:
-    """The command line of pip for `order`."""
+    """The command line of pip for `order`: "pip", then its arguments."""
     command = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     if not order.source_builds:

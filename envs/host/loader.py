@@ -91,8 +91,8 @@ def _no_environment(returned: Any) -> tuple[str, str]:
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     """Call `env.tasks()` and return every task as a row of plain JSON values.
 
-    Raises EnvProblem ENV_INVALID: tasks() raised, returned no list of tasks, or returned a bad
-    task; the message names the first bad one. `folder` is used to give its place in the code.
+    Raises EnvProblem ENV_INVALID if tasks() raised, returned no list of tasks, or returned a bad
+    task (the message names the first one), with the place in the code of `folder`.
     """
     source = type(env).tasks  # errors name the line of this function
     tasks = _call_tasks(env, folder)
@@ -135,9 +135,9 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
 
 
 def check_tools(tools: Any) -> None:
-    """Check that `tools` is a list of OpenAI function schemas that can be stored as JSON.
+    """Check that `tools` holds OpenAI function schemas that can be stored as JSON.
 
-    Raises EnvProblem ENV_INVALID if it is not, or if all schemas together exceed MAX_TOOLS_BYTES.
+    Raises EnvProblem ENV_INVALID if not, or if all schemas together exceed MAX_TOOLS_BYTES.
     """
     size = 0  # bytes of the schemas so far, as JSON
     # A text or a dict can be iterated too, but is no list of schemas.
@@ -187,8 +187,8 @@ def _json_size(tool: Any, index: int) -> int:
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
     """Where in the code of `folder` an exception was raised: (file relative to `folder`, line).
 
-    That is the deepest frame of the traceback that is inside `folder`, or, for a SyntaxError in one
-    of its files, the place of that error. ("", 0) if no frame is inside `folder`.
+    That is the place of a SyntaxError in one of its files, or else the deepest frame of the
+    traceback that is inside `folder`. ("", 0) if there is none.
     """
     if isinstance(error, SyntaxError) and error.filename:
         inside = _relative(error.filename, folder)
@@ -328,8 +328,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
     """
     class_name = type(env).__name__
     method = getattr(env, name, None)
-    # The methods of the base classes only raise NotImplementedError. `score` is not among these:
-    # without a score of its own the environment is an SFT dataset, which needs none.
+    # These methods of the base classes only raise NotImplementedError. `score` is not among them:
+    # an environment that does not define it is an SFT dataset, which needs none.
     if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
         message = f"{class_name} does not define {name}()"
         raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
@@ -340,8 +340,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
-    """Whether a function with this signature can be called with as many positional arguments as
-    `arguments` names."""
+    """Whether a function with this signature can be called with positional arguments, one for each
+    name in `arguments`."""
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -373,8 +373,8 @@ def task_problem(
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
     """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong.
 
-    `needs_answer`: whether the task must have an answer, or a preference (a better and a worse
-    answer), to learn from.
+    `needs_answer`: whether the task must have something to learn from: an answer, or a preference
+    (a better and a worse answer).
     """
     answer = task.answer_messages
     if needs_answer and not answer and not task.preference:
@@ -426,7 +426,7 @@ def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str)
 
 def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
     """The problem ENV_DEPS for an import of a package that is not installed. It names file and line
-    of the import, if that stands in `folder`, the environment's folder."""
+    of the import if the import stands in `folder`, the environment's folder."""
     file, line = where(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(

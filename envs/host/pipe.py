@@ -133,7 +133,7 @@ class Pipe:
         )
         variables = _variables(packages, secrets, install)
         self.parent = self._start(launch, child_lifeline, variables)
-        # `_wait` waits for a pipe instead, until a deadline.
+        # Reads and writes must not wait: `_wait` does that, until a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
@@ -143,8 +143,8 @@ class Pipe:
         """Start the parent process, which runs user code in a child of its own, and close the ends
         of the pipes that it has inherited.
 
-        Raises EnvProblem ENV_IMPORT if the interpreter does not start; our own ends are closed too
-        then.
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start; then the ends that stay in
+        this process are closed too.
         """
         try:
             return _start_parent(launch, child_lifeline, variables)
@@ -199,7 +199,7 @@ class Pipe:
             op: score, start, step, finish, drop or tasks.
             body: the fields of the request other than `id` and `op`.
             deadline: when to give up, on the monotonic clock.
-            seconds: the time allowed for the call; only shown in the error message.
+            seconds: the time that the deadline leaves; only shown in the error message.
 
         Raises:
             Fault: the call failed. `alive` is True if the environment itself reported an error;
@@ -301,7 +301,8 @@ class Pipe:
         return message
 
     def _read_line(self, max_bytes: int, limit: _TimeLimit) -> bytes:
-        """The next line of the env process, without its line end. Raises Fault as `_read` does."""
+        """The next line of the env process, without its line end. Raises Fault as `_read` does, and
+        also if the line exceeds `max_bytes`."""
         scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
             end = self.buffer.find(b"\n", scanned)
@@ -354,13 +355,13 @@ class Pipe:
     def _lost_message(self, doing: str) -> str:
         """The message of the error for an env process that ended without a last message.
 
-        It gives the last line that `parent`, the process that ran it, wrote to standard error,
-        where a broken interpreter says what is wrong; or the exit status if nothing was written.
+        The message has the last line that `self.parent` wrote to standard error, where a broken
+        interpreter says what is wrong; or its exit status if it wrote nothing.
         For example "the env process was lost during score() (exit status -9)".
         """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
-            # Seconds; it has closed its end of the pipe, so it is about to exit.
+            # Its end of the pipe is closed, so it is about to exit: one second is enough.
             self.parent.wait(1.0)
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
@@ -406,7 +407,7 @@ def _remove_stale_folders(temporary: str) -> None:
 
 
 def _remove_if_stale(entry: os.DirEntry[str]) -> None:
-    """Remove the private folder `entry` unless it is new.
+    """Remove the private folder `entry`, which an earlier process left behind, unless it is new.
 
     Raises OSError if the folder is locked: then a living process uses it.
     """
@@ -421,7 +422,7 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _confinement_in(hello: Reply) -> Confinement:
-    """How the env process says in its first message that it is isolated."""
+    """How the env process is isolated, by its first message."""
     return Confinement(
         level=str(hello.get("level")),
         holds=tuple(str(hello.get("isolation")).split(", ")),
@@ -457,10 +458,10 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
 
 
 def _clean_environment(python: str) -> dict[str, str]:
-    """The environment variables that user code gets.
+    """The environment variables that user code gets: fixed values, and those of the server's own
+    variables that an interpreter may need to run.
 
-    They are fixed values; of the server's own variables only those are passed on that an
-    interpreter needs to run. `python` is an interpreter whose folder comes first on PATH.
+    `python` is the path of an interpreter; its folder comes first on PATH.
     """
     variables = {
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),

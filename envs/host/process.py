@@ -122,8 +122,8 @@ class EnvProcess:
     def level(self) -> str:
         """How well user code is isolated: `full`, `no-namespaces` or `limits`.
 
-        A self-test inside the process finds it, so this starts the process if it does not run.
-        Raises EnvProblem if it cannot be started.
+        A self-test inside the process tells, so this starts the process if it does not run. Raises
+        EnvProblem if it cannot be started.
         """
         return self.confinement.level
 
@@ -139,7 +139,7 @@ class EnvProcess:
     def pid(self) -> int | None:
         """The id of the process that runs user code.
 
-        None before it starts, and under bubblewrap, which hides the id.
+        None while no process runs, and under bubblewrap, which hides the id.
         """
         return self._pipe.child_pid if self._pipe else None
 
@@ -211,8 +211,8 @@ class EnvProcess:
     def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
-        A failure becomes a failed score. The score's `seconds` is how long the call took; that
-        includes the start of the process, if the call had to start it.
+        A failure becomes a failed score. The score's `seconds` is how long the call took, with the
+        start of the process if the call had to start it.
         """
         began = time.monotonic()
         try:
@@ -245,9 +245,9 @@ class EnvProcess:
     def _ensure_started(self) -> None:
         """Start the process and load the environment, unless the process already runs.
 
-        Raises Fault if that fails. A problem of the environment itself is remembered: later calls
-        raise it again without another attempt. Any other failure is remembered once LOAD_ATTEMPTS
-        starts in a row have failed.
+        Raises Fault if that fails. A problem of the environment itself is remembered at once, any
+        other failure after LOAD_ATTEMPTS failed starts in a row; later calls then raise it again
+        without another attempt.
         """
         if self._pipe is not None:
             return
@@ -348,7 +348,7 @@ class Episode:
         """
         with self.process._lock:
             if self._state_is_in_process():
-                with contextlib.suppress(Fault):  # it failed, and is ended with its state
+                with contextlib.suppress(Fault):  # a process that failed is ended, with the state
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
@@ -384,7 +384,7 @@ class Episode:
         """Send one request (`op` is start or step) about this episode.
 
         Returns the messages that answer a step; None for a start, or if the step ended the
-        rollout. On any fault it marks the episode as failed and raises EpisodeFailed.
+        rollout. Any failure is kept in `_failed` and raised as EpisodeFailed.
         """
         try:
             seconds = self.process.limits.call_seconds
@@ -406,7 +406,7 @@ class Episode:
 def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     """The isolation that user code gets on this machine.
 
-    A template environment is run to find out; the result is kept for this process.
+    A template environment is run to learn it; the result is cached as long as this process runs.
 
     Args:
         sandbox: the isolation that must hold; None takes whatever works here.
@@ -504,8 +504,8 @@ def _checked_score(value: Any) -> ScoreReply:
 def _checked_metrics(metrics: Any) -> dict[str, float]:
     """Check the metrics of a score that came over the pipe and return them as floats.
 
-    Raises Fault if they are too many, are not a dict, or a name or number in it is not valid; the
-    process is still usable then.
+    Raises Fault if they are not a dict, are too many, or have an invalid name or number; the
+    process is still usable then (`alive`).
     """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)

@@ -61,7 +61,7 @@ class SecretFilter:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """Yields `value` and each encoded form of it: percent, JSON, Python and base64.
+    """Yields `value` and its encoded forms (percent, JSON, Python, base64), some of them twice.
 
     Yields nothing for a value shorter than MIN_LENGTH.
     """
@@ -83,7 +83,8 @@ def _encodings(value: str) -> Iterator[str]:
 def _bytes_of(value: str) -> bytes:
     """`value` as UTF-8 bytes; never fails, not even on lone surrogates."""
     try:
-        # Python reads bytes of environment variables that are not UTF-8 in this way.
+        # Python makes surrogates of the bytes of environment variables that are not UTF-8. This
+        # gives these bytes back; other lone surrogates raise UnicodeEncodeError.
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return value.encode("utf-8", "surrogatepass")

@@ -79,12 +79,13 @@ class Log:
                 self.written = os.fstat(self.fd).st_size
 
     def feed(self, data: bytes) -> None:
-        """Take in output as it comes; complete lines go to the file at once."""
+        """Take in output as it comes. Complete lines go to the file at once; the rest is kept
+        until its line ends or exceeds LOG_LINE bytes."""
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
             self._write_line(line + b"\n")
-        if len(self.pending) > LOG_LINE:  # do not keep more of a line that does not end
+        if len(self.pending) > LOG_LINE:
             self._write_line(self.pending + b"\n")
             self.pending = b""
 
@@ -148,7 +149,7 @@ def _report_ending(replies: int, ending: dict[str, object]) -> None:
 
 def _fill_box(box: Path, source: str) -> None:
     """Put into the private folder `box` what the child works with: a copy of the environment's
-    folder `source`, a folder to write to, and the file that it must not be able to read."""
+    folder `source`, a folder to write to, and CANARY, a file that it must not be able to read."""
     # A copy: user code can neither change the stored version nor needs to reach into the home.
     _copy(source, box / "source")
     (box / "work").mkdir()
@@ -186,8 +187,8 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
         spaces: who made the namespaces this process is in: "own" for itself, "bubblewrap", or ""
             for none.
         output: descriptor to which standard output and error of the child go.
-        status: descriptor for the child's exit status, if `spaces` is "own"; the process that is
-            forked is then only the first one of the namespaces, and forks the child in turn.
+        status: descriptor for the child's exit status, used if `spaces` is "own": then the process
+            forked here is only the first one of the namespaces, and forks the child in turn.
     """
     limits = launch.limits
     reach = _child_reach(launch)
@@ -221,8 +222,8 @@ def _child_runner(
 ) -> Callable[[], None]:
     """Returns the function that runs the child, to be called after the fork.
 
-    It is made before the fork, because it needs the pid of this process and the /proc that this
-    process sees.
+    This function is called before the fork, because the child needs the pid of this process and
+    the /proc that this process sees.
 
     Args:
         launch: what to run.
@@ -235,7 +236,7 @@ def _child_runner(
 
     def run_child() -> None:
         """Confine this process and run the child in it."""
-        # In its own namespaces the child's parent is their first process, number 1.
+        # In "own" namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
         # Inside bubblewrap even `proc` shows other pids than those that the client sees.
         pid = None if spaces == "bubblewrap" else _pid_in(proc)
@@ -280,9 +281,8 @@ def _enter_namespaces(launch: Launch) -> str:
 
 
 def _child_reach(launch: Launch) -> Reach:
-    """What the child may reach beside the system's files: `launch.reach` and its packages.
-
-    The readable folders are real paths, without links.
+    """What the child may reach beside the system's files: `launch.reach`, with the packages among
+    the readable folders, which are real paths, without links.
     """
     needed = [*launch.packages.folders, launch.packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
@@ -401,9 +401,8 @@ def _open_proc() -> int:
 
 
 def _pid_in(proc: int) -> int | None:
-    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`.
-
-    If that cannot be read: the pid in this process's own namespace.
+    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`; if
+    that cannot be read, the pid in its own namespace.
     """
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
@@ -411,11 +410,10 @@ def _pid_in(proc: int) -> int | None:
 
 
 def _close_all_but(*open_fds: int) -> None:
-    """Close every descriptor above 2 except `open_fds`.
-
-    So user code does not inherit the log, the lock of the folder or anything else.
+    """Close every descriptor above 2 except `open_fds`, so that user code does not inherit the log,
+    the lock of the folder or anything else.
     """
-    first = 3  # the first descriptor that is not closed yet
+    first = 3  # of the descriptors not dealt with yet; 0, 1 and 2 are the standard ones
     for fd in sorted(open_fds):
         os.closerange(first, fd)
         first = fd + 1
@@ -477,7 +475,7 @@ def _ending_of(status: int) -> dict[str, int]:
 def _reap(pid: int) -> int | None:
     """The exit status of the child `pid` if it has ended, else None. Does not wait.
 
-    It also collects orphans that have become children of this process, because as zombies they
+    Orphans that have become children of this process are collected too, because as zombies they
     would count against the limit on processes.
     """
     status = None
@@ -512,8 +510,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 def _kill_descendants(group: int) -> None:
     """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
 
-    This process is their subreaper: orphans become its children, so none escapes. `group` is the
-    process group of the child, which is killed too; 0 for none.
+    This process is their subreaper: orphans become its children, so none escapes. `group`: the
+    child's process group, whose processes are killed too; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:

@@ -36,10 +36,11 @@ def cut_network() -> bool:
 def spare_uid(needed: list[str], box: Path) -> int | None:
     """A uid for user code that no account and no process has; None to keep the present user.
 
-    A folder may lie below a private one, such as an interpreter in /root. Then this process gets a
-    mount namespace in which that folder is readable and nothing else of the private one is visible.
+    A needed folder may lie below a private one, such as an interpreter in /root. Then this process
+    gets a mount namespace in which the needed folder is readable and nothing else below the private
+    one is visible.
 
-    None if:
+    The present user is kept if:
 
     - this process is not root's, or not on Linux, or may not change its uid
     - the folders cannot be made readable
@@ -104,17 +105,18 @@ def _limit_sizes(limits: Limits) -> list[str]:
 
 
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
-    """Limit how many processes this user may have; returns the measure in words.
+    """Limit how many processes this user may have; returns the limit in words, [] if it could not
+    be set.
 
     `counted_apart`: whether the kernel counts only the user's processes in the namespaces of this
-    one, not those outside.
+    process, not those outside.
     """
     if counted_apart:
         # OURS: our own processes in there, which are no user code.
         allowed_threads = limits.processes + OURS
         words = f"processes {limits.processes}"
     else:
-        # The kernel counts every process of the user, not only ours, so these are added.
+        # The kernel counts every thread of the user, so those that run already are added.
         allowed_threads = _threads_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         words = f"processes {allowed_threads} with the user's own"
     return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_threads) else []
@@ -138,8 +140,8 @@ def _expose(folders: set[Path], box: Path) -> bool:
     """Make `folders` and `box` reachable for every uid, in a new mount namespace.
 
     Each private folder above them is covered by an empty file system, and only `folders` and `box`
-    are mounted again inside it. Returns False if the kernel does not allow that, or if they cannot
-    be reached all the same; the mounts are then as before.
+    are mounted again inside it. Returns False if the kernel does not allow that, or if some of them
+    still cannot be reached; the mounts are then undone.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -151,13 +153,13 @@ def _expose(folders: set[Path], box: Path) -> bool:
     covered: list[Path] = []
     is_exposed = False
     try:
-        # This mounts nothing: mounts made from here on stay in this namespace.
+        # This mounts nothing; it keeps the mounts made from here on in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _cover_private_parents(unreachable, covered)
         _mount_again(descriptors)
         is_exposed = _is_exposed(folders, box)
     except OSError:
-        pass  # the mounts so far are undone below
+        pass  # is_exposed stays False: the mounts so far are undone below
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -187,11 +189,11 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
     """Mount an empty file system, which every user may enter, over each private folder above
-    `paths`. That hides what the folder holds, `paths` included; the caller mounts these again
-    inside it, where every user can then reach them.
+    `paths`: one that other users may not enter. That hides all it holds; the caller then mounts
+    `paths` again inside it, where every user can reach them.
 
-    Private is a folder that other users may not enter. Each covered folder is appended to
-    `covered`. Raises OSError if the kernel refuses a mount.
+    Each covered folder is appended to `covered`, so that after an error the caller can undo it.
+    Raises OSError if the kernel refuses a mount.
     """
     enter_bit = 0o001  # "x" for others, in the mode of a folder
     private_folders = {
@@ -228,6 +230,7 @@ def _may_change_uid() -> bool:
     A container may have removed them. False if /proc cannot be read.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
+        # A set of bits as a hexadecimal number: one bit for each capability in force.
         capabilities = next(
             int(line.split()[1], 16) for line in status if line.startswith("CapEff")
         )

@@ -136,7 +136,7 @@ def set_read_only(path: str, on: bool, recursive: bool) -> None:
     """Make the mount at `path` read-only, or writable again if `on` is False.
 
     Args:
-        recursive: whether to change all mounts inside it too.
+        recursive: whether to change all mounts below `path` too.
 
     Raises:
         OSError: the kernel refuses it, or is older than 5.12 and has no such call.
@@ -154,8 +154,8 @@ def set_read_only(path: str, on: bool, recursive: bool) -> None:
 def drop_capabilities() -> None:
     """Give up all capabilities for good: the rights that root has beyond those of other users.
 
-    The user still owns its files. Does nothing if this is not Linux. Raises OSError if the kernel
-    refuses.
+    What the user owns stays its own. Does nothing if this is not Linux. Raises OSError if the
+    kernel refuses.
     """
     if not LINUX:
         return
@@ -169,9 +169,8 @@ def drop_capabilities() -> None:
 
 
 def _last_error(action: str) -> OSError:
-    """An OSError for the last call into the C library, such as "unshare: Operation not permitted".
-
-    `action` names the call in the message.
+    """The OSError for the failure of the last call into the C library, which `action` names in the
+    message, such as "unshare: Operation not permitted".
     """
     number = ctypes.get_errno()
     return OSError(number, f"{action}: {os.strerror(number)}")

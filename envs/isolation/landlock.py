@@ -92,10 +92,10 @@ def _file_rights(version: int) -> int:
 def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
     """Make a ruleset and return its descriptor.
 
-    Without rules it refuses the rights `file_rights` on every file, TCP unless `any_port_allowed`,
-    and signals to processes outside, as far as this version of Landlock knows them.
+    As long as no rules are added it refuses the rights `file_rights` on every file, TCP unless
+    `any_port_allowed`, and signals to processes outside, as far as this version knows them.
     """
-    fields = [file_rights]  # of struct landlock_ruleset_attr
+    fields = [file_rights]  # of struct landlock_ruleset_attr: a right that is not named is free
     if version >= 4:  # the first that knows TCP
         fields.append(0 if any_port_allowed else _TCP)
     if version >= 6:  # the first that knows signals

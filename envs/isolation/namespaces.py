@@ -29,8 +29,8 @@ def enter(network: bool) -> bool:
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
-        # A forked process tries it first. It takes several steps: if only the first worked in this
-        # process, it would be stuck in a user namespace in which its own uid is unknown.
+        # A forked process tries first, because this takes several steps: if only the first worked
+        # here, this process would be stuck in a user namespace in which its own uid is unknown.
         return _can_enter_as_user(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
@@ -53,7 +53,7 @@ def _can_enter_as_user(flags: int) -> bool:
 def _enter_as_user(flags: int) -> bool:
     """Enter new namespaces as an ordinary user, through a user namespace with this user alone.
 
-    Returns False if the kernel refuses one of the steps; those before it stay done.
+    Returns False if the kernel refuses one of the steps; earlier steps are not undone.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -117,9 +117,9 @@ def first_process(
 ) -> NoReturn:
     """Be the first process of the namespaces, and never return.
 
-    It forks a child that calls `run_child`, and collects orphans until that child ends. Then it
-    writes the child's exit status to `status` and exits, so that the kernel ends everything else in
-    the namespaces.
+    This process forks a child that calls `run_child`, and collects orphans until that child ends.
+    Then it writes the child's exit status to `status` and exits, so that the kernel ends everything
+    else in the namespaces.
 
     Args:
         box: the private folder; it stays writable, and its folder `work` is put into memory.
@@ -176,7 +176,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
 
 def _make_read_only_except(writable: Sequence[str]) -> None:
     """Make the whole file system read-only in this namespace, except these folders."""
-    # Mounted on themselves, so that they can be made writable apart from the rest.
+    # A folder mounted on itself is a mount of its own, which can stay writable.
     for folder in writable:
         kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
     kernel.set_read_only("/", on=True, recursive=True)

@@ -122,7 +122,7 @@ def _library_folders() -> set[str]:
             path = line[73:].strip()
             if ".so" in path:
                 folders.add(os.path.dirname(path))
-    # Others are relative, or empty.
+    # Entries of LD_LIBRARY_PATH that are relative or empty are left out.
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
@@ -220,7 +220,7 @@ def _gaps_shown(
     """The gaps that the self-test has shown: what user code can still do, in words.
 
     Args:
-        test: the result of the self-test; `escaped` holds what it could do all the same.
+        test: the result of the self-test; `escaped` holds the folders it could read all the same.
         hidden: folders that must not be readable.
         uid: the uid this process changed to, None if it kept its user.
         offline: whether its network namespace is empty.
@@ -357,7 +357,7 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
     Args:
         box: the folder with the file CANARY, which must be out of reach.
-        network: whether internet sockets are allowed, and so not tried.
+        network: whether internet sockets are allowed; they are then not tried.
         hidden: folders that must not be readable.
     """
     escaped = set()
@@ -375,8 +375,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 
 def _can_write(box: Path) -> bool:
-    """Whether this process can make a file in the folder `box` or truncate the file CANARY there,
-    although it should be able to do neither."""
+    """Whether this process can make a file in the folder `box` or truncate the file CANARY there.
+    In a sandbox that holds it can do neither."""
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True
@@ -410,8 +410,8 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
 
     Args:
         box: the folder of this process.
-        has_own_proc: whether /proc shows its own processes alone, so that all of it may be read.
-        more: further paths; folders above `box` are left out, since they would open all of it.
+        has_own_proc: whether /proc shows only processes of the sandbox: then all of it may be read.
+        more: further paths; folders above `box` are left out, since they would open all of `box`.
     """
     outside_box = [path for path in more if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
@@ -432,8 +432,8 @@ def _root_is_read_only() -> bool:
 
 
 def _has_own_proc() -> bool:
-    """Whether /proc belongs to this process's own namespace, and so shows no other processes."""
-    # Another namespace's /proc knows this process by another number.
+    """Whether /proc belongs to this process's own namespace, and so shows no processes outside."""
+    # The /proc of an outer namespace knows this process by another number.
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())
     return False

@@ -62,13 +62,13 @@ def install(
     """Install the filter on this process and all its future children, for good.
 
     Args:
-        network: True leaves internet sockets; with False no socket can be made at all, except pairs
-            of connected stream sockets.
+        network: whether internet sockets may be made. Other sockets never may, except pairs of
+            connected stream sockets.
         signals: whether signals may be sent. False where nothing else protects other processes from
             them: then only this process may send any, and only to itself.
         processes: whether processes and other programs may be started; threads always may.
-        truncate: whether files may be truncated without opening them for writing; False where
-            Landlock does not control truncation.
+        truncate: whether files may be truncated without opening them for writing. False where
+            Landlock does not control truncation: then this filter has to forbid it.
 
     Raises:
         OSError: the kernel has no seccomp, this machine is not known, or
@@ -102,8 +102,8 @@ def program(
     numbers = NUMBERS[machine]
     refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
     lines = _load_call_number(machine) + _refusals(refused_numbers)
-    # clone3 keeps its flags in memory, where no filter can look. If it seems to be missing,
-    # libraries fall back to clone. (0, 1: for any other call the next line is skipped.)
+    # clone3 keeps its flags in memory, where no filter can look. So it is made to seem missing:
+    # libraries then fall back to clone. (0, 1: for any other call the next line is skipped.)
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
@@ -136,9 +136,8 @@ def _load_call_number(machine: str) -> _Lines:
 
 
 def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
-    """Instructions that allow the calls in `_SELF_ONLY` only where they mean the caller itself.
-
-    `numbers` maps each call to its number on this machine.
+    """Instructions that allow the calls in `_SELF_ONLY` only where the arguments mean the calling
+    process. `numbers` maps each call to its number on this machine.
     """
     lines: _Lines = []
     for name, required_values in _SELF_ONLY.items():
@@ -276,7 +275,7 @@ def _socket_rule(number: int, network: bool) -> _Lines:
         number,
         [
             _load_argument(0),  # the address family
-            (_JEQ, 2, 0, _INTERNET[0]),
+            (_JEQ, 2, 0, _INTERNET[0]),  # both lead to _PERMIT
             (_JEQ, 1, 0, _INTERNET[1]),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
             _PERMIT,
@@ -290,7 +289,8 @@ def _clone_rule(number: int, processes: bool) -> _Lines:
     New namespaces are refused; without `processes` only threads are allowed.
     """
     # The flags are argument 0 on both machines. Each line: operation (_JSET: whether one of the
-    # bits is set), lines to skip if it is true, lines to skip if it is false, value.
+    # bits is set), lines to skip if it is true, lines to skip if it is false, value. For a new
+    # namespace one line is skipped, which in both cases below leads to _REFUSE.
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     if processes:
         body += [_PERMIT, _REFUSE]

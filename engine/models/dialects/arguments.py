@@ -43,8 +43,8 @@ def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A copy of a JSON schema, or of a part of one, without its patterns: regular expressions that
-    text must match."""
+    """A copy of a JSON schema, or of a part of one, without the patterns (regular expressions) that
+    texts must match."""
     if isinstance(schema, dict):
         return {
             key: _without_patterns(value)

@@ -57,7 +57,7 @@ def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
 
     The recipient (`to=`) may also stand after the channel. A message without a recipient, or to the
-    user or the assistant, is content.
+    user or the assistant, is content. No schema of a tool is needed to read such calls.
     """
     contents: list[str] = []
     calls: list[FoundCall] = []
@@ -129,7 +129,7 @@ def _parts(text: str) -> list[_Part]:
         if not source.strip():
             continue
         header, mark, body = source.partition("<|message|>")
-        if not mark:  # without the mark there is no header: all of it is the message's text
+        if not mark:  # without the mark there is no header, and all is the message's text
             header = ""
             body = source.removeprefix("<|start|>assistant")
         parts.append(
@@ -153,8 +153,8 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
 def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
     """The reader of thoughts for a family that writes them as messages of their own.
 
-    `is_thought` tells such a message from others. A thought that was cut short counts as well. No
-    prompt of such a family opens a thought, so `_opened` (whether the prompt did) is ignored.
+    `is_thought` says whether a message is a thought. A thought that was cut short counts as well.
+    No prompt of such a family opens a thought, so `_opened` (whether it did) is ignored.
     """
 
     def take_off(text: str) -> tuple[str | None, str]:

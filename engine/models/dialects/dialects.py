@@ -113,7 +113,8 @@ class ReplyReader:
         in `content`. The reply also says what is wrong with the calls."""
         thought, rest = self.thoughts.take_off(text)
         parsed = self.dialect.calls(rest, tools)
-        # If one call cannot be read, all stay in the content, where the environment sees them.
+        # If one call cannot be read, all stay in the content, where the environment sees them; so
+        # do calls in a conversation without tools.
         leaves_calls_in_content = parsed.faults or (parsed.calls and not tools)
         content = rest if leaves_calls_in_content else parsed.content
         message: ChatMessage = {"role": "assistant", "content": content}
@@ -130,9 +131,9 @@ class ReplyReader:
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content whatever follows.
 
-        With `tools` it ends before the first character that may begin a call or a thought, without
-        them it is all of the text: tags of thoughts stay in it. "" where a reply has channels,
-        since only its headers tell what is content.
+        "" in a dialect with channels, since only the headers of a reply tell what is content.
+        Otherwise, with `tools`, it ends before the first character that may begin a call or a
+        thought; without them it is all of the text, tags of thoughts included.
         """
         if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
@@ -185,8 +186,8 @@ def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) ->
 
 
 def _first_with_mark(source: str) -> Dialect:
-    """The first dialect that has one of its marks in the source of a chat template; Hermes if none
-    has."""
+    """The first dialect of which a mark stands in `source`, the text of a chat template; Hermes if
+    there is none."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
             return dialect
@@ -213,8 +214,8 @@ def _written_turns(chat: ChatFormat) -> list[str]:
 
 
 def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
-    """The assistant's turn with one call, as the chat template writes it: the text before the token
-    that ends the turn. None if the template refuses it.
+    """The assistant's turn with one call, as the chat template writes it, without the token that
+    ends the turn. None if the template refuses it.
 
     `function` holds the name and the arguments of the call.
     """

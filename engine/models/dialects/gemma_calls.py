@@ -30,8 +30,8 @@ def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The call that begins at `at`, a name and an object, and the position after it. Raises
-    Malformed."""
+    """The call that begins at `at`, a name and an object, as a list of one, and the position after
+    the call. Raises Malformed."""
     name_match = _NAME.match(text, at)
     if not name_match:
         raise Malformed(f"no call:name in {shown(text[at:])}")

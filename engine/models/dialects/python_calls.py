@@ -55,7 +55,7 @@ def python_calls(body: str, text: str) -> Found:
 
 
 def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`, one or a list of them in brackets, and the position after them. Raises
+    """The calls at `at` (one, or a list of them in brackets) and the position after them. Raises
     Malformed, also for an empty list."""
     at = skip_space(text, at)
     if not text.startswith("[", at):
@@ -83,8 +83,8 @@ def _call(text: str, at: int) -> tuple[FoundCall, int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None where none begins
-    there. Raises Malformed where it does not end."""
+    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
+    at `at`. Raises Malformed if the text has no closing quote."""
     quote = text[at : at + 1]
     if quote not in ("'", '"'):
         return None

@@ -12,8 +12,8 @@ from envs.json_types import JsonObject, ToolSchema
 
 
 def finite(text: str) -> float:
-    """The number that a text is. Raises ValueError for one that JSON does not have: NaN, and
-    whatever a float cannot hold."""
+    """The number that a text is. Raises ValueError for any other text, and for numbers that JSON
+    does not have: NaN, and those too large for a float (infinity)."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"no number: {text}")
@@ -68,9 +68,10 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     """The calls that stand between two marks, any number of times in a text.
 
     Args:
-        opening: what begins a call.
-        closing: what must follow it; "" where nothing has to.
-        body: reads what stands between; raises Malformed.
+        opening: the mark before the calls.
+        closing: the mark that must follow them; "" for none.
+        body: given the text and the position after `opening`, returns the calls there and the
+            position after them; raises Malformed.
     """
     calls: list[FoundCall] = []
     faults: list[str] = []
@@ -90,8 +91,8 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
 def _read_closed(
     text: str, at: int, closing: str, body: Body
 ) -> tuple[list[FoundCall], list[str], int]:
-    """What `body` reads at `at`, up to the mark `closing`: (the calls; the faults, one if no calls
-    could be read, else none; the position from which to go on)."""
+    """What `body` reads at `at`, up to the mark `closing`: (calls, faults, the position from which
+    to go on). There is one fault and no call if the calls could not be read, else no fault."""
     try:
         calls, body_end = body(text, at)
         return calls, [], skip_mark(text, body_end, closing)
@@ -181,11 +182,11 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 
 
 def typed(text: str, schema: object) -> object:
-    """The value that a plain text stands for, where a dialect writes texts without quotes.
+    """The value that an argument stands for in a dialect that writes texts without quotes.
 
     The schema of the parameter decides whether "75001" is a text or a number. Without a schema,
-    text that is valid JSON, or Python's True, False or None, stands for that value, and all other
-    text for itself.
+    text that is valid JSON (but no quoted text), or Python's True, False or None, stands for that
+    value, and all other text for itself.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
@@ -241,7 +242,7 @@ def _is_number(value: object) -> bool:
 
 
 def _literal(text: str) -> object:
-    """The value that a text is as JSON, or as one of Python's constants; else the text itself."""
+    """The value of a text that is JSON or one of Python's constants; else the text itself."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     try:

@@ -33,7 +33,8 @@ def read_pairs(
 
     Args:
         at: the position after the opening bracket of the object or call.
-        read_text: reads a key or a value in quotes.
+        read_text: given the text and a position, returns the text in quotes there and the position
+            after it; None if none begins there.
         separator: what stands between a key and its value.
         closing: the closing bracket.
         depth: the number of lists and objects around the pairs.

@@ -68,7 +68,7 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     tensors = list(_stored_tensors(folder, facts, architecture))
     metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
     rope_factors = _rope_factors(config, facts)
-    unfinished = file.with_name(f".{file.name}.aside")
+    unfinished = file.with_name(f".{file.name}.aside")  # renamed to `file` when it is complete
     writer = GGUFWriter(unfinished, architecture)
     try:
         _add_metadata(writer, metadata, kind)
@@ -258,7 +258,7 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
     Raises NotExportable if they are stored in another type than F32, F16 and BF16.
     """
-    # numpy has no bfloat16: its two bytes are read as they are.
+    # numpy has no bfloat16: the two bytes of a value are read as they are, and widened below.
     numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
     if tensor.dtype not in numpy_types:
         raise NotExportable(f"the tensor {tensor.name} is stored as {tensor.dtype}")

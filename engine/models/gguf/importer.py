@@ -51,9 +51,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     """Write the model of the GGUF file `file` to `folder`, which must not exist and appears
     complete or not at all.
 
-    `source` and `license_name` are for model.json; "" stands for the file's path, and for the
-    license that the file names. Raises NotImportable if the file is damaged, or something is
-    missing or unknown.
+    `source` and `license_name` are written to model.json; "" as `source` stands for the file's
+    path, "" as `license_name` for the license that the file names. Raises NotImportable if the file
+    is damaged, or something is missing or unknown.
     """
     reader = _open(file)
     values = _Metadata(reader)
@@ -73,13 +73,13 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         origin.write(unfinished / model_origin.FILE)
         _require_usable(unfinished)
         _move_into_place(unfinished, folder)
-    finally:
+    finally:  # after a failure; otherwise it has become `folder`
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _empty_folder_beside(folder: Path) -> Path:
     """A new folder in which the model is written before it becomes `folder`."""
-    # One name, so that what a killed import left behind is cleared away by the next one.
+    # Always the same name, so that an import clears away what a killed one left behind.
     unfinished = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -288,7 +288,8 @@ def _require_known(values: _Metadata, kind: str) -> None:
 
 
 def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonObject:
-    """transformers' rope_parameters. Raises NotImportable for a scaling that is not known.
+    """transformers' rope_parameters, made from the file's values. Raises NotImportable for a
+    scaling that is not known.
 
     Args:
         kind: GGUF's name of the architecture, with which the keys begin.

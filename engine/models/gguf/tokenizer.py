@@ -110,7 +110,7 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, key in _SPECIAL.items():
         token_id = int(values.number(key, default=-1))  # -1: the file names none
-        if 0 <= token_id < len(tokens):
+        if 0 <= token_id < len(tokens):  # a damaged file may name an id without a token
             named[name] = tokens[token_id]
     if "eos_token" not in named:
         raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
@@ -118,8 +118,8 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
-    """Tell the tokenizer which tokens of text are never split. They keep the ids that they have in
-    the vocabulary.
+    """Tell the tokenizer which tokens it must never split where they stand in a text. Their ids
+    stay those of the vocabulary.
 
     Raises NotImportable unless there are as many types as tokens.
     """
@@ -154,7 +154,8 @@ def _added_token(text: str) -> AddedToken:
 
 
 def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
-    """The tokenizer without its added tokens. Raises NotImportable if its rule is not known."""
+    """The tokenizer without its added tokens. Raises NotImportable if its kind is not known, or
+    what it needs is missing."""
     kind = values.text("tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level(values, tokens)
@@ -166,7 +167,7 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     """The tokenizer of a model with byte-level BPE, without its added tokens.
 
-    Raises NotImportable if the file has no merges, or its rule for cutting words is not known.
+    Raises NotImportable if its rule for cutting words is not known, or the file has no merges.
     """
     rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
@@ -244,8 +245,8 @@ def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece stores as scores: every way to make a token of two others, best
-    score first, and then by the ids of the two."""
+    """The merges that SentencePiece stores as scores of tokens: every way to make a token of two
+    others, sorted by the token's score, highest first, and then by the ids of the two."""
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, token_id in vocab.items():
         for left, right in _cuts(token):

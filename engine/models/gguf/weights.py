@@ -51,7 +51,7 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
 
     Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
     """
-    # The factors of the rotary positions become a part of config.json.
+    # The factors of the rotary positions are no weight here: they become a part of config.json.
     tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
     stored = [_stored_tensor(tensor, config) for tensor in tensors]
     _require_layers(config, _names_by_layer(tensor.name for tensor in tensors))
@@ -100,7 +100,8 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
     `tensors_of_layer` holds, by the number of the layer, GGUF's names of its tensors without that
     number, such as "attn_q.weight".
     """
-    choices = names.LAYER_TENSORS[config["model_type"]]  # without biases, with biases
+    # One set of names, or two where an architecture may have biases: without and with them.
+    choices = names.LAYER_TENSORS[config["model_type"]]
     first_layer = tensors_of_layer.get(0, set())
     # The choice that differs least from the first layer: with biases, if that layer has some.
     wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
@@ -134,7 +135,7 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
     last norm is missing."""
     shapes = _matrix_shapes(config)
     for each in stored:
-        part = each.name.split(".")[-2]
+        part = each.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
         # The parts that are not in `shapes` are norms of the hidden state.
         shape = shapes.get(part, (config["hidden_size"],))
         if each.name.endswith(".bias"):
