@@ -133,7 +133,8 @@ class Message:
     def from_dict(data: "Mapping[str, Any] | Message") -> "Message":
         """Read a message in OpenAI's shape; a `Message` is returned as it is.
 
-        The role "developer" becomes "system". Raises ValueError if `data` is not a message.
+        The role "developer", OpenAI's newer word for "system", becomes "system". Raises ValueError
+        if `data` is not a message.
         """
         if isinstance(data, Message):
             return data
@@ -242,8 +243,8 @@ class Task:
     def to_row(self) -> TaskRow:
         """The task as a row of plain JSON values; `from_row` makes an equal task of it.
 
-        The row's `prompt` and `answer` are lists of messages, even if the author gave strings. Its
-        `text` lists which of the two were strings, such as ["prompt", "answer"].
+        The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
+        `text` names those of the two that were strings, such as ["answer"].
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -393,8 +394,8 @@ def _as_messages(value: Any, role: str) -> list[Message]:
 def _text(content: Any) -> str:
     """The text of a message's content.
 
-    `content` may be a string, a list of OpenAI's text parts (which are joined), or None (""). It
-    raises ValueError for anything else, such as an image.
+    `content` may be None (then it is ""), a string, or OpenAI's text parts: a list of them, which
+    is joined, or a single one. Raises ValueError for anything else, such as an image.
     """
     if content is None:
         return ""

@@ -212,8 +212,8 @@ def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 def _returned_value(line: str) -> Any:
     """The value in one line of results, such as 5 for '{"value": 5}'.
 
-    `_Nothing` if the call failed, or if the line is no result: the code may write lines of its own
-    among the results.
+    `_Nothing` if the call failed (the line has no value), or if the line is no result: the code may
+    write lines of its own among the results.
     """
     try:
         return json.loads(line).get("value", _Nothing)

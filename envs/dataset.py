@@ -121,12 +121,12 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
 
 
 def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvProblem]) -> None:
-    """Raise EnvProblem if any of the files has bad lines.
+    """Raise EnvProblem DATASET_INVALID if any of the files has bad lines.
 
-    `file_problems` are the problems of those files that cannot be read at all.
+    `file_problems`: of those that cannot be read at all, which have one bad line each in `files`.
     """
     faulty = [data for data in files if data.bad]
-    if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
+    if file_problems and len(faulty) == 1:  # this error, with its hint, says more than a list
         raise file_problems[0]
     if faulty:
         raise _bad_lines_error(files)
@@ -207,7 +207,7 @@ def read_rows(path: Path) -> DataFile:
 
 
 def _reader_of(path: Path) -> Callable[[DataFile], None]:
-    """The function that reads files of the format that the suffix of `path` says.
+    """The function that reads files of the format of `path`, which its suffix says.
 
     Raises EnvProblem DATASET_INVALID for an unknown suffix.
     """
@@ -238,9 +238,9 @@ def splits_of(files: Sequence[Path]) -> list[str | None]:
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name says: "train", "heldout", or None if it says neither.
+    """The split that a file's name says: "heldout", "train", or None if it says neither.
 
-    One word of the name is enough: `my_test.csv` is held out.
+    One word of the name is enough: `my_test.csv` is held out, as "test" is one of HELDOUT_NAMES.
     """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
@@ -290,7 +290,7 @@ def jsonl_lines(
 def _skip_line(file: BinaryIO) -> int:
     """Read on to the end of a line, piece by piece; returns how many bytes were read."""
     byte_count = 0
-    piece = b" "
+    piece = b" "  # not empty, so that the loop begins
     while piece and not piece.endswith(b"\n"):
         piece = file.readline(MAX_ROW_BYTES)
         byte_count += len(piece)

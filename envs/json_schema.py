@@ -91,7 +91,8 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
 
 def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of a value that is not among those of `enum`, or is not that of `const`."""
+    """The faults of a value: that it is not among the values of the schema's `enum`, and that it is
+    not the schema's `const`."""
     errors: list[str] = []
     if "enum" in schema:
         allowed = {_canonical(item) for item in schema["enum"]}
@@ -167,7 +168,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _canonical(value: Any) -> str:
-    """A text that is the same for JSON values that are equal: 1 and 1.0 are, 1 and true are not."""
+    """A text that is the same for equal JSON values: for 1 and 1.0, but not for 1 and true."""
 
     def plain(item: Any) -> Any:
         """The value with whole floats as integers, at every depth."""

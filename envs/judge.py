@@ -159,8 +159,8 @@ class Judge:
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
         """Ask the model; returns criterion id -> a value from 0 to 1.
 
-        The same question is asked only once; later the cache answers it. Raises JudgeError if the
-        model cannot be reached or its reply holds no verdict.
+        The same question is asked only once; later its verdict comes from memory, or from the cache
+        folder. Raises JudgeError if the model cannot be reached or its reply holds no verdict.
         """
         messages = _question(criteria, task, completion)
         question = json.dumps([self.url, self.model, messages], sort_keys=True)
@@ -220,7 +220,8 @@ class Judge:
         self.tokens += int(usage.get("total_tokens") or 0)
 
     def _from_disk(self, question_hash: str) -> dict[str, float] | None:
-        """The stored verdict; None if there is no cache folder or no readable file."""
+        """The verdict on a question that the cache folder holds; None if there is no such folder,
+        or no readable file in it."""
         if self.cache is None:
             return None
         try:
@@ -255,8 +256,8 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 def _fenced_blocks(task: Task, completion: str) -> str:
     """Task, reference and answer, each between fences such as <ANSWER-3f...>.
 
-    A fence contains a hash of the answer, so an answer cannot contain the closing fence and pretend
-    to end there.
+    A fence contains a hash of the answer. So no answer can contain its own closing fence, and
+    continue after it as if it had ended.
     """
     fence = hashlib.sha256(completion.encode("utf-8", "replace")).hexdigest()[:16]
     parts = {"TASK": task.prompt_text, "REFERENCE": task.answer_text, "ANSWER": completion}

@@ -135,8 +135,8 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
 def parse_number(text: str) -> Fraction | None:
     """Read `text` as one number, such as "1,200", "-3.5", "3/4", "$7" or "12%".
 
-    Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
-    by 0, or has more than 60 characters.
+    Signs of currency and percent are ignored: 12% is 12. None if the text is longer than
+    LONGEST_NUMBER, divides by 0 or is not a number.
     """
     without_stop = text.strip().rstrip(".").strip()  # the full stop of a sentence
     without_unit = without_stop.strip("$€£% ").strip()
@@ -227,8 +227,8 @@ def json_value(completion: str) -> Any:
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
     """1 if the completion is JSON that fits `schema`, else 0.
 
-    Raises ValueError if the schema uses a keyword outside the subset of JSON Schema that
-    `envs.json_schema` knows.
+    Raises ValueError if the completion is JSON and the schema uses a keyword outside the subset of
+    JSON Schema that `envs.json_schema` knows.
     """
     try:
         value = json_value(completion)

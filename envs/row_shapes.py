@@ -52,15 +52,15 @@ def shape_of(row: JsonObject) -> str:
     """The name of a row's shape, made of the keys that hold its prompt and its answer.
 
     - "messages" or "conversations": a chat under that key
-    - such as "question/answer": a prompt and an answer under these keys
-    - such as "question": a prompt without an answer
+    - two keys, such as "question/answer": a prompt and an answer under these keys
+    - one key, such as "question": a prompt without an answer
     - "prompt/chosen/rejected", "chosen/rejected" or "preferred_output/non_preferred_output":
       a preference
     - "": none of these
     """
     shape = _plain_shape(row)
     has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
-    if has_answer:  # then it is no preference, whatever `chosen` and `rejected` hold
+    if has_answer:  # then the row is no preference, whatever `chosen` and `rejected` hold
         return shape
     return _preference_shape(row) or shape
 
@@ -85,7 +85,7 @@ def _ends_with_assistant(chat: list[Any]) -> bool:
 def _plain_shape(row: JsonObject) -> str:
     """The name of a row's shape, made of the keys that hold its prompt and its answer.
 
-    Its `chosen` and `rejected` answers are not looked at. "" if no prompt is found.
+    Its `chosen` and `rejected` answers do not count. "" if it has no prompt.
     """
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
@@ -167,7 +167,8 @@ def _tools_value(row: JsonObject, shape: str) -> Any:
 
 
 def _task_id(row: JsonObject, default_id: str) -> str:
-    """The row's id, or the default. Raises ValueError if it is neither text nor a whole number."""
+    """The row's id as text, or `default_id` if it has none. Raises ValueError if the id is neither
+    text nor a whole number."""
     task_id = row["id"] if _has_value(row.get("id")) else default_id
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"id is a string, got {type(task_id).__name__}")
@@ -415,7 +416,7 @@ def _message(item: Any) -> Message:
     A ShareGPT message from `function_call` becomes an assistant message with that call.
     """
     if not isinstance(item, dict):
-        return Message.from_dict(item)  # no object: this raises the error
+        return Message.from_dict(item)  # raises the ValueError, as `item` is no dict
     if "role" not in item and "from" in item:
         if str(item["from"]) == _FUNCTION_CALL:
             return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])
@@ -464,9 +465,9 @@ def _json_or_same(value: Any) -> Any:
 
 
 def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
+    """A string as it is, a list as messages, a number as a string.
 
-    Raises ValueError for any other type; `key` names the value in the message.
+    Raises ValueError for any other type of `value`; `key` names it in the message.
     """
     if isinstance(value, str):
         return value

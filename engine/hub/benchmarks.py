@@ -191,7 +191,8 @@ def _side_of_split(benchmark: Benchmark, split: str) -> str:
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
-    """A hard link, so that the data are on the disk once; a copy where there are no such links."""
+    """Make `target` a hard link to `file`, so that the data are on the disk once; a copy if the two
+    are on different disks, or the disk has no hard links."""
     try:
         os.link(file, target)
     except OSError:

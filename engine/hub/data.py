@@ -103,8 +103,8 @@ def named_dataset(
     """The dataset of the hub that `path` names, fetched unless it is in the home's cache; None if
     it names none.
 
-    A path whose parent folder exists in one of `places` is a path and no dataset;
-    `hf://datasets/ORG/NAME` always is a dataset. Raises UserError if it cannot be fetched.
+    `hf://datasets/ORG/NAME` always is a dataset. ORG/NAME is a path instead if one of the folders
+    `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.
     """
     text = str(path)
     ref = parse(text)
@@ -234,7 +234,8 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 
 
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
-    """The error for a dataset that is not fetched yet, with how far it is."""
+    """The error for a dataset that is not fetched yet, with how much of it is. `total_bytes` is 0
+    if the sizes of its files are not known."""
     total = f" of {total_bytes >> 20}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
@@ -287,7 +288,7 @@ def _named_by_split(
     remote: HubVersion, by_split: Mapping[str, Sequence[str]]
 ) -> dict[str, RemoteFile]:
     """The files by the name that each gets in the cache, such as "train-00000.parquet": its split
-    and a number, and no other word, because whoever reads the file takes the split from its name.
+    and a number. There is no other word, because a reader takes the split from the name.
 
     Args:
         by_split: names of files in the repository by their split; "" for those without one.

@@ -137,9 +137,9 @@ def fetch_text(remote: HubVersion, name: str) -> str:
 
 
 def fetch_first_bytes(remote: HubVersion, name: str, count: int) -> bytes:
-    """Fetch the first `count` bytes of a file, or all of them if it is shorter.
+    """Fetch the first `count` bytes of a file, or the whole file if it is shorter.
 
-    From a server that ignores the range and sends everything, only these bytes are read.
+    If the server ignores the range and sends the whole file, reading stops after these bytes.
     """
     headers = {"Range": f"bytes=0-{count - 1}"}
     content = b""
@@ -162,8 +162,8 @@ def download(
     """Download one file to the path `target`, and check its size and checksum. A partial file of an
     earlier attempt is continued.
 
-    Returns what is wrong with the file that arrived, which is deleted then; "" if it is complete.
-    Raises httpx.HTTPError.
+    Returns "" if the file is right, else what is wrong with it; a wrong file is deleted. Raises
+    httpx.HTTPError.
 
     Args:
         report: called with the number of bytes that are there; an error that it raises ends the
@@ -181,7 +181,7 @@ def download(
                 raise
     fault = _download_fault(part, file)
     if fault:
-        part.unlink(missing_ok=True)  # another process may have fetched it too
+        part.unlink(missing_ok=True)  # another process that fetches it may have been first
         return f"{file.name}: {fault}"
     os.replace(part, target)
     return ""

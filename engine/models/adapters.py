@@ -107,7 +107,8 @@ def _require_plain(config: JsonObject, folder: Path) -> None:
 
 
 def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
-    """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
+    """Raise UserError ADAPTER_MISMATCH unless the matrices of `adapter`, whose files are in
+    `folder`, fit the base model with these `facts`.
 
     Every layer must have both matrices of each adapted projection, in the right shape. Only the
     header of the weights is read.
@@ -118,7 +119,7 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     tensors = model_files.read_header(weights)
     for matrix, expected in _expected_shapes(adapter, facts).items():
         stored = [tensor.shape for key, tensor in tensors.items() if f".{matrix}." in key]
-        # Layers of one model may have different sizes; how often each occurs must be the same.
+        # Layers of one model may differ in size, so compare how often each shape occurs.
         if Counter(stored) != Counter(expected):
             raise _no_fit(folder, matrix, expected, stored)
 

@@ -267,8 +267,9 @@ def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
-    """The base model in the folder `path`, named `base_ref`; `ref` is the reference that led to it,
-    of the kind `kind`. Raises UserError MODEL_UNSUPPORTED if it cannot be trained here."""
+    """The base model `base_ref`, which is in the folder `path`. `ref` is the reference that led to
+    it, `kind` what that names ("hub", "run", ...). Raises UserError MODEL_UNSUPPORTED if the model
+    cannot be trained here."""
     return ModelRef(
         ref=ref,
         kind=kind,
@@ -357,7 +358,7 @@ def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
 
 
 def _run_config(run: RunDir) -> RunConfig:
-    """The config of a run. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
+    """The config of a run of any kind. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
     try:
         return run.read_config()
     except (OSError, DamagedRecord) as error:
@@ -370,7 +371,7 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
     Raises UserError MODEL_NOT_FOUND if the folder is gone.
     """
     base = config.base
-    # A built-in model is taken from this installation: the recorded path may be of an older one.
+    # A built-in model is read from this installation: the recorded path may be in an older one.
     path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
         raise _not_found(
@@ -414,8 +415,8 @@ def _can_be_a_path(ref: str) -> bool:
 def _local_folder(ref: str) -> Path | None:
     """The folder that `ref` names, with links resolved.
 
-    A path that begins with /, ./, ../ or ~ must exist. A bare A/B may be a hub id, so None is
-    returned if there is no such folder; None also for a name without a slash. Raises UserError
+    None for a name without a slash, which is no path. A path that begins with /, ./, ../ or ~ must
+    exist. A bare A/B may be a hub id: None if there is no such folder. Raises UserError
     MODEL_NOT_FOUND for a file, or if a path that must exist does not.
     """
     is_explicit_path = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
@@ -495,8 +496,8 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
 
 
 def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """What shows whether a training run has changed, by the run's id: (run id, state, attempt, when
-    it ended, None if it has not). {} if there is no database."""
+    """For each training run, by its id, a mark that changes whenever the run does: (run id, state,
+    attempt, end time or None). {} if there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:
@@ -522,6 +523,7 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
         facts = model_files.read_facts(path)
     except UserError:
         return None
+    # Only a model stored in the home has a file that says where it came from.
     origin = model_origin.read(path) if kind == "home" else None
     model = UsableModel(
         ref,

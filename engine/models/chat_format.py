@@ -234,18 +234,18 @@ class ChatFormat:
                 return after_end
             return [*self.encode(turn_end), *after_end]  # the turn stopped before its end token
         # Before further messages the template (of gpt-oss) ends a turn with another token than at
-        # the end of a conversation. The sampled end token stands in its place, so it is left out.
+        # the end of a conversation. That other token is left out, as one was sampled in its place.
         marker = _MARKER.match(rest)
         if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
             rest = rest[marker.end() :]
         return self.encode(rest)
 
     def _after_opening(self, rest: str, last_id: int | None) -> list[int]:
-        """The token ids of `rest`, which follows a turn that no end token ends.
+        """The token ids of `rest`, the text that follows a turn without an end token.
 
         In such a family (GLM) the model ends its turn by writing the opening of the next message.
-        That opening is left out of the result if it was sampled: if it is `last_id`, the last id of
-        the turn, or if `last_id` is None, which stands for any token that ends turns.
+        That opening is left out of the result if the turn holds it already: if it is `last_id`, the
+        last id of the turn. None as `last_id` stands for whatever token ends turns.
         """
         opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
@@ -474,11 +474,11 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
 
 
 def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
-    """Conversations to try in place of `before`, to find the text that the template writes after
-    its last turn. In each, a mark that no message holds stands for what the model wrote there.
+    """Conversations to try in place of `before`, to learn what text the template writes after the
+    last turn. In each, a mark that no message holds stands for what the model wrote in that turn.
 
     - the conversation itself
-    - a question alone before the turn, for a template that refuses something of the conversation
+    - a question and the turn, for a template that refuses something in the conversation
     - the same with only one call in the turn, for a template that takes no more calls at once
     """
     mark = _unused_mark([*before, *replies])
@@ -499,8 +499,8 @@ def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
         return {"role": "assistant", "content": mark}
     marked_calls = []
     for call in calls:
-        function = {**call.get("function", call), "arguments": {"a": mark}}
         # A call holds its function under that key, or is the function itself.
+        function = {**call.get("function", call), "arguments": {"a": mark}}
         marked_calls.append({**call, "function": function} if "function" in call else function)
     return {"role": "assistant", "content": "", "tool_calls": marked_calls}
 

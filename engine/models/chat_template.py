@@ -49,7 +49,7 @@ class _GenerationTag(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_body")
-        # The empty lists: the block takes no parameters, and so has no defaults.
+        # The two empty lists are the parameters of the block and their defaults: it has none.
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _body(self, caller: Any) -> str:

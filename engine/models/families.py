@@ -136,6 +136,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
     """Why a model with this config.json cannot be trained, such as "it writes by diffusion"; "" if
     it can. `architecture` is the class that the config names, "" for none."""
     text_type = str(text_part(config).get("model_type") or "")
+    # The type of the whole model differs from that of its text part if it has several parts.
     model_types = [text_type, str(config.get("model_type") or "")]
     for model_type in model_types:
         if model_type in REFUSED:

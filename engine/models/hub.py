@@ -227,8 +227,8 @@ def _model_folder(root: Path, repo: str) -> Path:
 def _snapshot(root: Path, repo: str) -> Path | None:
     """The snapshot folder of `repo` in the cache `root`; None if there is none.
 
-    It is the snapshot that the file refs/main names. Without that file it is the only snapshot, or
-    None if there are several.
+    It is the snapshot that the file refs/main names. Without that file it is the only one that
+    there is, or None if there are several.
     """
     folder = _model_folder(root, repo)
     try:
@@ -238,8 +238,8 @@ def _snapshot(root: Path, repo: str) -> Path | None:
     if not commit:
         snapshots = list((folder / "snapshots").glob("*"))
         return snapshots[0] if len(snapshots) == 1 else None
-    # The pattern also keeps a damaged file from leading out of the folder.
     snapshot = folder / "snapshots" / commit
+    # COMMIT also keeps a damaged refs/main from leading out of the folder.
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 

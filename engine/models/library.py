@@ -164,8 +164,8 @@ def remove(home: Home, name: str) -> Reply:
 def from_file(home: Home, file: Path) -> Path:
     """The model folder of the GGUF file at `file`, imported now if it has not been before.
 
-    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (still being imported after
-    `WAIT_S` seconds; the same call later finds it), DISK_FULL or NO_TORCH.
+    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (after `WAIT_S` seconds the
+    import still goes on, so the same call works later), DISK_FULL or NO_TORCH.
     """
     folder = imported(home, file)
     if not _is_there(folder):
@@ -186,8 +186,8 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for it up to
-    `wait_s` seconds. The process goes on if this one ends, and a further call waits for it too.
+    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for that process
+    up to `wait_s` seconds. It goes on if this process ends, and a further call waits for it again.
 
     `source` and `license_name` are written to the model's `model.json`; a `license_name` of ""
     stands for the license that the GGUF file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE
@@ -214,9 +214,9 @@ def _why_not_imported(log: Path) -> str:
 
 
 def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
-    """Wait until the process that imports `file` has given up its lock.
+    """Wait until the process that imports `file` has given up its lock `lock_path`.
 
-    Raises UserError RUN_STATE if it has not after `wait_s` seconds.
+    Raises UserError RUN_STATE if it still holds the lock after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while is_locked(lock_path):
@@ -373,8 +373,8 @@ def _model_lock(home: Home, name: str) -> Iterator[None]:
 
 
 def _reply(name: str, folder: Path, what_happened: str) -> Reply:
-    """The reply of `add`, with facts of the model `name`, which is in `folder` now. `what_happened`
-    is a further sentence for the summary, or ""."""
+    """The reply of `add`: the facts of the model `name`, which is in `folder` now. `what_happened`:
+    a second sentence for its summary, or ""."""
     origin = model_origin.read(folder)
     facts = model_files.read_facts(folder)
     return {

@@ -98,8 +98,8 @@ class ModelFacts:
 
     @property
     def linear_params(self) -> int:
-        """Parameters of the layers' matrices that every token runs through: of experts, only the
-        share that one token chooses."""
+        """Parameters of the layers' matrices that one token runs through; of experts only the share
+        that it chooses."""
         if self.inside is not None:  # counted from the shapes of the stored weights
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
@@ -231,7 +231,7 @@ def header_length(raw: bytes, name: str) -> int:
     `raw` holds these bytes, `name` is the file's name for an error. Raises UserError
     MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
     """
-    length = 0  # an impossible one
+    length = 0  # impossible: kept, and so refused, if `raw` is too short
     if len(raw) >= _LENGTH_BYTES:
         [length] = struct.unpack("<Q", raw[:_LENGTH_BYTES])  # little endian
     if not 2 <= length <= _MAX_HEADER:  # the shortest JSON object is {}
@@ -463,8 +463,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides; in a model of several parts, that of the whole
-    model counts first. Without it the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides, that of the whole model before that of its text
+    part. Without either the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
@@ -486,8 +486,8 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
 
 
 def _main_dtype(tensors: dict[str, Tensor]) -> str:
-    """The dtype that most bytes of the weights have: "float32", "float16" or "bfloat16". Raises
-    UserError MODEL_UNSUPPORTED if it is another one, or if there are no weights."""
+    """The dtype in which most bytes of the weights are: "float32", "float16" or "bfloat16". Raises
+    UserError MODEL_UNSUPPORTED if that is another dtype, or if there are no weights."""
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
         bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size
@@ -539,7 +539,8 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the last layer's queries: its name, and how many heads it writes."""
+    """The weight that makes the last layer's queries: its name, and for how many heads it writes a
+    vector, which may be a query, key or value."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads

@@ -121,7 +121,8 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
 
 def _first_span(text: str, tags: Tags) -> Span:
     """Where the first thought stands in a text that holds one of its tags. A closing tag without an
-    opening one before it closes a thought that began before the text."""
+    opening one before it ends a thought that began before the text; a thought without a closing tag
+    goes on to the end of the text."""
     open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1: it is not there
     began_earlier = open_at < 0 or 0 <= close_at < open_at
     start = 0 if began_earlier else open_at + len(tags.opening)

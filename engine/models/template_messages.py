@@ -57,18 +57,18 @@ class Abilities:
 
 
 def abilities(render: Render) -> Abilities:
-    """Find out what a template writes, by rendering short conversations with it.
+    """Find out what a template writes of a conversation with tools, by rendering short ones.
 
-    Each part of them (the tool, its call, its result) holds a word that no template writes by
-    itself. If that word is in the text, the template writes that part.
+    Each part of these (the tool, its call, its result) holds a word of its own that no template
+    writes by itself: if the text holds the word, the template writes the part.
     """
     trial = _Trial(render)
     question: ChatMessage = {"role": "user", "content": "?"}
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # With the call's result and without it: some templates refuse a call that has none, others the
-    # role `tool`, which a result has.
+    # With the call's result and without it: some templates refuse a call without a result, others
+    # refuse the role `tool`, which a result has.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )

@@ -100,7 +100,8 @@ class ChatTokenizer:
 
 
 def _end_token_ids(config: Path) -> list[int]:
-    """The ids in `eos_token_id` of a config file; [] if it has none, or does not exist."""
+    """The ids in `eos_token_id` (a number or a list) of the file `config`; [] if it has none, or if
+    there is no such file."""
     if not config.is_file():
         return []
     token_ids = model_files.load_json(config).get("eos_token_id")

@@ -29,7 +29,7 @@ def headline(
             are no risks.
         table: one line per probe, with its `probe`, `mean` and `verdict`.
         failing: how many reference answers fail, and how many there are.
-        covered: how many rows were scored, in words.
+        covered: how many rows were scored, in words, such as "40 of 200 rows scored".
     """
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
@@ -58,7 +58,7 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
         failing: how many reference answers fail, and how many there are.
     """
     causes = []
-    if GOLD in names:  # how many references fail says more than their mean reward
+    if GOLD in names:  # shown by how many fail, which says more than their mean reward
         failing_count, gold_count = failing
         causes.append(f"{failing_count} of {gold_count} reference answers fail")
     others = [name for name in names if name != GOLD]
@@ -124,9 +124,9 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """The smallest increase of a mean reward that counts as paying for length.
 
-    It is LENGTH_PAYS times what gold (the reference answer) earns. If there is no gold or it earns
-    nothing, it is LENGTH_PAYS times the distance between the highest and the lowest mean in `means`
-    (probe -> mean).
+    It is the share LENGTH_PAYS of what gold (the reference answer) earns. If there is no gold or
+    gold earns nothing, it is that share of the distance between the highest and the lowest mean in
+    `means` (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

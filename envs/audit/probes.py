@@ -331,8 +331,8 @@ def changed(text: str, rng: random.Random) -> str:
 
 
 def _with_changed_letter(text: str) -> str:
-    """`text` with its last ASCII letter or digit replaced by the next one (z, Z, 9: by the one
-    before); a text without any gets an " x" at its end."""
+    """`text` with its last ASCII letter or digit replaced by the next one (z, Z and 9 by the one
+    before). If the text has none, " x" is added to it."""
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
@@ -342,9 +342,8 @@ def _with_changed_letter(text: str) -> str:
 
 
 def _with_changed_leaf(value: Any) -> Any:
-    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong.
-
-    An empty object or list gets a new member.
+    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong. If an
+    empty object or list comes first, it gets a new member instead.
     """
     if isinstance(value, dict):
         if not value:
@@ -366,9 +365,9 @@ def _with_changed_leaf(value: Any) -> Any:
 
 
 def _emptied(value: Any) -> Any:
-    """A JSON value with the same keys and types, but empty: {"a": "yes"} becomes {"a": ""}.
+    """A JSON value of the same form, but empty: {"a": "yes"} becomes {"a": ""}.
 
-    Strings become "", numbers 0, bools False, lists []; null stays null.
+    Objects keep their keys; lists become [], strings "", bools False, numbers 0; null stays null.
     """
     if isinstance(value, dict):
         return {key: _emptied(item) for key, item in value.items()}
@@ -394,8 +393,9 @@ def message_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task: name -> assistant messages to be played in order.
 
-    Most are the probes of `text_probes` for the last message of `gold`. Those of `PLAYED_ALONE` are
-    played as a single message, those of `PLAYED_LAST` after the earlier messages of `gold`.
+    Most are made of the probes that `text_probes` makes for the last message of `gold`: those named
+    in `PLAYED_ALONE` are played as a single message, those in `PLAYED_LAST` after the earlier
+    messages of `gold`.
 
     Args:
         prompt: the text of the task's prompt.
@@ -410,6 +410,7 @@ def message_probes(
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:
         return alone_probes
+    # Gold comes first: the others are compared with it.
     return _gold_probes(gold, others, last_message_probes, rng) | alone_probes
 
 
@@ -446,8 +447,8 @@ def _gold_probes(
     """The probes of a multi-turn task that are made from reference answers, as name -> messages.
 
     Args:
-        gold: the assistant messages of the task's reference answer.
-        others: those of other rows' reference answers.
+        gold: the assistant messages of the task's reference answer, at least one.
+        others: the assistant messages of other rows' reference answers.
         last_message_probes: the probes for the last message of `gold`, as name -> text.
         rng: where random choices come from.
     """

@@ -167,9 +167,9 @@ def _score_rows(
 
 
 def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
-    """Score the same answers once more and count those whose reward has changed.
+    """Score the same answers once more until the time is up, and count those whose reward changed.
 
-    They are taken in reverse order, because a scorer that keeps a state shows it then.
+    They are scored in reverse order, in which a scorer that keeps a state gives other rewards.
     """
     for first_score in reversed(first_scores):
         if session.budget.is_overrun():
@@ -352,9 +352,9 @@ def _keep_for_rescoring(
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    All of them go to `findings.latest`, which keeps only the newest. Gold (the reference answer)
-    and one other go to `findings.samples`, which keeps them for every row. Answers on which scoring
-    failed are left out, because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, which keeps only the newest of all rows. Gold (the
+    reference answer) and one other go to `findings.samples`, which drops none. Answers on which
+    scoring failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
         name: _scored_answer(row, name, result["reward"])
@@ -363,7 +363,7 @@ def _keep_for_rescoring(
     }
     findings.latest.extend(scored.values())
     others = [name for name in scored if name != GOLD]
-    other = GOLD
+    other = GOLD  # without others it is not in `scored`, or taken twice
     if others:
         # Each row takes the next of the other probes, so that all of them are in the sample.
         other = others[findings.rows % len(others)]

@@ -27,8 +27,8 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
     Args:
         findings: what was measured, on one row at least.
-        rows: how many rows the environment has; not all of them need have been scored.
-        seed: the one that the audit made its random choices with.
+        rows: how many rows the environment has, of which only a part may have been scored.
+        seed: the seed of the audit's random choices.
         seconds: how long the audit took.
     """
     table = _probe_lines(findings)
@@ -232,7 +232,8 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 
     These keys are optional:
 
-    - separated: the share of rows on which the reference answer earned more; only for near misses
+    - separated: the share of rows on which the reference answer earned more, where equal rewards
+      count half; only for the probes in NEAR
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
@@ -277,7 +278,7 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
 def _is_paid(tally: Tally, lowest_mean: float) -> bool:
     """Whether a probe earns at least the share PAID of what gold earns on the same rows.
 
-    Gold is the reference answer. If no row has one: whether at least that share of the probe's
+    Gold is the reference answer. If no row has one: whether at least the share PAID of the probe's
     answers counted as paid. `lowest_mean` is the lowest mean reward of all probes.
     """
     if not tally.golds:
@@ -285,7 +286,8 @@ def _is_paid(tally: Tally, lowest_mean: float) -> bool:
     gold_mean = math.fsum(tally.golds) / len(tally.golds)
     if gold_mean > 0:
         return tally.mean >= PAID * gold_mean
-    # Gold earns 0 or less, as with rewards that are all costs: count from the worst probe instead.
+    # Gold earns 0 or less, as where all rewards are costs: take shares of the distance from the
+    # worst probe instead.
     return tally.mean - lowest_mean >= PAID * (gold_mean - lowest_mean)
 
 

@@ -199,7 +199,8 @@ def _number(value: Any, message_start: str) -> float:
     The message begins with `message_start`, such as "score() returned", and goes on with what
     `value` is, such as " None; a number is needed".
     """
-    # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
+    # __float__ and not a type, for numbers of numpy and torch. A text is refused even if float()
+    # could read it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise BadReturn(f"{message_start} {kind}; a number is needed")

@@ -165,7 +165,7 @@ def _forbid_programs(refused_commands: list[str]) -> None:
     """Keep this process from starting any program, for good: an audit hook cannot be removed.
 
     Each attempt raises PermissionError and is appended to `refused_commands`. Code of a package
-    could get around the hook, but none runs here, because that would take a program.
+    could get around the hook, but none runs here: pip runs such code only in another program.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -187,7 +187,7 @@ def _pip(order: InstallOrder) -> int:
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        # As Python treats sys.exit: a number is the status, None is 0, anything else is 1.
+        # As Python takes the argument of sys.exit: a number is the status, None 0, all else 1.
         if isinstance(ended.code, int):
             return ended.code
         return 0 if ended.code is None else 1

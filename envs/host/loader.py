@@ -41,7 +41,7 @@ ERROR_CHARS = 500  # of an exception, in the message
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """Load the environment in `folder` and check it against the contract.
 
-    A folder with data files and no environment.py is an SFT dataset.
+    A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing.
 
     Args:
         folder: the environment's folder.
@@ -206,7 +206,7 @@ def explain(error: BaseException) -> str:
     """An exception in one line of at most ERROR_CHARS, such as "ValueError: no such row"."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
-        text = error.msg or text  # without file and line, which the caller adds
+        text = error.msg or text  # str() adds file and line, which the caller gives apart
     name = type(error).__name__
     return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
@@ -449,10 +449,10 @@ def _failure_in_words(error: BaseException) -> str:
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
-    """Make an EnvProblem ENV_INVALID that names where `source` is defined, with file and line.
+    """Make an EnvProblem ENV_INVALID with the file and line where `source`, a function or class, is
+    defined.
 
-    `source` is a function or class. If it is built in or defined outside `folder`, the error has no
-    file and line.
+    If it is built in or defined outside `folder`, the error has no file and line.
     """
     try:
         file = _relative(inspect.getsourcefile(source) or "", folder)

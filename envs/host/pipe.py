@@ -397,7 +397,7 @@ def _remove_stale_folders(temporary: str) -> None:
 
     A parent is a process that starts and watches user code. A living one holds a lock on its
     private folder, so a folder that can be locked is in use by nobody. A folder that cannot be read
-    or removed is skipped without an error. Runs once per process, because it is cached.
+    or removed is skipped without an error. As it is cached, it runs once per process.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):
@@ -442,8 +442,8 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     out of memory".
 
     Args:
-        ending: what the process that watched it sent last: `code` (its exit status), `signal` (0 if
-            no signal killed it) and `tail` (its last output).
+        ending: the last message of the process that watched the env process, about the latter:
+            `code` (exit status), `signal` (0 if no signal killed it) and `tail` (last output).
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()
@@ -485,8 +485,8 @@ def _variables(
 ) -> dict[str, str]:
     """The environment variables for the parent, the process that starts and watches user code.
 
-    Secrets are passed in them, because every user of the machine can read the arguments of a
-    command. `install` is None if no packages are to be installed.
+    They hold the secrets, because the arguments of a command can be read by every user of the
+    machine. `install` is None if no packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
     if install is not None:

@@ -198,7 +198,7 @@ class EnvProcess:
     def abandon(self) -> None:
         """End the process at once, even while another thread waits for a call, which then fails.
 
-        `close` must still be called; the next call would start a new process.
+        `close` must still be called; without it the next call would start a new process.
         """
         pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
@@ -271,7 +271,8 @@ class EnvProcess:
     def _start_process(self) -> None:
         """Start the process and wait until it has loaded the environment.
 
-        Raises EnvProblem, Fault or OSError; the process may then be left half started.
+        Raises EnvProblem, Fault or OSError; the process may then be left half started, and the
+        caller has to end it.
         """
         limits = self.limits
         self._pipe = Pipe(
@@ -309,7 +310,7 @@ class Episode:
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
         self._failed: EpisodeFailed | None = None  # why the episode has failed; None: it has not
-        self._generation = -1  # of the process that has this episode; -1 for none yet
+        self._generation = -1  # the `generation` of the process that has this episode; -1: none yet
         with process._lock:
             self._begin()
 
@@ -420,7 +421,8 @@ def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
 
 
 def failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """The score of a sample that could not be scored: reward 0, and the reason as `error`."""
+    """The score of a sample that could not be scored: reward 0, and the reason as `error`. It
+    has the key `timed_out` only if that is true."""
     failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
     if timed_out:
         failed["timed_out"] = True
@@ -472,7 +474,8 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
 
 
 def _task_of_row(row: Any, index: int) -> Task:
-    """A row as a task. Raises EnvProblem ENV_INVALID, which names its `index`, if it is none."""
+    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index`, if the
+    row is no task."""
     try:
         return Task.from_row(row)
     # Whatever reading a row of another form may raise.

@@ -48,7 +48,7 @@ class SecretFilter:
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """A copy of a JSON value with secrets replaced in every string and every key in it."""
+        """A JSON value with secrets replaced in every string and key in it."""
         if self._pattern is None:
             return value
         if isinstance(value, str):

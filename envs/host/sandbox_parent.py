@@ -129,7 +129,7 @@ def main() -> None:
     kernel.become_subreaper()
     os.umask(0o022)  # user code may run as another uid, which has to read the copy
     box = Path(launch.box)
-    # Never closed: the lock says that the folder is in use for as long as this process lives.
+    # Never closed: as long as this process lives, the lock says that the folder is in use.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         _fill_box(box, launch.source)
@@ -157,11 +157,11 @@ def _fill_box(box: Path, source: str) -> None:
 
 
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
-    """Run the child, log its output, and kill what it leaves behind.
+    """Run the child, log its output, and kill the processes that it leaves behind.
 
-    Returns how it ended: `code` and `signal` (see `_watch`) and `tail`, its last output. `box` is
-    its private folder; `spaces` says who made the namespaces of this process: "own" for itself,
-    "bubblewrap", or "" for none.
+    Returns how the child ended: `code` and `signal` (see `_watch`) and `tail`, its last output.
+    `box` is its private folder; `spaces` says who made the namespaces of this process: "own" for
+    itself, "bubblewrap", or "" for none.
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
@@ -246,7 +246,8 @@ def _child_runner(
 
 
 def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
-    """Find an unused uid for user code and make it the owner of `box` and of what it may write.
+    """Choose an unused uid for user code and make it the owner of `box` and of the folders that
+    user code may write to.
 
     Returns the uid; None if user code keeps the present user (see `confine.spare_uid`).
     """
@@ -289,10 +290,10 @@ def _child_reach(launch: Launch) -> Reach:
 
 
 def _copy(source: str, target: Path) -> None:
-    """Copy the folder `source` to `target`, which must not exist.
+    """Copy the folder `source` to `target`, which must not exist yet.
 
-    Only regular files and folders are copied. Links, names that begin with a dot and __pycache__
-    are left out.
+    Only regular files and folders are copied: no links, no names that begin with a dot, and no
+    __pycache__.
     """
     target.mkdir()
     for entry in os.scandir(source):
@@ -332,7 +333,7 @@ def _run_child(
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
-        if problem is None and launch.install is None:
+        if problem is None and launch.install is None:  # an installation imports no packages
             problem = _problem_of_packages(launch)
         if problem is not None:
             _send(launch.replies, {"problem": problem.to_dict()})
@@ -369,7 +370,7 @@ def _separate(work: Path, output: int) -> None:
 
     `output` is the descriptor to which standard output and error go.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler of the parent is not for the child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # inherited: a handler that only the parent needs
     os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
@@ -385,7 +386,8 @@ def _send(replies: int, message: Reply) -> None:
 
 
 def _problem_of_packages(launch: Launch) -> EnvProblem | None:
-    """Make the environment's packages importable; returns the problem if they cannot be used."""
+    """Make the environment's packages importable; returns the problem if they cannot be used, else
+    None."""
     try:
         packages.enter(launch.packages)
     except EnvProblem as problem:
@@ -490,10 +492,11 @@ def _reap(pid: int) -> int | None:
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
-    """Move what is in the pipe `output` into the log; returns False at the end of the output.
+    """Move what is in the pipe `output` into the log; returns False at the end of the output, True
+    if more may come.
 
-    Reads at most 64 times, or only once with `once`, so that a child that keeps on printing cannot
-    hold this process here.
+    Reads at most 64 times (once with `once`), so that a child that keeps on printing cannot hold
+    this process here.
     """
     max_reads = 1 if once else 64
     for _ in range(max_reads):

@@ -38,7 +38,8 @@ def call(number: int, *arguments: object) -> int:
 
     Args:
         number: the number that the call has on this machine.
-        arguments: ints are passed as C longs, ctypes values as they are.
+        arguments: ints, which are passed as C longs, or ctypes values, which are passed as they
+            are.
 
     Raises:
         OSError: the call failed; ENOSYS if this is not Linux.
@@ -97,7 +98,7 @@ def set_seccomp_filter(program: bytes) -> None:
         OSError: the kernel refuses the program or has no seccomp.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: the number of instructions of 8 bytes each, and a pointer to the first.
+    # struct sock_fprog: the number of instructions, and (after padding) a pointer to the first.
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     if not _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(header)):
         raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")

@@ -76,10 +76,10 @@ def _enter_as_user(flags: int) -> bool:
 
 
 def bwrap(network: bool) -> list[str]:
-    """The command line to put before another command, to start that in namespaces by bubblewrap.
+    """The command line to put before another command, which bubblewrap then starts in namespaces.
 
-    [] if bubblewrap is missing or does not work here. It leaves all files accessible, because
-    Landlock restricts those.
+    [] if bubblewrap is missing or does not work here. All files stay accessible, because Landlock
+    restricts those.
 
     Args:
         network: whether the command keeps the machine's network.

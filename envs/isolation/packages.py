@@ -95,8 +95,8 @@ def _no_packages(python: str, prefix: Path) -> EnvProblem:
 def enter(packages: Packages) -> None:
     """Make the packages importable; to be called once this process is confined.
 
-    They go onto `sys.path` behind the standard library. User code also gets the names that the
-    module `site` would have defined, such as `exit` and `help`.
+    Their folders are added at the end of `sys.path`. User code also gets the names that the module
+    `site` would have defined, such as `exit` and `help`.
 
     Raises:
         EnvProblem: ENV_DEPS, naming packages installed for the environment that need a path file,

@@ -97,9 +97,8 @@ class Confinement:
 
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The folders that a process of this interpreter must be able to read, besides system files.
-
-    They are those of the interpreter, its packages and its shared libraries, as sorted real paths.
+    """The folders that a process of this interpreter must be able to read, besides system files:
+    those of the interpreter, its packages and its shared libraries, as sorted real paths.
 
     Args:
         more: folders of packages that are not on `sys.path` yet.
@@ -234,9 +233,8 @@ def _gaps_shown(
 
 
 def _files_gap_text(uid: int | None) -> str:
-    """The gap in a sandbox in which Landlock does not confine the files of user code, in words.
-
-    `uid` is the one that the process changed to, None if it kept its user.
+    """The gap in a sandbox in which Landlock does not confine which files user code can reach, in
+    words. `uid` is the one that the process changed to, None if it kept its user.
     """
     readers = "of this user" if uid is None else "that everybody may read"
     return f"files {readers} can be reached"
@@ -245,8 +243,8 @@ def _files_gap_text(uid: int | None) -> str:
 def _calls_gap_text(offline: bool) -> str:
     """The gap in a sandbox in which no system call is refused, in words.
 
-    `offline` says whether the process has an empty network namespace, and so no network all the
-    same.
+    `offline`: whether the process has an empty network namespace, which leaves it no network even
+    so.
     """
     return "no system call is refused" + ("" if offline else ", the network is open")
 
@@ -263,12 +261,12 @@ def _restrict(
         spaces: who made its namespaces: "" for none, "own" or "bubblewrap".
         reach: what it needs, beside the system's files and `box`.
 
-    Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
-    be installed.
+    Returns (the version of Landlock, 0 if this kernel has none; whether the seccomp filter could be
+    installed).
     """
     abi = _restrict_files(limits, box, spaces, reach)
-    # The filter may allow signals where something else keeps them from processes of others:
-    # another uid, namespaces or Landlock.
+    # The filter need not refuse signals where something else keeps them from other processes: a
+    # uid of its own, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     has_filter = False
     with contextlib.suppress(OSError):
@@ -290,8 +288,8 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
-    # In namespaces of our own /dev/shm is private. A private /proc, which is mounted after it,
-    # shows that the kernel allowed that mount too.
+    # In namespaces of our own /dev/shm is private, if the kernel allowed its mount. It did if /proc
+    # is private, which is mounted afterwards.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     with contextlib.suppress(OSError):
@@ -304,7 +302,7 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
     Args:
         box: the folder of this process.
-        uid: the uid it changed to, None if it kept its user.
+        uid: the uid that this process changed to, None if it kept its user.
         spaces: who made its namespaces, "" for none.
     """
     if not spaces:
@@ -320,13 +318,13 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
     """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
 
-    User code may start wherever the kernel confines it. If only limits on memory, processes and so
-    on hold it (the level LIMITS), it must not start where the owner of the machine requires more,
-    nor as root unless the owner has allowed that.
+    User code may start wherever the kernel confines it. Where only limits hold it, such as those on
+    memory and processes (the level LIMITS), it must not start if the owner of the machine requires
+    more, nor as root unless the owner has allowed that.
 
     Args:
         confinement: what confines this process.
-        sandbox: what the owner of the machine wants.
+        sandbox: what the owner of the machine requires and allows.
     """
     if confinement.level != LIMITS:
         return None

@@ -234,10 +234,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Instructions that refuse the call `number` if its argument 1 is one of `values`.
-
-    Argument 1 is the second one; for fcntl and ioctl it is the operation. Otherwise the call is
-    allowed.
+    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
+    otherwise. Argument 1 is the second one; for fcntl and ioctl it is the operation.
     """
     body = [_load_argument(1)]
     for value in values:

@@ -15,8 +15,8 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     """Why a call is invalid: no such tool, or the first argument that breaks its schema. None if it
     is valid.
 
-    Not checked are schemas that `envs/json_schema.py` does not know, and any `pattern`: that is a
-    regular expression of the environment's author, and matching it might never end.
+    A schema with something that `envs/json_schema.py` does not know is not checked. Nor is any
+    `pattern`: a regular expression of the environment's author, of which a match might never end.
     """
     functions = _functions_by_name(tools)
     function = functions.get(call.name)

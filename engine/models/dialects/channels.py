@@ -158,7 +158,8 @@ def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
     """
 
     def take_off(text: str) -> tuple[str | None, str]:
-        """Split a reply into (its thoughts, the other messages); (None, the reply) without any."""
+        """Split a reply into (its thoughts, the text of its other messages); (None, the whole
+        reply) if it has no thoughts."""
         parts = _parts(text)
         thoughts = [part.text.strip() for part in parts if is_thought(part)]
         rest = "".join(part.source for part in parts if not is_thought(part))

@@ -204,9 +204,9 @@ def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: s
 
 
 def _written_turns(chat: ChatFormat) -> list[str]:
-    """The assistant's turn with the call `_CALL`, as the chat template writes it: from arguments
-    given as an object, and from the same as JSON text, because a template may read only one of
-    these. A turn that the template refuses to write is left out."""
+    """The assistant's turn with the call `_CALL`, as the chat template writes it: once from
+    arguments given as an object and once from their JSON text, because a template may read only one
+    form. A turn that the template refuses to write is left out."""
     object_form = {"name": _CALL.name, "arguments": _CALL.arguments}
     text_form = {"name": _CALL.name, "arguments": json.dumps(_CALL.arguments)}
     turns = [_written_turn(chat, object_form), _written_turn(chat, text_form)]

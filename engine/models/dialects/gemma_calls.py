@@ -40,8 +40,8 @@ def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None where none begins
-    there. Raises Malformed where it has no end."""
+    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
+    at `at`. Raises Malformed if the text has no closing quote."""
     if not text.startswith(_QUOTE, at):
         return None
     at += len(_QUOTE)

@@ -124,8 +124,8 @@ def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`, a list of objects or one object, and the position after them, or after the
-    closing mark if one follows. Raises Malformed."""
+    """The calls at `at`, a list of objects or one object, and the position after them and after the
+    closing mark, which may be missing. Raises Malformed."""
     calls, at = _json_list(text, at)
     closing = "<|/tool_call|>"
     next_at = skip_space(text, at)

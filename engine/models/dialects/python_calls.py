@@ -30,8 +30,9 @@ def lfm(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """The whole reply is `[name(a=1), ...]`, between `<|python_start|>` and `<|python_end|>` or
-    without them: Llama 3.2 and 4. A list of other things is an answer, not a call."""
+    """The calls of Llama 3.2 and 4: the whole reply is `[name(a=1), ...]`, with or without
+    `<|python_start|>` before it and `<|python_end|>` behind it. A list that does not begin with a
+    call is an answer."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
     if not (body.startswith("[") and _NAME.match(body, 1)):
         return Found(text)
@@ -39,11 +40,11 @@ def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def python_calls(body: str, text: str) -> Found:
-    """The calls of an expression that is all of a reply.
+    """The calls in a reply that is nothing but calls.
 
     Args:
-        body: the expression.
-        text: the reply, which stays the content where the expression is no call.
+        body: the calls, as an expression of Python, without the marks around it.
+        text: the whole reply; it stays the content, with a fault, if `body` cannot be read.
     """
     try:
         calls, end = _calls(body, at=0)

@@ -142,8 +142,9 @@ def json_value(text: str, at: int) -> tuple[object, int]:
 
 
 def call_from_json(value: object) -> FoundCall:
-    """A call from an object with `name` and `arguments` (or `parameters`), which may be JSON in a
-    text. Raises Malformed if `value` is no such object."""
+    """The call that an object describes: its `name`, its `arguments` (or `parameters`), which may
+    be text that is JSON, and its `id`, if it has one. Raises Malformed if `value` is no such
+    object."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
     arguments = value.get("arguments", value.get("parameters"))

@@ -81,8 +81,8 @@ def _arguments(
 ) -> tuple[JsonObject, int]:
     """The arguments that stand one after the other from `at` on, and the position after the last.
 
-    `pattern` matches one argument: its group 1 is the name, group 2 the value. `schemas` says by
-    name what type a value has.
+    `pattern` matches one argument: its group 1 is the name, group 2 the value as text. `schemas`
+    maps a name to the schema of its value, which tells the value's type.
     """
     arguments: JsonObject = {}
     while argument := pattern.match(text, at):

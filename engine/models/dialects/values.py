@@ -96,8 +96,8 @@ def _read_word(text: str, at: int) -> tuple[object, int]:
 
 
 def _number(match: re.Match[str]) -> float:
-    """The number that `_NUMBER` matched; an int where it has neither fraction nor exponent. Raises
-    Malformed for one that is too long, or that a float cannot hold."""
+    """The number that `_NUMBER` matched; an int if it has neither fraction nor exponent. Raises
+    Malformed if it has too many characters or is too large for a float."""
     digits = match.group()
     if len(digits) > _MOST_DIGITS:
         raise Malformed(f"a number of {len(digits)} characters")
@@ -111,8 +111,8 @@ def _number(match: re.Match[str]) -> float:
 def _read_list(text: str, at: int, read_text: ReadText, depth: int) -> tuple[list[object], int]:
     """The items of a list and the position after its closing bracket.
 
-    `at` is the position after the opening one; `depth` is the number of lists and objects around
-    the items. Raises Malformed.
+    `at` is the position after the opening bracket; `depth` is the number of lists and objects
+    around the items. Raises Malformed.
     """
     items: list[object] = []
     at = skip_space(text, at)

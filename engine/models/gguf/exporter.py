@@ -104,7 +104,7 @@ def _write_tensors(
 ) -> None:
     """Write the header, the metadata that the writer has, and all tensors; `kind` is one of KINDS.
 
-    The file describes all tensors before the values of the first, in the same order.
+    In the file the descriptions of all tensors come first, then their values in the same order.
     """
     for tensor in tensors:
         name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
@@ -169,9 +169,9 @@ def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
 
 
 def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
-    """What Llama 3's scaling divides each rotary frequency by; None for other models.
+    """The number by which Llama 3's scaling divides each rotary frequency; None for other models.
 
-    Formula: Llama 3.1's, as transformers' modeling_rope_utils has it.
+    The formula is that of transformers' modeling_rope_utils for Llama 3.1.
     """
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "llama3":
@@ -228,14 +228,14 @@ def _gguf_name(name: str) -> str:
     prefix, _, rest = name.partition("model.layers.")
     layer, _, path = rest.partition(".")
     part, _, ending = path.rpartition(".")
-    if prefix or part not in _LAYER_NAMES:
+    if prefix or part not in _LAYER_NAMES:  # a prefix: of another part, or of no layer at all
         raise NotExportable(f"GGUF has no name for the tensor {name}")
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """The type in which a tensor of this shape is stored. It is that of `kind` (one of KINDS), but
-    float32 for a vector, and float16 where a row does not divide into the blocks of that type."""
+    """The type in which a tensor of this shape is stored: float32 for a vector, float16 where a row
+    does not divide into the blocks of the type of `kind` (one of KINDS), and else that type."""
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]

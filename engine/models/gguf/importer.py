@@ -171,7 +171,7 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text at `key`, or `default` if there is none; without one raises NotImportable."""
+        """The text at `key`, else `default`. Raises NotImportable if there is neither."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -181,7 +181,8 @@ class _Metadata:
 
 
 def _require_whole_model(values: _Metadata) -> None:
-    """Raise NotImportable if the file is no whole model: a part of one, or an adapter."""
+    """Raise NotImportable if the file holds something else than a model, such as an adapter, or
+    only a part of one."""
     kind = values.text("general.type", default="model")
     if kind != "model":
         raise NotImportable(f"it holds no model but {kind!r}")

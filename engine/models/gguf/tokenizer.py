@@ -96,7 +96,7 @@ def write(folder: Path, values: Values) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,  # the chat template writes it
-        "model_max_length": int(1e30),  # transformers' number for no limit
+        "model_max_length": int(1e30),  # how transformers writes that there is no limit
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
     (folder / "chat_template.jinja").write_text(template, "utf-8")
@@ -186,8 +186,8 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _known_rule(values: Values) -> str:
-    """The name of the rule that cuts text into words. Raises NotImportable if it is none of
-    PRE_TOKENIZERS."""
+    """The name of the rule that cuts text into words. Raises NotImportable if the file names none,
+    or one that is not in PRE_TOKENIZERS."""
     rule = values.text("tokenizer.ggml.pre", default="")
     if rule not in PRE_TOKENIZERS:
         raise NotImportable(
@@ -229,8 +229,8 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
-    """Make the tokenizer write WORD_START for each space, and one more before the text unless the
-    file forbids it. Its decoder turns both back."""
+    """Make the tokenizer write WORD_START for each space, and one before the text unless the file
+    forbids that. Its decoder writes the spaces again and drops the one before the text."""
     to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
     to_text: list[Any] = [
         decoders.Replace(WORD_START, " "),

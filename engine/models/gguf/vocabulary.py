@@ -33,9 +33,9 @@ class NotExportable(ValueError):
 def read(folder: Path, rows: int) -> JsonObject:
     """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
 
-    `rows` is the number of rows of the embedding matrix; an id below it that has no token gets a
-    placeholder. Raises NotExportable if GGUF has no name for the rule by which the tokenizer cuts
-    words, UserError MODEL_UNSUPPORTED if a file cannot be read.
+    `rows` is the number of rows of the embedding matrix; a row without a token gets a placeholder.
+    Raises NotExportable if the tokenizer is not BPE or GGUF has no name for a part of it, UserError
+    MODEL_UNSUPPORTED if a file cannot be read.
     """
     state = model_files.load_json(folder / "tokenizer.json")
     model = state.get("model") or {}
@@ -98,7 +98,7 @@ class _Vocabulary:
 
 def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
     """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
-    rows. Raises NotExportable if there are more tokens than rows."""
+    rows. Raises NotExportable if a token has no row."""
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
     texts = {token_id: text for text, token_id in state["model"]["vocab"].items()}
     texts |= {token_id: entry["content"] for token_id, entry in added.items()}

@@ -149,7 +149,8 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
 
 
 def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
-    """The shapes of the matrices, and of the norms of queries and keys, by transformers' names."""
+    """The shapes that the weights must have, by transformers' names: (outputs, inputs) for a
+    matrix, (length,) for the norms of queries and keys."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
@@ -170,8 +171,8 @@ def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
-    """The number of heads in the rows of a layer's `part` (GGUF's name of a projection), if
-    llama.cpp stores these rows in another order than transformers; 0 if it does not."""
+    """How many heads share the rows of a layer's `part` (GGUF's name of a projection), if llama.cpp
+    stores these rows in another order than transformers; 0 if the order is the same."""
     # Rotary positions turn two rows together. In models of the type llama, llama.cpp puts them side
     # by side; in all others they stand half a head apart, as in transformers.
     if config["model_type"] != "llama":
@@ -205,7 +206,7 @@ def _header(stored: list[StoredTensor]) -> bytes:
     entries: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
     for each in stored:
-        bytes_per_number = 4 if each.dtype == "F32" else 2
+        bytes_per_number = 4 if each.dtype == "F32" else 2  # the other types have 16 bits
         end = offset + prod(each.shape) * bytes_per_number
         entries[each.name] = {
             "dtype": each.dtype,
@@ -264,10 +265,10 @@ def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
-    """The rows of a projection in transformers' order instead of llama.cpp's.
+    """The rows of a projection, which come in llama.cpp's order, in transformers' order.
 
-    The two rows that rotary positions turn together stand side by side in llama.cpp, and half a
-    head apart in transformers.
+    Rotary positions turn two rows of a head together: these stand side by side in llama.cpp, and
+    half a head apart in transformers.
     """
     pairs_per_head = array.shape[0] // heads // 2
     by_pair = array.reshape(heads, pairs_per_head, 2, *array.shape[1:])
