@@ -64,7 +64,7 @@ class ToolCall:
     def from_dict(data: Mapping[str, Any]) -> "ToolCall":
         """Read a tool call in OpenAI's shape, or in the short form {"name", "arguments"}.
 
-        `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
+        `arguments` may be missing, an object or a JSON string; anything else is kept as text in
         `invalid`. Raises ValueError if the function has no name.
         """
         function = data.get("function", data)  # in the short form `data` itself has the name
@@ -261,8 +261,8 @@ class Task:
     def from_row(row: Mapping[str, Any]) -> "Task":
         """Make a task of a row that `to_row` wrote.
 
-        The prompt or answer that the row's `text` lists becomes a string again: the content of its
-        only message.
+        If the row's `text` names the prompt or the answer, it becomes a string again: the content
+        of its only message.
         """
         fields: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
@@ -321,9 +321,8 @@ class MultiTurnEnv(Env):
         raise NotImplementedError("define start(task) and return a state")
 
     def step(self, state: Any, completion: Message) -> list[Message] | None:
-        """The environment's reply to one assistant message, or None when the rollout is over.
-
-        `completion.tool_calls` holds the calls it makes, parsed.
+        """The environment's reply to the assistant message `completion`, or None when the rollout
+        is over. `completion.tool_calls` holds the calls that the message makes, parsed.
         """
         raise NotImplementedError("define step(state, completion) and return messages or None")
 
@@ -370,9 +369,8 @@ def _checked_id(task_id: Any) -> str:
 
 
 def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:
-    """The arguments of a call, given as an object or as JSON text; {} if there are none.
-
-    None if they hold no JSON object.
+    """The arguments of a call, which are given as an object or as its JSON text; {} if there are
+    none. None if they are anything else.
     """
     if isinstance(raw_arguments, Mapping):
         return dict(raw_arguments)

@@ -99,7 +99,10 @@ def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
 
 
 def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
-    """How many tests of the form {"call", "expect"} pass; `run` is `_run` with the code given."""
+    """How many tests of the form {"call", "expect"} pass.
+
+    `run` is `_run` with the code and the limits filled in: it is given calls and standard input.
+    """
     output = run([str(test["call"]) for test in tests], stdin="")
     # One line per call; there are fewer where the code was stopped.
     return sum(
@@ -192,9 +195,8 @@ def _start_runner(
 
 
 def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for the end of `process`, then kill what is left of its process group.
-
-    Returns whether the process ended by itself within `timeout_s` seconds.
+    """Wait at most `timeout_s` seconds for the end of `process`, then kill what is left of its
+    process group. Returns whether the process ended by itself.
     """
     try:
         process.wait(timeout_s)

@@ -135,7 +135,7 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
     """Read a data file as `read_rows` does; a file without rows counts as unusable.
 
-    For an unusable file it returns the problem too, and data with one bad line that says the same.
+    For an unusable file this returns the problem, and data with one bad line that says the same.
     """
     try:
         data = read_rows(path)
@@ -154,8 +154,8 @@ def _tasks_of_file(
     Args:
         data: the file that was read.
         split: the split of rows that name none; None to leave it open.
-        place_of_id: for each id that was used before, the place of its row, such as
-            "train.jsonl:12"; the ids of this file are added.
+        place_of_id: id -> the place of its row, such as "train.jsonl:12", for the files before; the
+            ids of this file are added.
         require_answer: whether each row must have an answer.
     """
     tasks: list[Task] = []

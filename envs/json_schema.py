@@ -75,9 +75,8 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault if `value` is of none of the types that the schema names; else [].
-
-    [] also if the schema names no type. Raises ValueError for an unknown type.
+    """One fault if the schema names types and `value` is of none of them, else []. Raises
+    ValueError for an unknown type.
     """
     names = schema.get("type", [])  # a name, or a list of names
     if isinstance(names, str):
@@ -131,7 +130,7 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
 
 
 def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
-    """The faults of a list: those of its items, each of which must fit `schema`."""
+    """The faults of a list: those of its items. `schema` is the schema that each must fit."""
     errors: list[str] = []
     for index, item in enumerate(items):
         errors += schema_errors(item, schema, f"{place}[{index}]")

@@ -99,8 +99,9 @@ class Rubric:
     def _final_score(self, values: dict[str, float]) -> Score:
         """The score of an answer; `values` maps the ids of the decided criteria to their values.
 
-        With required criteria the answer is a success if all are met, and otherwise earns 0.
-        Without any it is a success from the reward `pass_at` on.
+        Without required criteria the answer is a success from the reward `pass_at` on. With some it
+        is a success if all of them are met, and otherwise earns 0. The score has an `error` if
+        `values` is empty.
         """
         decided = [c for c in self.criteria if c.id in values]
         if not decided:
@@ -191,7 +192,7 @@ class Judge:
                 if attempt == self.retries:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
-        raise JudgeError("not asked")  # reached only if a caller made `retries` negative
+        raise JudgeError("not asked")  # reached only if `retries` is negative
 
     def _reply_to(self, request: urllib.request.Request) -> str:
         """Send a request once, count its tokens, and return the text of the model's reply.
@@ -285,8 +286,8 @@ def _verdict_in(reply: str, ids: Sequence[str]) -> dict[str, float]:
 
 
 def _grade(name: str, value: Any) -> float:
-    """The value that a judge gave the criterion `name`. Raises JudgeError unless it is a number
-    from 0 to 1."""
+    """`value`, which a judge gave the criterion `name`, as a float. Raises JudgeError unless it is
+    a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise JudgeError(f"it gave {name!r} no number from 0 to 1: {value!r}")
     return float(value)

@@ -106,7 +106,8 @@ def final_answer(completion: str) -> str:
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
-    """1 if the completion equals `expected`, else 0; differences of white space do not count."""
+    """1 if the completion equals `expected`, else 0. How much white space stands between words,
+    and at the ends, does not matter."""
     actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
         actual, target = actual.casefold(), target.casefold()
@@ -196,8 +197,8 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
     """1 if `pattern` matches the whole completion (its ends stripped of white space), else 0.
 
-    With `expected`, the first group must also have matched that text; if the pattern has no group,
-    the whole match must be that text.
+    With `expected`, the pattern's first group must also have matched that text, or, if it has no
+    group, the whole pattern.
     """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
     if match is None:
@@ -283,8 +284,8 @@ def _inside_braces(text: str, start: int) -> str | None:
     """The content of a pair of braces; `start` is the position behind the opening brace.
 
     None if the brace is never closed. If words follow the closing brace, the result is all text
-    from `start` on, that brace included: the words may be another answer, so the content of the
-    braces alone must not count.
+    from `start` on, with that brace and the words: these may be another answer, so the content of
+    the braces alone must not count.
     """
     depth = 1
     for position in range(start, len(text)):

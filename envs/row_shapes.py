@@ -105,9 +105,9 @@ def _plain_shape(row: JsonObject) -> str:
 def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     """Make a task of one row.
 
-    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
-    them. `default_id` and `split` are for a row that has no id or no split; with a `split` of None
-    the task of such a row belongs to no split yet.
+    Keys of the row that nothing else uses become metadata; a key of the row's own `metadata`
+    replaces one of the same name. `default_id` is for a row without an id, `split` for one without
+    a split; None leaves it open.
 
     Raises ValueError saying what is wrong with the row.
     """
@@ -159,9 +159,10 @@ def _metadata(row: JsonObject) -> JsonObject:
 
 
 def _tools_value(row: JsonObject, shape: str) -> Any:
-    """What the row holds as the tools of its task; empty or None if it has none."""
+    """The value of the row for the tools of its task, as it stands there; empty or None if it has
+    none."""
     tools = row.get("tools")
-    if shape == PREFERENCE_OPENAI:  # these rows hold them beside the prompt
+    if shape == PREFERENCE_OPENAI:  # these rows may hold them beside the prompt, in "input"
         return tools or row["input"].get("tools")
     return tools
 
@@ -206,8 +207,8 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     """Read a preference row: a prompt and two answers to it, one better than the other.
 
     Returns the prompt (a string or messages), the answers as {"chosen": messages, "rejected":
-    messages} in plain dicts, and the row's keys that hold prompt and answers. A prompt that the
-    answers repeat is taken off them.
+    messages} in plain dicts, and the row's keys that hold prompt and answers. If an answer repeats
+    the prompt at its beginning, that is taken off.
 
     Raises ValueError if an answer is not from the assistant, if both are equal, or if the row has
     no prompt of its own and its two chats have no common beginning.
@@ -447,7 +448,8 @@ def _check_weight(weight: Any) -> None:
 
 
 def _call_in_text(value: Any) -> ToolCall:
-    """A call of ShareGPT, {"name", "arguments"} as JSON text. Raises ValueError if it is none."""
+    """A call of ShareGPT: {"name", "arguments"} as JSON text or as an object. Raises ValueError for
+    anything else."""
     call = _json_or_same(value)
     if not isinstance(call, dict):
         raise ValueError("function_call is no JSON object with name and arguments")

@@ -129,8 +129,8 @@ def _known_benchmark(name: str) -> Benchmark:
 
 
 def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Dataset) -> None:
-    """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file, so that the
-    environment would lack its training rows or its held-out ones."""
+    """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file among those
+    `fetched`: the environment would lack its training rows or its held-out ones."""
     sides = {_side(benchmark, file) for file in fetched.folder.iterdir()}
     missing = [name for name in splits if _side_of_split(benchmark, name) not in sides]
     if missing:

@@ -126,11 +126,11 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """The newest version of the dataset in the home's cache, fetched unless it is there. Without a
-    network (HF_HUB_OFFLINE, or the hub cannot be reached) it is the version fetched last.
+    """The newest version of the dataset, in the home's cache, into which it is fetched unless it is
+    there. Without a network (HF_HUB_OFFLINE, or the hub cannot be reached): the one fetched last.
 
-    Raises UserError DATASET_INVALID, DISK_FULL, and DATASET_READING, retryable, if it is not
-    fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
+    Raises UserError DATASET_INVALID or DISK_FULL, and DATASET_READING (retryable) if the version is
+    not fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
     """
     root = home.cache / "hub-data" / ref.cache_name
     latest = _latest_fetched(root)
@@ -253,8 +253,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     """
     by_split = _files_by_split(remote, ref.subset)
     if ref.splits:
-        # A split has the name that the dataset's card declares, such as "validation"; or, taken
-        # from a file's name by `split_of`, "train" or "heldout". Both count.
+        # A split may have the name that the dataset's card declares, such as "validation", or the
+        # one that `split_of` took from a file's name, "train" or "heldout". Both count.
         wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
         by_split = {split: names for split, names in by_split.items() if split in wanted}
     chosen = _named_by_split(remote, by_split)
@@ -363,7 +363,8 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
 
 
 def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
-    """The error for a `subset` that is not among the `names`, or that was not named ("")."""
+    """The error for a `subset` that is not among the `names` of the dataset's subsets, or that was
+    not given ("") although it has to be."""
     shown = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
         shown += f" and {len(names) - _SHOWN_SUBSETS} more"

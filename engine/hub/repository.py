@@ -102,8 +102,8 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
 
 
 def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
-    """The files of a repository by their names. The checksum of a small file is "", because the hub
-    names those of large files only."""
+    """The files of a repository by their names. A small file has the checksum "", because the hub
+    gives checksums of large files only; an unknown size is 0."""
     files = {}
     for file in answer.siblings:
         sha256 = file.lfs.sha256 if file.lfs is not None else None
@@ -200,7 +200,7 @@ def _continue_part(
     if size:
         headers["Range"] = f"bytes={size}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # no byte is missing
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # `part` is as long as the file, or longer
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file

@@ -77,9 +77,9 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tuple[str, ...]:
     """The projections of the base model that the adapter in `folder` changes.
 
-    `names` are the targets that its configuration names; "all-linear" means all projections that
-    are trained here. Raises UserError ADAPTER_MISMATCH for a target that is not trained here, or if
-    there is none.
+    `names` are the targets in its configuration; "all-linear" stands for all projections that are
+    trained here. Raises UserError ADAPTER_MISMATCH if a target is not trained here, or none is
+    left.
     """
     if "all-linear" in names:
         projections = list(base.targets)
@@ -125,7 +125,8 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
 
 
 def _expected_shapes(adapter: AdapterFacts, facts: ModelFacts) -> dict[str, list[tuple[int, int]]]:
-    """The shapes that each matrix, such as "q_proj.lora_A", has in the layers of the base model."""
+    """For each matrix, such as "q_proj.lora_A", the shapes that it must have in those layers of the
+    base model that have the projection."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     for name in adapter.targets:
         sizes = facts.projection_shapes(name)

@@ -123,7 +123,7 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
 
 
 def describe(home: Home, ref: str) -> Reply:
-    """What the model `ref` is: sizes, where it lies, how it was made.
+    """The facts of the model `ref`: its sizes, where it lies, where it came from.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -433,7 +433,8 @@ def _local_folder(ref: str) -> Path | None:
 
 
 def _gguf_file(ref: str) -> Path:
-    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND."""
+    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND if
+    there is no such file."""
     path = Path(ref).expanduser().absolute()
     if not path.is_file():
         raise _not_found(f"{path} does not exist", "Name a GGUF file or a model folder.")
@@ -473,15 +474,15 @@ def _not_found(message: str, hint: str | Hint) -> UserError:
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     """Runs with a complete checkpoint, the last changed folder first.
 
-    A run that ended without a checkpoint gets none later, unless it is resumed. This process
-    remembers such runs, so that a listing does not look into their folders every time.
+    A run that ended without a checkpoint gets none later, unless it is resumed. Such runs are
+    remembered in `_ended_without_checkpoint`, so that a listing need not read their folders again.
     """
     names = _run_folders(home)
     marks = _marks_of_runs(home)
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database
-        # The mark holds the run's state and attempt, so resuming the run gives it another key.
+        # The mark holds the run's state and attempt, so a run that is resumed has another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue

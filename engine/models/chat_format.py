@@ -67,13 +67,14 @@ class RowShape:
         """(start, end) of each stretch of tokens that carries loss.
 
         Args:
-            loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
-                or "all" (every token that the conversation's previous row does not have).
+            loss_on: "assistant" (all assistant turns), "last" (the conversation's last turn, which
+                only its last row has) or "all" (every token that the previous row does not begin
+                with).
         """
         if loss_on == "all":  # also user messages, but not in a row without an assistant turn
             has_new_tokens = self.known < self.length
             return [(self.known, self.length)] if self.turns and has_new_tokens else []
-        if loss_on == "last":  # the last turn of the conversation stands in its last row
+        if loss_on == "last":
             return self.turns[-1:] if self.is_last else []
         return self.turns
 
@@ -193,8 +194,8 @@ class ChatFormat:
     ) -> list[int]:
         """Token ids of what stands between two assistant turns, to be appended to the ids so far.
 
-        They end with the opening of the next turn. They begin after the token that ended the
-        earlier turn; if a stop string ended it, so that it lacks this token, they begin with it.
+        They begin after the token that ended the earlier turn; or with that token, if the turn
+        lacks it because a stop string ended it. They end with the opening of the next turn.
 
         Args:
             before: the conversation so far; its last message is the assistant's.
@@ -210,7 +211,7 @@ class ChatFormat:
                 return self._after_turn(stand_in, replies, tools, last_id)
             except TemplateError as error:
                 first_refusal = first_refusal or error
-        assert first_refusal is not None  # there are always candidates
+        assert first_refusal is not None  # `_stand_ins` yields at least two
         raise first_refusal
 
     def _after_turn(
@@ -383,7 +384,7 @@ class ChatFormat:
     def _answer(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> str:
-        """What the template writes of an assistant's message, without its reasoning.
+        """The assistant's turn `message` as the template writes it, without its reasoning.
 
         Raises TemplateError if the template leaves the message out.
         """
@@ -461,7 +462,8 @@ def _as_earlier_row(row: TokenizedChat) -> TokenizedChat:
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:
-    """A message that may follow an assistant's: the result of its first call, else a question."""
+    """A message that may follow the assistant's `message`: the result of its first call, or a
+    question if it makes none."""
     calls = message.get("tool_calls")
     if not calls:
         return _QUESTION

@@ -207,7 +207,10 @@ def _count_layers(weights: Sequence["_LayerWeight"]) -> int:
 
 
 def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:
-    """The names of the projections that can carry no adapter in the model of this configuration."""
+    """The names of the projections that can carry no adapter in a model with this `config`.
+
+    `has_experts`: whether its layers hold weights of experts.
+    """
     projections = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
     if has_experts:
         # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
@@ -276,8 +279,8 @@ def _projections(
 def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
     """Whether a weight of a layer belongs to experts: its name says so, or it is a tensor of three
     dimensions that holds the matrices of all experts."""
-    # The kernel of a convolution has three dimensions too, but one of the first two is 1, or it is
-    # named conv1d.
+    # The kernel of a convolution has three dimensions too, but then one of the first two is 1, or
+    # the name says conv1d.
     is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
     return bool(_EXPERTS.search(path)) or (is_fused and not path.endswith("conv1d.weight"))
 
@@ -297,10 +300,10 @@ def expert_share(lookup: Lookup) -> float:
 
 def active_width(lookup: Lookup) -> int:
     """The width of the hidden layer of the MLP that one token runs through; 0 if config.json does
-    not name it. `lookup` gives the value of a name in that file, None without one.
+    not give it. `lookup` returns the value of a name in that file, None if it lacks the name.
 
-    With experts it is the width of all experts together that a token runs through, or that of the
-    model's layers without experts, if that is larger.
+    With experts it is the larger of two widths: that of all experts together that one token runs
+    through, and that of the model's layers without experts.
     """
     dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)

@@ -180,15 +180,15 @@ def _download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> None:
-    """Download one weight file into `folder`; `report` is called with the number of its bytes that
-    have arrived so far.
+    """Download one weight file into `folder`, and delete its header file there; `report` is called
+    with the number of the file's bytes that have arrived so far.
 
     Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
     """
     fault = download(client, url, folder / file.name, file, report)
     if fault:
         raise model_files.unsupported(fault, "Start the run again.")
-    # Its header was fetched before, into a file of its own, which is not needed any more.
+    # The header was fetched before, into a file of its own, which is not needed any more.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
@@ -212,7 +212,8 @@ def missing_bytes(folder: Path) -> int:
 
 
 def _shared_cache() -> Path:
-    """huggingface_hub's own cache folder, as its environment variables set it."""
+    """huggingface_hub's own cache folder: what the first of HF_HUB_CACHE, HF_HOME and
+    XDG_CACHE_HOME that is set says, else below ~/.cache."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"

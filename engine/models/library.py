@@ -43,7 +43,7 @@ Say = Callable[[str], None]  # called with each line about what is going on
 
 
 def names(home: Home) -> list[str]:
-    """Names of the models of this home, sorted."""
+    """Names, sorted, of the models that were added to this home."""
     if not home.models.is_dir():
         return []
     folders = (path for path in home.models.iterdir() if (path / model_origin.FILE).is_file())
@@ -154,7 +154,7 @@ def remove(home: Home, name: str) -> Reply:
             field="name",
         )
     with _model_lock(home, name):
-        # Renamed first, so that no half-deleted model is found under its name.
+        # Renamed first, so that no half-deleted model stands under its name.
         aside = folder.with_name(f".{name}.{os.getpid()}.removed")
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -239,7 +239,8 @@ def _is_there(folder: Path) -> bool:
 def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
     """Start a process that imports a GGUF file, unless such a process is running for this job.
 
-    `job` is the folder of its lock and log; `arguments` are those of `main` in `gguf/importer.py`.
+    `job` is the folder of the job's lock and log; `arguments` are those of `main` in
+    `gguf/importer.py`.
     """
     python = launcher.worker_python(home)
     job.mkdir(parents=True, exist_ok=True)

@@ -518,8 +518,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 def _require_weight(
     tensors: dict[str, Tensor], name_endings: tuple[str, ...], shape: tuple[int, int]
 ) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these endings has
-    this shape."""
+    """Raise UserError MODEL_UNSUPPORTED unless at least one of the weights whose names have these
+    endings has this shape."""
     shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(name_endings)}
     if shape not in shapes.values():
         name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
@@ -528,7 +528,7 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
+    """What must be stored: endings of names -> the shape (outputs, inputs) of such a weight."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:  # a family of whose layers the names are known
         name, heads = _last_query_projection(facts)
@@ -548,7 +548,7 @@ def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
 
 
 def _mismatch(difference: str) -> UserError:
-    """The error for a config.json that does not belong to the weights."""
+    """The error for a config.json that contradicts the weights; `difference` says in what."""
     return unsupported(
         f"config.json and weights disagree: {difference}",
         "Fetch config.json and the weights of the same version.",

@@ -276,8 +276,9 @@ def _arguments(function: ChatMessage) -> object:
 def _with_tools(
     messages: list[ChatMessage], tools: Sequence[ToolSchema], can: Abilities
 ) -> list[ChatMessage]:
-    """The conversation with the tools described in its first message. That is the system message,
-    a new one if there is none, or the user's where the template takes no system message."""
+    """The conversation with the tools described in its first message: after the text of a system
+    message, or in a new system message; where the template takes none, before the text of whatever
+    message is the first."""
     schemas = "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )
@@ -293,7 +294,7 @@ def _with_tools(
 
 
 def _text(message: ChatMessage) -> str:
-    """The content of a message: "" where it has none, as JSON where it is no text."""
+    """The content of a message as text: "" for none, JSON for a content that is no text."""
     content = message.get("content")
     if content is None:
         return ""

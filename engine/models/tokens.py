@@ -111,7 +111,7 @@ def _end_token_ids(config: Path) -> list[int]:
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a model folder, cached; it is read again if its files have changed."""
+    """The tokenizer of a model folder; it is cached, and read again if its files have changed."""
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     paths = [folder / name for name in names]
     file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())

@@ -85,7 +85,7 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
 def best_degenerate(table: Sequence[Line]) -> Line | None:
     """The line of `table` about the degenerate probe that earned most; None if there is none.
 
-    A probe is degenerate unless it is a near miss or is shown for information only.
+    A probe is degenerate unless it is shown for information only or is a near miss (NEAR).
     """
     degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(degenerate, key=lambda line: line["mean"], default=None)

@@ -288,8 +288,8 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
     """A list of JSON values: the right one in the middle, around it those of up to MANY `others`.
 
-    A scorer that reads only the first or the last one misses it there. `others` are reference
-    answers of other rows; those that are not JSON are left out.
+    In the middle, so that a scorer that reads only the first or the last value misses it. `others`
+    are reference answers of other rows; those that are not JSON are left out.
     """
     values = [right_value]
     for other in others[:MANY]:

@@ -193,8 +193,9 @@ class _Progress:
     def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
         """Score an answer again with `process`.
 
-        Returns False if its reward differs and no time is left to ask for it once more; the answer
-        is then not counted. Otherwise True.
+        Returns True if the answer was dealt with (scored, or skipped as it cannot be scored), and
+        False if its reward differs and no time is left to score it once more; it does not count
+        then.
         """
         second = answer.score(process)
         if isinstance(second, str):  # the reason why it cannot be scored
@@ -247,10 +248,10 @@ def _ask_third_process(
     """Score changed answers with a third process and mark each as confirmed or wavering.
 
     - confirmed: the third process gave the second reward `TIMES` times
-    - wavering: it gave another reward at least once
-    - neither: scoring failed, or the time was up before that
+    - wavering: it gave another reward before that
+    - neither: scoring failed or the time was up before that, or the second score had failed
     """
-    # An answer whose second score failed is not asked: failing once more would confirm nothing.
+    # An answer whose second score failed is not scored: failing once more would confirm nothing.
     scored = [item for item in changed if not item.failed]
     if not scored:
         return

@@ -210,7 +210,8 @@ def _row_with_messages(
 ) -> _ProbedRow:
     """A multi-turn row with its probes.
 
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
+    among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
@@ -258,9 +259,9 @@ def _failed(error: Exception) -> ScoreReply:
 def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
-    One answer (gold, the reference answer, or else the first one) is scored twice in a row and once
-    more after all others, which finds a scorer that is random or keeps a state. Returns the first
-    score of that answer; None if the time was up before all probes were scored.
+    One answer (gold, the reference answer, or without gold the first one) is scored twice in a row
+    and once more after all others, which shows a scorer that is random or keeps a state. Returns
+    the first score of that answer; None if the time was up before all probes were scored.
     """
     findings = session.findings
     order = list(row.answers)
@@ -286,7 +287,8 @@ def _score_in_order(
 ) -> dict[str, ScoreReply]:
     """Score the probes named in `order`, the one named `repeated_name` twice in a row.
 
-    Returns name -> score of the probes that were scored before the time was up.
+    Returns name -> score of the probes that were scored before the time was up; if it was up before
+    the last one, `stopped_in_row` of the findings is set.
     """
     findings = session.findings
     results: dict[str, ScoreReply] = {}
@@ -363,7 +365,7 @@ def _keep_for_rescoring(
     }
     findings.latest.extend(scored.values())
     others = [name for name in scored if name != GOLD]
-    other = GOLD  # without others it is not in `scored`, or taken twice
+    other = GOLD  # without others gold counts twice
     if others:
         # Each row takes the next of the other probes, so that all of them are in the sample.
         other = others[findings.rows % len(others)]

@@ -114,8 +114,8 @@ def _stability_risks(findings: Findings) -> list[str]:
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
     """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
 
-    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises" (scoring failed
-    on more than the share RAISING of a probe's rows).
+    They are the probes of verdict "warn", PAYS_FOR_LENGTH if the scorer does that, and "raises" if
+    scoring failed on more than the share RAISING of any probe's rows.
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
@@ -153,6 +153,7 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     """
     problems = [*_reference_problems(findings), *_stability_problems(findings)]
     for line in table:
+        # That gold fails is among the problems already.
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
             problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
@@ -165,7 +166,8 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
 
 def _reference_problems(findings: Findings) -> list[str]:
-    """Sentences about rewards that do not tell reference answers from others; [] for none."""
+    """Sentences about rewards that do not tell the reference answers (gold) from other answers; []
+    for none."""
     problems = []
     if _all_rewards_equal(findings):
         problems.append("every answer, right or wrong, earns the same reward")
@@ -183,7 +185,7 @@ def _stability_problems(findings: Findings) -> list[str]:
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
         problems.append(f"{share} answers scored twice in a row got two rewards")
-    elif findings.drifted:  # only of a stable scorer: a random one drifts without keeping a state
+    elif findings.drifted:  # not of a random scorer, which drifts without keeping a state
         share = f"{len(findings.drifted)} of {findings.revisited}"
         problems.append(
             f"{share} answers got another reward once others had been scored: it keeps a state"
@@ -199,7 +201,8 @@ def _saturation(findings: Findings) -> Saturation:
     - top: the highest reward
     - levels: how many different rewards there are
     - gold_at_top: the share of reference answers that earn the highest reward; it should be high
-    - others_at_top: the same for the other probes, without those shown for information only
+    - others_at_top: the same share of the answers of the other probes, without those shown for
+      information only; it should be low
 
     The two shares are None if there are no such answers.
     """

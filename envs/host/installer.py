@@ -204,9 +204,10 @@ def _pip_command(order: InstallOrder) -> list[str]:
 
 
 def _compile(folder: Path) -> None:
-    """Delete all compiled files below `folder` and compile the sources again.
+    """Delete all compiled files below `folder` and compile the sources.
 
-    Compiled files that a package brings along may do something else than its sources.
+    Compiled files that a package brings along are not kept, because they may do something else than
+    its sources.
     """
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)

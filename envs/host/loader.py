@@ -78,7 +78,8 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def _no_environment(returned: Any) -> tuple[str, str]:
-    """Message and hint for what load_environment() returned in place of an environment."""
+    """(message, hint) about `returned`, which load_environment() returned in place of an
+    environment."""
     if inspect.isclass(returned) and issubclass(returned, Env):
         name = returned.__name__
         return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
@@ -281,7 +282,7 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _params_hint(params: JsonObject, known: list[str]) -> str:
-    """What to do about params that are not accepted; `known` are those that are."""
+    """What to do about params that are not accepted; `known` are the names of those that are."""
     unknown = [name for name in params if name not in known]
     similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
     suggestion = f" Did you mean {similar[0]}?" if similar else ""
@@ -290,7 +291,8 @@ def _params_hint(params: JsonObject, known: list[str]) -> str:
 
 
 def _check_methods(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID for the first required method that breaks the contract."""
+    """Raise EnvProblem ENV_INVALID for the first method that the environment needs and that is
+    missing or breaks the contract."""
     # Each method that this kind of environment needs -> the arguments that it is called with.
     needed: dict[str, tuple[str, ...]] = {"tasks": ()}
     if is_scored(env) and isinstance(env, MultiTurnEnv):
@@ -304,10 +306,10 @@ def _check_methods(env: Env, folder: Path) -> None:
 
 
 def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments`.
+    """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments` (names).
 
-    It is refused if it is missing, not callable, async, or takes other arguments. The error has the
-    line of the class or the method.
+    A method is refused that is missing, not callable, async, or takes another number of arguments.
+    The error has the line of the class or the method.
     """
     method = _defined_method(env, name, folder)
     definition = getattr(type(env), name, None)  # unbound, to find its line for an error
@@ -407,8 +409,8 @@ def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str)
         call: runs code of the author.
         folder: the environment's folder, to find the place of an error in it.
         what: names the call in the message, such as "tasks()".
-        code: the error code. A missing package is always ENV_DEPS, and an EnvProblem that `call`
-            raises keeps its own code.
+        code: the error code of whatever `call` raises; but an EnvProblem keeps its own code, and a
+            missing package is always ENV_DEPS.
     """
     try:
         return call()

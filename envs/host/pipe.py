@@ -222,7 +222,8 @@ class Pipe:
         return reply.get("value")
 
     def _read_rows(self, request_id: int, limit: _TimeLimit) -> list[Any]:
-        """The rows that the env process sends before its reply to a request for all tasks.
+        """The rows that the env process sends, one per message, before its reply to a request for
+        all tasks.
 
         Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
         """
@@ -257,9 +258,9 @@ class Pipe:
     def close(self) -> None:
         """End the process at the other end and everything it started; remove the private folder.
 
-        That process is `parent`, which has started the sandboxed ones. When the lifeline closes, it
-        kills them and exits. If it has not exited after CLOSE_SECONDS, its whole process group is
-        killed.
+        That process is `self.parent`, which has started the sandboxed ones. When the lifeline
+        closes, it kills these and exits. If it has not exited after CLOSE_SECONDS, its process
+        group is killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):

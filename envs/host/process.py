@@ -144,9 +144,10 @@ class EnvProcess:
         return self._pipe.child_pid if self._pipe else None
 
     def describe(self) -> EnvDescription:
-        """The environment's kind, whether it scores, and its tools; starts the process.
+        """The environment's kind, whether it is scored, and its tools.
 
-        Raises EnvProblem if the process cannot be started or the environment cannot be loaded.
+        Starts the process if it does not run. Raises EnvProblem if it cannot be started or the
+        environment cannot be loaded.
         """
         with self._lock:
             try:
@@ -174,8 +175,7 @@ class EnvProcess:
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
         """Score one completion; `seconds` in the reply is how long the call took.
 
-        A fault of the environment raises nothing: the reply then has reward 0 and the fault as its
-        `error`.
+        A failure raises nothing: the reply then has reward 0 and the reason as its `error`.
         """
         return self._ask_for_score("score", {"task": task, "completion": completion})
 
@@ -317,7 +317,8 @@ class Episode:
     def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
         """Send one assistant message; returns the environment's reply, None if the rollout is over.
 
-        Raises EpisodeFailed; every later step of a failed rollout raises it again.
+        Raises EpisodeFailed if the environment or its process fails; every later step of the
+        rollout raises it again.
         """
         message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
@@ -364,10 +365,10 @@ class Episode:
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replay the episode from its messages if the process that had its state has ended.
+        """Play the episode again from its messages, if the process that had its state has ended.
 
-        Raises EpisodeFailed if the episode failed before, or if the environment's replies differ
-        from those that it gave the first time.
+        Raises EpisodeFailed if the episode failed before, if the new process fails, or if the
+        environment's replies differ from those that it gave the first time.
         """
         if self._failed:
             raise self._failed
@@ -440,7 +441,7 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    # All kinds but sft are scored. `is not`, because 1 would equal True.
+    # All kinds but sft are scored. `is not`, because 1 equals True and is wrong here.
     if scored is not (kind != "sft"):
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
@@ -487,7 +488,7 @@ def _checked_score(value: Any) -> ScoreReply:
     """Check a score that came over the pipe, which user code may have forged, and return it.
 
     A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
-    is no valid score; the process is still usable then.
+    is no valid score; the process is still usable then (`alive`).
     """
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)

@@ -28,7 +28,8 @@ class SecretFilter:
         for name, value in secrets:
             for encoded in _encodings(value):
                 self._names.setdefault(encoded, name)
-        # The longest first: an escaped value may contain the plain one.
+        # The longest first, because the pattern takes the first that fits, and an escaped value may
+        # contain the plain one.
         longest_first = sorted(self._names, key=len, reverse=True)
         pattern = "|".join(re.escape(encoded) for encoded in longest_first)
         self._pattern = re.compile(pattern) if pattern else None
@@ -93,10 +94,10 @@ def _bytes_of(value: str) -> bytes:
 def _base64_cores(raw: bytes) -> Iterator[str]:
     """Yields strings, one of which occurs in the base64 encoding of any data that contains `raw`.
 
-    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where it
-    begins: at the first, second or third byte of such a group. For each of the three this yields
-    the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet. A
-    string shorter than MIN_LENGTH is left out.
+    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where `raw`
+    begins: at the first, second or third byte of such a group. For each of these three cases this
+    yields the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet.
+    A string shorter than MIN_LENGTH is left out.
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")

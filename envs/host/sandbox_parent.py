@@ -96,9 +96,10 @@ class Log:
         return self.tail.decode("utf-8", "replace")
 
     def _write_line(self, line: bytes) -> None:
-        """Take the secrets out of one line, then append it to the tail and, up to `cap`, the file.
+        """Take the secrets out of one line, then append it to the tail, and to the file if it fits.
 
-        At the first line that no longer fits, the file gets a note that the rest is dropped.
+        In place of the first line with which the file would exceed `cap`, it gets a note that the
+        rest is dropped.
         """
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
@@ -345,7 +346,7 @@ def _run_child(
 
 
 def _serve(launch: Launch) -> None:
-    """Install the packages that are to be installed, or load and serve the environment."""
+    """Install packages if `launch.install` names any, else load and serve the environment."""
     if launch.install is not None:
         from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
@@ -463,7 +464,7 @@ def _pipe_of_signals() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    # Does nothing itself: a signal without a handler in Python writes no byte.
+    # A handler that does nothing, because a signal without one in Python writes no byte.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return reader
 

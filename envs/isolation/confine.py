@@ -71,8 +71,8 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 
     Args:
         uid: the uid to change to; None keeps the present user.
-        counted_apart: True where the kernel counts this user's processes in here separately from
-            those outside (in a user namespace); the limit on processes can then be tight.
+        counted_apart: True in a user namespace, where the kernel counts this user's processes
+            inside without those outside; the limit on processes can then be tight.
     """
     measures = _limit_sizes(limits)
     if uid is not None:
@@ -207,9 +207,9 @@ def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
 
 
 def _is_exposed(folders: Iterable[Path], box: Path) -> bool:
-    """Whether every uid may reach `box` and reach and read `folders`.
+    """Whether every uid may reach `box`, and may reach and read `folders`.
 
-    The box need not be readable for all: the uid of user code will own it.
+    `box` need not be readable for all: the uid of user code will own it.
     """
     return _reachable(box) and all(map(_open_to_all, folders))
 

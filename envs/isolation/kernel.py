@@ -107,7 +107,7 @@ def set_seccomp_filter(program: bytes) -> None:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces, one for each CLONE_NEW bit in `flags`.
 
-    Raises OSError if it may not; ENOSYS if this is not Linux.
+    Raises OSError if the process may not do that, with ENOSYS if this is not Linux.
     """
     if not LINUX:
         raise OSError(errno.ENOSYS, "unshare: not on this system")

@@ -111,7 +111,7 @@ def _allow_port(ruleset: int, port: int) -> None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule to `ruleset` that allows `rights` on a file, or on everything below a folder.
+    """Add a rule to `ruleset` that allows `rights` on a file, or on a folder and everything in it.
 
     A path that does not exist, or that this user cannot reach, is skipped.
     """
@@ -121,7 +121,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return  # nothing there, or nothing this user can reach
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _ON_FILES
+            rights &= _ON_FILES  # the kernel refuses a rule with the others, which are of folders
         rule = struct.pack("=Qi", rights, descriptor)
         kernel.call(_ADD, ruleset, _BENEATH, ctypes.c_char_p(rule), 0)
     finally:

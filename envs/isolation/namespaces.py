@@ -39,10 +39,11 @@ def enter(network: bool) -> bool:
 
 
 def _can_enter_as_user(flags: int) -> bool:
-    """Whether `_enter_as_user` succeeds; a forked process tries it, so this one does not change."""
+    """Whether `_enter_as_user` succeeds. A forked process tries, so that this one stays as it
+    is."""
     pid = os.fork()
     if pid == 0:
-        # The fork must leave here whatever happens, or it would go on with our caller's work.
+        # The forked process must end here whatever happens, or it would go on as our caller.
         with contextlib.suppress(BaseException):
             os._exit(0 if _enter_as_user(flags) else 1)
         os._exit(1)
@@ -151,8 +152,8 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
     - /proc shows the processes of this namespace.
 
-    At the first mount that the kernel refuses it stops without an error; the self-test of the
-    sandbox tells what that leaves open.
+    At the first step that the kernel refuses, the rest is left out without an error; the self-test
+    of the sandbox tells what that leaves open.
 
     Args:
         box: the private folder of the env process.
@@ -161,7 +162,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
-        # This mounts nothing: mounts made from here on stay in this namespace.
+        # This mounts nothing; it keeps the mounts made from here on in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC

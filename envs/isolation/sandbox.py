@@ -136,8 +136,8 @@ def close(
 ) -> Confinement:
     """Confine this process for good by every measure that works on this machine.
 
-    Then it tests whether the process can get out (`escapes`); a measure counts only if it cannot.
-    Returns the measures that hold and the gaps that remain.
+    Then it tries what must not be possible now (`escapes`); a measure counts only if its part of
+    that fails. Returns the level, the measures that hold and the gaps that remain.
 
     Args:
         limits: what the process may use.

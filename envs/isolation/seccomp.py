@@ -119,9 +119,9 @@ def program(
 
 
 def _load_call_number(machine: str) -> _Lines:
-    """Instructions that load the number of the call.
+    """Instructions that load the number of the call for the instructions after them.
 
-    A call for another architecture ends the process.
+    A call for another architecture than that of `machine` ends the process.
     """
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
     lines = [
@@ -147,10 +147,11 @@ def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
 
 
 def _signal_rules(numbers: Mapping[str, int], pid: int) -> _Lines:
-    """Instructions that allow the process `pid` alone to send signals, and only to itself.
+    """Instructions that allow tgkill only with the process `pid` as target, which is the process
+    of the filter, and refuse to name a receiver for signals of the kernel.
 
-    `numbers` maps each call to its number on this machine. The other calls that send signals are
-    refused elsewhere, whatever their arguments.
+    `numbers` maps each call to its number on this machine. `_refused_numbers` has the other calls
+    that send signals, which are refused whatever their arguments.
     """
     return [
         # A condition: (position of the argument, mask of its bits, value).
@@ -170,8 +171,8 @@ def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
     for name, position in _OPEN_FLAGS.items():
         if name in numbers:  # aarch64 has no `open`
             lines += _refuse_truncation(numbers[name], position)
-    # openat2 keeps its flags in memory, where no filter can look. If it seems to be missing,
-    # libraries fall back to openat. (0, 1: for a call other than openat2 _SAY_MISSING is skipped.)
+    # openat2 keeps its flags in memory, where no filter can look. So it is made to seem missing:
+    # libraries then use openat. (0, 1: for a call other than openat2 _SAY_MISSING is skipped.)
     return [*lines, (_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
 
 
@@ -215,7 +216,7 @@ def _load_argument(position: int) -> tuple[int, int, int, int]:
 def _for_call(number: int, body: _Lines) -> _Lines:
     """Instructions that run `body` only for the system call `number`, and skip it for others.
 
-    Every path through `body` must end with a return.
+    Every path through `body` must end with a return, or the instructions after it would run too.
     """
     return [(_JEQ, 0, len(body), number), *body]
 
@@ -249,6 +250,7 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
     They are for the open call `number`, whose flags are its argument `position`.
     """
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
+    # Without the flag for truncating, and with access for writing, the body ends at _PERMIT.
     body = [
         _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),

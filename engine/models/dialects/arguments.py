@@ -34,7 +34,7 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
 
 
 def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
-    """What each tool says of its function, by the function's name."""
+    """The `function` of each tool (name, description, schema of the parameters), by its name."""
     return {
         str(tool["function"].get("name")): tool["function"]
         for tool in tools

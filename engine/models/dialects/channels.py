@@ -88,7 +88,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 
     ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
 
-    A message to the user is content.
+    A message to the user, or to nobody, that holds no call is content.
     """
     contents: list[str] = []
     calls: list[FoundCall] = []
@@ -99,7 +99,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
             contents.append(part.text)
             continue
         try:
-            # A message to a tool that holds no such mark is a fault: read from 0, it raises it.
+            # A message to a tool without that mark (-1) is read from 0, which raises Malformed.
             calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))

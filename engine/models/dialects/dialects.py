@@ -165,9 +165,9 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     dialect = _first_that_reads(_written_turns(chat), by_tags)
-    # Hermes' form is also the one in which `ChatFormat` writes a call into the content where the
-    # template writes no calls. So without <tool_call> in the template it says nothing of the model,
-    # and the marks in the template say more.
+    # Where the template writes no calls, `ChatFormat` writes them into the content, in Hermes'
+    # form. So a call of that form tells nothing of the model unless the template has <tool_call>,
+    # and its marks tell more.
     if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
         dialect = _first_with_mark(source)
     return ReplyReader(dialect, dialect.thoughts or by_tags)
@@ -176,7 +176,7 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
 def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) -> Dialect | None:
     """The first dialect that reads the call `_CALL` from one of these turns; None if none does.
 
-    `by_tags` finds the reasoning of dialects that have no way of their own to write it.
+    `by_tags` takes the reasoning off the turn for a dialect that has no reader of its own for it.
     """
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags

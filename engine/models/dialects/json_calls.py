@@ -76,8 +76,8 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def _llama_calls(body: str, *, is_certain: bool) -> list[FoundCall] | None:
-    """The calls that a text of JSON values consists of. None if a value does not look like a call,
-    unless `is_certain` says that all are. Raises Malformed."""
+    """The calls that a text of JSON values consists of. None if a value has not the form of a call;
+    with `is_certain`, which says that all are calls, this raises Malformed, as bad JSON does."""
     calls: list[FoundCall] = []
     for value in _json_values(body):
         if not is_certain and not _is_call(value):

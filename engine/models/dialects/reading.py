@@ -108,8 +108,8 @@ def _end_of_fault(text: str, at: int, closing: str) -> int:
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `at`, with or without white space before it.
-    Raises Malformed if it does not."""
+    """The position after `mark`, which must stand at `at`, or after white space there. Raises
+    Malformed if it does not."""
     at = skip_space(text, at)
     if not text.startswith(mark, at):
         raise Malformed(f"{mark} should follow, not {shown(text[at:])}")
@@ -226,7 +226,7 @@ def _listed(schema: Mapping[str, object], keyword: str) -> list[object]:
 
 
 def _type_of(value: object) -> str:
-    """The name of a value's type in JSON schema; "integer" also for a number such as 2.0."""
+    """The name in JSON schema of a value's type, the narrowest: "integer" for 2 and for 2.0."""
     if value is None:
         return "null"
     if isinstance(value, bool):

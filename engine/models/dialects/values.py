@@ -87,8 +87,8 @@ def _read_value(text: str, at: int, read_text: ReadText, depth: int) -> tuple[ob
 
 
 def _read_word(text: str, at: int) -> tuple[object, int]:
-    """The value of the word at `at`, such as `true`, and the position after it. Raises Malformed
-    if it is none of `_WORDS`."""
+    """The value of the word at `at`, such as `true`, and the position after the word. Raises
+    Malformed if none of `_WORDS` stands there."""
     for word, value in _WORDS.items():
         if text.startswith(word, at):
             return value, at + len(word)

@@ -145,7 +145,7 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "vocab_size": facts.vocab,
     }
     sizes |= _rope_scaling(rope, facts.max_positions)
-    # Some models name a window in their config.json and do not use it.
+    # A window: how far back attention goes. Some models name one and do not use it.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
@@ -156,7 +156,7 @@ def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
 
     `rope` is the part of config.json that has it. Raises NotExportable for an unknown scaling.
     """
-    scaling = rope.get("rope_type", rope.get("type", "default"))
+    scaling = rope.get("rope_type", rope.get("type", "default"))  # "type": the older key
     if scaling in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
         return {}
     if scaling not in ("linear", "yarn"):
@@ -188,7 +188,7 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
-    """The tensors to write; an output layer that shares the embedding is left out."""
+    """The tensors to write, without an output layer that shares the embedding's weights."""
     # The projections whose rows GGUF stores in another order, with their number of heads.
     heads_by_projection: dict[str, int] = {}
     if architecture == "llama":
@@ -197,7 +197,7 @@ def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Itera
         for tensor in _tensors_of_file(folder / file_name):
             if tensor.name == "lm_head.weight" and facts.tied:
                 continue
-            projection = tensor.name.split(".")[-2]
+            projection = tensor.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
             heads = heads_by_projection.get(projection, 0)  # 0: the order stays
             yield replace(tensor, reordered_heads=heads)
 
@@ -246,8 +246,8 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Add the description of a tensor, whose values are written later; `storage` is the type that
-    they are stored in."""
+    """Add the description of a tensor, whose values are written later as the type `storage`. To the
+    writer the tensor is one of plain bytes, since numpy has no quantized types."""
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
@@ -277,10 +277,10 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
 
 def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a projection in GGUF's order instead of transformers'.
+    """The rows of a projection, which come in transformers' order, in GGUF's order.
 
-    The two rows that rotary positions turn together stand half a head apart in transformers, and
-    side by side in GGUF.
+    Rotary positions turn two rows of a head together: these stand half a head apart in
+    transformers, and side by side in GGUF.
     """
     pairs_per_head = values.shape[0] // heads // 2
     by_half = values.reshape(heads, 2, pairs_per_head, *values.shape[1:])

@@ -127,8 +127,8 @@ def _open(file: Path) -> "GGUFReader":
 
 
 def _require_usable(folder: Path) -> None:
-    """Raise NotImportable if the facts of the model in `folder` cannot be read, as every user of
-    the model will do."""
+    """Raise NotImportable if the facts of the model in `folder` cannot be read: whoever uses the
+    model reads them."""
     try:
         model_files.read_facts(folder)
     except UserError as error:
@@ -142,9 +142,9 @@ class _Metadata:
         self._fields = reader.fields
 
     def get(self, key: str) -> Any:
-        """The value of `key`: a number, text, truth value or list; None if the file lacks it.
+        """The value of `key` (a number, text, truth value or list); None if the file lacks the key.
 
-        Raises NotImportable if it cannot be decoded.
+        Raises NotImportable if the value cannot be decoded.
         """
         field = self._fields.get(key)
         try:
@@ -159,7 +159,7 @@ class _Metadata:
     def number(self, key: str, default: float | None = None) -> Any:
         """The number at `key`, or `default` if the file has no such key.
 
-        Raises NotImportable if it is missing and there is no default, or if it is no number.
+        Raises NotImportable if the value is no number, or if it is missing and `default` is None.
         """
         value = self.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -195,7 +195,8 @@ def _require_whole_model(values: _Metadata) -> None:
 def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     """transformers' config.json for the model.
 
-    Raises NotImportable if the architecture is none of `names.ARCHITECTURES` or a size is missing.
+    Raises NotImportable if something is missing in the file, or is set that is not known here, such
+    as another architecture than those of `names.ARCHITECTURES`.
     """
     kind = values.text("general.architecture")
     _require_known(values, kind)
@@ -246,7 +247,8 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
 
 
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
-    """The size of an attention head: that of its keys, or `usual` if the file has none.
+    """The size of an attention head: the length of its keys, or `usual` if the file does not give
+    it.
 
     `kind` is the architecture. Raises NotImportable if the values of a head, or its rotary
     positions, have another size.
@@ -273,8 +275,8 @@ def _generation_config(config: JsonObject, values: _Metadata) -> JsonObject:
 
 
 def _require_known(values: _Metadata, kind: str) -> None:
-    """Raise NotImportable unless the architecture `kind` and all that the file sets for it are
-    known here."""
+    """Raise NotImportable unless the architecture `kind` is known here, is no mixture of experts,
+    and all that the file sets for it is known."""
     if kind not in names.ARCHITECTURES:
         raise NotImportable(
             f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
@@ -321,8 +323,8 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    `theta` is the base of the frequencies. Raises NotImportable if none of `_LLAMA3_FACTORS` gives
-    these factors.
+    `theta` is the base of the frequencies. Only the parameter `factor` differs between models:
+    raises NotImportable if no value in `_LLAMA3_FACTORS` gives these factors.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 

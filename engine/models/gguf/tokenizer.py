@@ -139,7 +139,8 @@ def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str])
 
 
 def _tokens(values: Values) -> list[str]:
-    """The texts of the tokens, by id. Raises NotImportable if there are none, or one twice."""
+    """The texts of the tokens, in the order of their ids. Raises NotImportable if there are none,
+    or two of the same text."""
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise NotImportable("the file has no tokens (tokenizer.ggml.tokens)")
@@ -219,6 +220,7 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise NotImportable("the tokens have no scores (tokenizer.ggml.scores)")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    # 0: the id that SentencePiece gives the token for unknown characters.
     unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", default=0))]
     bpe = models.BPE(
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True

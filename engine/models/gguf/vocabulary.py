@@ -166,8 +166,8 @@ def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
 
 
 def _rule(state: JsonObject) -> str:
-    """GGUF's name of the rule that cuts text into words. The name also says how text is normalized
-    and whether words that are tokens skip the merges.
+    """GGUF's name of the rule that cuts text into words. The name also stands for how text is
+    normalized, and for whether a word that is a token skips the merges.
 
     `state` is the content of tokenizer.json. Raises NotExportable if GGUF has no name for the rule.
     """
@@ -175,6 +175,7 @@ def _rule(state: JsonObject) -> str:
     normalizer = (state.get("normalizer") or {}).get("type")
     rule = _comparable(state.get("pre_tokenizer"))
     for name, make in PRE_TOKENIZERS.items():
+        # A tokenizer with the rule of that name, to compare as JSON.
         example = Tokenizer(models.BPE())
         example.pre_tokenizer = make()
         known_rule = _comparable(json.loads(example.to_str())["pre_tokenizer"])

@@ -221,8 +221,8 @@ def _header(stored: list[StoredTensor]) -> bytes:
 def _array(stored: StoredTensor) -> "np.ndarray":
     """The values of a tensor as they are written to the safetensors file.
 
-    Raises NotImportable if one is NaN, infinite or too large for float16, or if the GGUF file holds
-    them in a type that is not known.
+    Raises NotImportable if a value is NaN, infinite, or too large for a tensor that becomes
+    float16, or if the GGUF file holds the tensor in a type that is not known.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
