@@ -236,10 +236,10 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
     """The error for a dataset that is not fetched yet, with how much of it is. `total_bytes` is 0
     if the sizes of its files are not known."""
-    total = f" of {total_bytes >> 20}" if total_bytes else ""
+    of_all = f" of {total_bytes >> 20}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
-        f"{repo} is being fetched, {fetched_bytes >> 20}{total} MB so far; nothing is stored yet",
+        f"{repo} is being fetched, {fetched_bytes >> 20}{of_all} MB so far; nothing is stored yet",
         hint="Call again; it goes on from there.",
         field="path",
         retryable=True,

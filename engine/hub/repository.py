@@ -192,25 +192,25 @@ def _continue_part(
 ) -> None:
     """Append the missing bytes to the partial file `part` and sync it to disk.
 
-    If the server ignores ranges, the file is fetched from its start. Raises httpx.HTTPError; what
-    has arrived by then stays in `part`.
+    If the server ignores ranges, the file is fetched from its start. `report` is called with the
+    bytes in `part` so far. Raises httpx.HTTPError; what has arrived by then stays in `part`.
     """
-    size = part.stat().st_size if part.is_file() else 0
+    stored_bytes = part.stat().st_size if part.is_file() else 0
     headers = {}
-    if size:
-        headers["Range"] = f"bytes={size}-"  # from the first missing byte on
+    if stored_bytes:
+        headers["Range"] = f"bytes={stored_bytes}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
         if reply.status_code == _RANGE_NOT_SATISFIABLE:  # `part` is as long as the file, or longer
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
-            size = 0
-        with open(part, "ab" if size else "wb") as file:
+            stored_bytes = 0
+        with open(part, "ab" if stored_bytes else "wb") as file:
             for chunk in reply.iter_raw():
                 file.write(chunk)
-                size += len(chunk)
+                stored_bytes += len(chunk)
                 if report is not None:
-                    report(size)
+                    report(stored_bytes)
             file.flush()
             os.fsync(file.fileno())
 

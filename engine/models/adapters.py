@@ -172,19 +172,20 @@ def named_base(folder: Path) -> NamedBase:
     return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
 
 
-def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:
+def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_path: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
     that the adapter in `folder` was trained on. Nothing is checked if the adapter does not give the
     hashes of those weights."""
-    if not base.weights:
+    if not named_base.weights:
         return
-    files = [base_path / Path(name).name for name in base.weights]
+    files = [base_path / Path(name).name for name in named_base.weights]
     present = [file for file in files if file.is_file()]
     if not present and not list(base_path.glob("*.safetensors")):
         return  # a model of the hub, whose weights are downloaded when the run starts
-    if file_hashes(home, present) != base.weights:
+    if file_hashes(home, present) != named_base.weights:
+        base_name = named_base.names[0]
         raise mismatch(
-            f"{folder} was trained on {base.names[0]} with other weights than {base_path} has",
+            f"{folder} was trained on {base_name} with other weights than {base_path} has",
             hint="Put the base model that it was trained on at that place.",
         )
 

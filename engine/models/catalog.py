@@ -250,6 +250,7 @@ def usable_models(home: Home) -> list[UsableModel]:
     These are the built-in ones, those of this home, those in a local hub cache with all weights,
     and the adapters of runs, the newest run first. Models that cannot be trained here are left out.
     """
+    # Reference -> (kind, folder); of two models with one name the later one counts.
     folders = {ref: ("builtin", path) for ref, path in BUILTIN.items()}
     folders |= {name: ("home", home.models / name) for name in library.names(home)}
     folders |= {repo: ("hub", folder) for repo, folder in _cached_folders(home)}

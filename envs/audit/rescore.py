@@ -118,7 +118,7 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
         rescoring: a `Rescoring` with at least one example, as it was stored.
     """
     example = rescoring["examples"][0]
-    second = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
+    in_new = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
     if rescoring["wavering"]:
         conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
@@ -127,7 +127,7 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
         conclusion = "a third one has not confirmed that"
     return (
         f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
-        f"process (task {_short(example['task'])}: {example['first']:g}, {second}): {conclusion}"
+        f"process (task {_short(example['task'])}: {example['first']:g}, {in_new}): {conclusion}"
     )
 
 

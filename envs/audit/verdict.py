@@ -96,8 +96,9 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 def _stability_risks(findings: Findings) -> list[str]:
     """The names of the risks of a scorer that gives one answer two rewards; [] for none.
 
-    - "unstable": answers scored twice in a row, of which more than the share UNSTABLE differ
-    - "order dependent": the same for answers scored again after others
+    - "unstable": more than the share UNSTABLE of the answers scored twice in a row differ, or
+      `_is_wavering`; then it is the only one
+    - "order dependent": more than the share UNSTABLE of those scored again after others differ
     - "fresh process": more answers than `_tolerated` differ in a new process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):

@@ -441,8 +441,8 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    # All kinds but sft are scored. `is not`, because 1 equals True and is wrong here.
-    if scored is not (kind != "sft"):
+    must_be_scored = kind != "sft"
+    if scored is not must_be_scored:  # `is not`, because 1 equals True and is wrong here
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )

@@ -54,6 +54,7 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
         return None
     real_paths = {Path(path).resolve() for path in needed}
     folders = {path for path in real_paths if path.is_dir()}
+    # Not reachable for another uid, and impossible to make so.
     if not _is_exposed(folders, box) and not _expose(folders, box):
         return None
     used_uids = _uids_in_use()
@@ -266,7 +267,7 @@ def _threads_of_user() -> int:
         return 0
     thread_count, uid = 0, os.getuid()
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+        if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):
                 if entry.stat().st_uid == uid:
                     thread_count += len(os.listdir(f"/proc/{entry.name}/task"))
