@@ -114,7 +114,7 @@ class Message:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Check the fields; join the parts of a content, parse dicts into tool calls.
+        """Check the fields; the parts of a content become one text, dicts become tool calls.
 
         Raises ValueError. The class is frozen, so the fields are set through `object`.
         """

@@ -157,7 +157,7 @@ class ChatFormat:
         Raises TemplateError with the template's own message if it refuses the conversation, and
         UserError MODEL_UNSUPPORTED if the template does not compile.
         """
-        # Some models have a template of its own for conversations with tools.
+        # Some models have a template apart for conversations with tools.
         source = self.tool_template if tools and self.tool_template else self.template
         messages = [template_messages.clean(message) for message in messages]
         if template_messages.needs_abilities(messages, tools):

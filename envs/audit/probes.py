@@ -410,7 +410,6 @@ def message_probes(
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:
         return alone_probes
-    # Gold comes first: the others are compared with it.
     return _gold_probes(gold, others, last_message_probes, rng) | alone_probes
 
 

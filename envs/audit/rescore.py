@@ -212,9 +212,9 @@ class _Progress:
         """Decide whether an answer has changed whose score `second`, by the new process, differs
         from its first reward. The answer is scored once more.
 
-        If the score differs again, the answer is added to `changed`. If the first reward comes
-        back, the answer is let pass where `second` was a failure; and so is the first answer of
-        all where `second` was another reward.
+        If the reward differs again, the answer is added to `changed`. If its first reward comes
+        back, it is let pass after a `second` that failed; after another reward only the first such
+        answer is let pass, and the later ones are added.
         """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:

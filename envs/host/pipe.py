@@ -240,7 +240,8 @@ class Pipe:
         return rows
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """The next message, which must answer the request `request_id`. Raises Fault."""
+        """The next message, which must answer the request `request_id`. Raises Fault as `_read`
+        does, and for an answer to anything else."""
         reply = self._read(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.doing} answered out of turn")
@@ -317,7 +318,7 @@ class Pipe:
             self._receive(limit)
 
     def _receive(self, limit: _TimeLimit) -> None:
-        """Append what the env process sends next to the buffer.
+        """Wait for what the env process sends next, and append it to the buffer.
 
         Raises Fault if nothing comes in time or the process has ended.
         """

@@ -263,7 +263,7 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            # Remembered, or every further sample would wait for another start that fails.
+            # Remembered, as otherwise every further sample would wait for another start that fails.
             if self._failed_loads >= LOAD_ATTEMPTS:
                 self._problem = _as_problem(fault)
             raise fault from None

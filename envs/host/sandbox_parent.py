@@ -357,7 +357,7 @@ def _serve(launch: Launch) -> None:
 
 def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
     """The content of the first message to the client: how this process is isolated, and its pid as
-    the client sees it."""
+    the client sees it, None if that is unknown."""
     return {
         "level": confinement.level,
         "isolation": ", ".join(confinement.holds),

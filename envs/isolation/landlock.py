@@ -78,7 +78,8 @@ def restrict(
 
 
 def _file_rights(version: int) -> int:
-    """The rights on files that this version of Landlock knows, as bits."""
+    """The rights on files that this version of Landlock knows, as bits; each version keeps those of
+    the versions before."""
     rights = _FIRST  # those of version 1
     if version >= 2:
         rights |= _REFER

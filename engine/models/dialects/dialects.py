@@ -140,8 +140,8 @@ class ReplyReader:
         return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
-        """A call in OpenAI's form; its id is the model's own, or made of `number`, its place among
-        the calls of the reply from 1."""
+        """A call in OpenAI's form. Its id is the one that the model wrote, or made of `number`, the
+        call's place in the reply, from 1."""
         made_id = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
         return {
             "id": call.id or made_id,

@@ -203,8 +203,8 @@ def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Itera
 
 
 def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
-    """The tensors of a safetensors file, which begins with the length of its header, the header as
-    JSON, and then the values."""
+    """The tensors of a safetensors file: it holds the length of its header, the header as JSON,
+    then the values, whose places the header counts from its own end."""
     with open(path, "rb") as file:
         [header_bytes] = struct.unpack("<Q", file.read(_LENGTH_BYTES))
         header: JsonObject = json.loads(file.read(header_bytes))

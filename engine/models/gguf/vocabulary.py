@@ -193,8 +193,8 @@ def _rule(state: JsonObject) -> str:
 def _comparable(rule: object) -> object:
     """A copy of a tokenizer's rule, or of a part of it, for comparison with others.
 
-    It lacks "trim_offsets", which does not change the ids of tokens, and always has "use_regex",
-    whose default (true) some files leave out.
+    It lacks "trim_offsets", which does not change the ids of tokens. A "ByteLevel" always has
+    "use_regex" in it, whose default (true) some files leave out.
     """
     if isinstance(rule, list):
         return [_comparable(part) for part in rule]
