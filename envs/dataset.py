@@ -272,7 +272,7 @@ def jsonl_lines(
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     line_number = first_line - 1
     offset = file.tell()
-    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):
+    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1 shows a longer one
         line_number += 1
         start, offset = offset, offset + len(line)
         if len(line) > MAX_ROW_BYTES:

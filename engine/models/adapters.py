@@ -58,9 +58,9 @@ def is_adapter(folder: Path) -> bool:
 def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `folder`, from its adapter_config.json.
 
-    `base` are the facts of its base model. Raises UserError ADAPTER_MISMATCH if the adapter is no
-    plain LoRA, or adapts a projection that is not trained in such a base model, and
-    MODEL_UNSUPPORTED if the file cannot be read.
+    `base` are the facts of its base model. Raises UserError MODEL_UNSUPPORTED if the file cannot be
+    read, and ADAPTER_MISMATCH if the adapter is no plain LoRA, or adapts a projection that is not
+    trained in such a base model.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")

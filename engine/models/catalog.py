@@ -385,7 +385,8 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
     """The error for a run that lacks a checkpoint, with what to do instead.
 
-    `checkpoint_name` is "best", "stepN", or "" if the run has no checkpoint at all.
+    `checkpoint_name` is the one asked for: "best", "stepN", or "" for the newest, which only a run
+    without any checkpoint lacks.
     """
     steps = run.checkpoint_steps()
     if run.deleted.exists():

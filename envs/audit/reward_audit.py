@@ -149,7 +149,7 @@ def _score_rows(
     """Score the probes of the rows, in random order, until the time is up.
 
     `kind` is that of the environment, single or multi. Returns the first scores of up to `AGAIN`
-    answers, one per row; the caller scores these answers once more at the end.
+    answers, one per row, so that the caller can score these answers once more at the end.
     """
     order = rng.sample(range(len(rows)), len(rows))
     # Tasks whose reference answers serve as wrong answers to the other rows.

@@ -442,7 +442,7 @@ def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
 
 
 def _failure_in_words(error: BaseException) -> str:
-    """What user code did that raised `error`, such as "raised ValueError: no such row"."""
+    """What user code did when `error` was raised, such as "raised ValueError: no such row"."""
     if isinstance(error, SystemExit):
         return f"left the process with sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):

@@ -165,8 +165,8 @@ class Pipe:
     def greet(self, seconds: float) -> tuple[Confinement, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
 
-        The env process sends two messages: "hello" (how it is isolated), then "ready" (the
-        environment's description) or "problem".
+        The env process sends two messages: "hello" (how it is isolated, and its pid, which is kept
+        as `child_pid`), then "ready" (the environment's description) or "problem".
 
         Returns:
             The isolation around user code, and the environment's description. User code may have

@@ -263,9 +263,9 @@ def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
 def _enter_namespaces(launch: Launch) -> str:
     """Put this process into new namespaces, as far as this machine allows.
 
-    Returns "own" if it entered them itself, "" if it has none (the sandbox is off, or nothing here
-    may make namespaces). Where only bubblewrap may make them, this program is started again inside
-    bubblewrap and the function does not return.
+    Returns "" if the sandbox is off, "own" if this process could enter them by itself. Where only
+    bubblewrap may make them, this program is started again inside bubblewrap and the function does
+    not return; where nothing may, it returns "".
     """
     if launch.sandbox.mode == "off":
         return ""

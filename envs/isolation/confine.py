@@ -93,7 +93,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 def _limit_sizes(limits: Limits) -> list[str]:
     """Limit memory, file sizes, open files and core dumps of this process.
 
-    Returns the limits on memory and file sizes that are now in force, in words.
+    Returns the first two limits in words, each if it is now in force.
     """
     measures = []
     if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):

@@ -119,7 +119,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     """Mount `source` on `target`, as mount(2) does.
 
     Args:
-        kind: the file system, such as "tmpfs"; None if the flags need none (a bind mount).
+        kind: the type of file system, such as "tmpfs"; None where `flags` need none (a bind mount).
         flags: MS bits.
         data: options of that file system, such as "size=1m"; None for none.
 

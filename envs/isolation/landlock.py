@@ -61,6 +61,7 @@ def restrict(
     # With this flag the call makes no ruleset, but returns the version.
     version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _file_rights(version)
+    # Then TCP is no part of the ruleset; otherwise it is refused but for the rules on ports.
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)
     try:

@@ -125,7 +125,7 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
     """The path files (`.pth`) in `folders` that a package may need.
 
     Returns sorted pairs (file name, package that installed it), such as ("x.pth", "x 1.0"). Files
-    that are known to be unnecessary are left out.
+    without which their package works as well (`_NOT_NEEDED`) are left out.
     """
     files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):

@@ -192,7 +192,7 @@ class _SelfTest:
 
 
 def _measures(test: _SelfTest, spaces: str) -> list[str]:
-    """The measures in force that confine this process, besides its limits; in words.
+    """The measures in force, in words, that confine this process besides its limits.
 
     `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
     """
@@ -208,6 +208,7 @@ def _measures(test: _SelfTest, spaces: str) -> list[str]:
 
 def _level(test: _SelfTest, spaces: str) -> str:
     """How far user code is confined: FULL, NO_NAMESPACES or LIMITS; `spaces` is "" for none."""
+    # `escaped` may also hold hidden folders that can be read.
     if not (test.files_confined and test.calls_refused) or test.escaped:
         return LIMITS
     return FULL if spaces else NO_NAMESPACES

@@ -186,6 +186,7 @@ def _refused_numbers(
         signals, processes, truncate: whether user code may send signals, start processes and
             truncate files.
     """
+    # The table of numbers holds only calls that some rule of the filter is about.
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:
         refused.update(_SIGNALS, ["pidfd_open"])  # through a pidfd signals can be sent too

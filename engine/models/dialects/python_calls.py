@@ -34,7 +34,7 @@ def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
     `<|python_start|>` before it and `<|python_end|>` behind it. A list that does not begin with a
     call is an answer."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    if not (body.startswith("[") and _NAME.match(body, 1)):
+    if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: behind the bracket
         return Found(text)
     return python_calls(body, text)
 

@@ -229,6 +229,7 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
+    # max: a damaged file may say 0 heads.
     head_dim = _head_dim(values, kind, usual=hidden // max(heads, 1))
     if embedding is None:
         raise NotImportable("the file has no tensor token_embd.weight")
