@@ -315,7 +315,7 @@ def _require_config(remote: HubVersion) -> None:
 def _weight_names(folder: Path, remote: HubVersion) -> list[str]:
     """Names of the weight files: those in the shard index, or the single file.
 
-    Raises UserError MODEL_UNSUPPORTED if the repository does not have them.
+    Raises UserError MODEL_UNSUPPORTED if the repository lacks one of them.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():

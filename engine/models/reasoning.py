@@ -113,7 +113,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
         for tags in all_tags:
             if tags.opening in reply or tags.closing in reply:
                 return [_first_span(reply, tags)]
-        # A thought that the prompt opened and nothing closed is the whole reply.
+        # Without any tag the reply is one thought if the prompt opened one, else it has none.
         return [(0, len(reply))] if opened else []
 
     return ThoughtReader(take_off, spans)

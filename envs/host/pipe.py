@@ -222,8 +222,7 @@ class Pipe:
         return reply.get("value")
 
     def _read_rows(self, request_id: int, limit: _TimeLimit) -> list[Any]:
-        """The rows that the env process sends, one per message, before its reply to a request for
-        all tasks.
+        """The rows, one per message, that come before the reply to a request for all tasks.
 
         Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
         """
@@ -240,8 +239,7 @@ class Pipe:
         return rows
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """The next message, which must answer the request `request_id`. Raises Fault as `_read`
-        does, and for an answer to anything else."""
+        """The next message. Raises Fault unless it answers the request `request_id`."""
         reply = self._read(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.doing} answered out of turn")
@@ -303,8 +301,7 @@ class Pipe:
         return message
 
     def _read_line(self, max_bytes: int, limit: _TimeLimit) -> bytes:
-        """The next line of the env process, without its line end. Raises Fault as `_read` does, and
-        also if the line exceeds `max_bytes`."""
+        """The next line of the env process, without its line end. Raises Fault as `_read` does."""
         scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
             end = self.buffer.find(b"\n", scanned)

@@ -107,8 +107,8 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
-    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`; the
-    first begins at `at`. Raises Malformed."""
+    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`. The
+    first must begin at `at`. Raises Malformed."""
     calls: list[FoundCall] = []
     while at >= 0:  # -1 after the last one
         call, at = tagged_call(text, at, _ATEM_NAME, _ATEM_ARGUMENT, tools)

@@ -115,7 +115,8 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 def _require_layer(
     layer: int, actual: AbstractSet[str], wanted: AbstractSet[str], model_type: str
 ) -> None:
-    """Raise NotImportable unless a layer has the tensors that it should have, and no others."""
+    """Raise NotImportable unless a layer has exactly the tensors `wanted`; `actual` are those it
+    has."""
     if missing := wanted - actual:
         raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
     if unknown := actual - wanted:
