@@ -64,7 +64,7 @@ class ToolCall:
     def from_dict(data: Mapping[str, Any]) -> "ToolCall":
         """Read a tool call in OpenAI's shape, or in the short form {"name", "arguments"}.
 
-        `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
+        `arguments` may be missing, an object or a JSON string; anything else is kept as text in
         `invalid`. Raises ValueError if the function has no name.
         """
         function = data.get("function", data)  # in the short form `data` itself has the name
@@ -80,7 +80,8 @@ class ToolCall:
     def to_dict(self) -> JsonObject:
         """The call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
 
-        `arguments` is a JSON string, or the raw text of invalid arguments. An empty id is left out.
+        `arguments` is the raw text of invalid arguments, else a JSON string. An empty id is left
+        out.
         """
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
         body: JsonObject = {
@@ -113,7 +114,7 @@ class Message:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Check the fields; join the parts of a content, parse dicts into tool calls.
+        """Check the fields; the parts of a content become one text, dicts become tool calls.
 
         Raises ValueError. The class is frozen, so the fields are set through `object`.
         """
@@ -132,7 +133,8 @@ class Message:
     def from_dict(data: "Mapping[str, Any] | Message") -> "Message":
         """Read a message in OpenAI's shape; a `Message` is returned as it is.
 
-        The role "developer" becomes "system". Raises ValueError if `data` is not a message.
+        The role "developer", OpenAI's newer word for "system", becomes "system". Raises ValueError
+        if `data` is not a message.
         """
         if isinstance(data, Message):
             return data
@@ -224,9 +226,8 @@ class Task:
 
     @property
     def preference(self) -> tuple[list[Message], list[Message]] | None:
-        """The better and the worse answer, each as messages after the prompt; None without both.
-
-        They are the metadata `chosen` and `rejected`, each a string or a list of messages.
+        """The better and the worse answer, each as messages after the prompt: the metadata
+        `chosen` and `rejected`, each a string or a list of messages. None without both.
         """
         answers = []
         for key in (CHOSEN, REJECTED):
@@ -242,8 +243,8 @@ class Task:
     def to_row(self) -> TaskRow:
         """The task as a row of plain JSON values; `from_row` makes an equal task of it.
 
-        The row's `prompt` and `answer` are lists of messages, even if the author gave strings. Its
-        `text` lists which of the two were strings, such as ["prompt", "answer"].
+        The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
+        `text` names those of the two that were strings, such as ["answer"].
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -260,8 +261,8 @@ class Task:
     def from_row(row: Mapping[str, Any]) -> "Task":
         """Make a task of a row that `to_row` wrote.
 
-        The prompt or answer that the row's `text` lists becomes a string again: the content of its
-        only message.
+        If the row's `text` names the prompt or the answer, it becomes a string again: the content
+        of its only message.
         """
         fields: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
@@ -320,9 +321,8 @@ class MultiTurnEnv(Env):
         raise NotImplementedError("define start(task) and return a state")
 
     def step(self, state: Any, completion: Message) -> list[Message] | None:
-        """The environment's reply to one assistant message, or None when the rollout is over.
-
-        `completion.tool_calls` holds the calls it makes, parsed.
+        """The environment's reply to the assistant message `completion`, or None when the rollout
+        is over. `completion.tool_calls` holds the calls that the message makes, parsed.
         """
         raise NotImplementedError("define step(state, completion) and return messages or None")
 
@@ -350,7 +350,7 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
     Raises ValueError for anything else; `where` names the value in the error, such as "prompt of
     task 'a-1'".
     """
-    if isinstance(value, str):
+    if isinstance(value, str):  # a str is a Sequence too
         return _check_encodable(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
         raise ValueError(f"the {where} is a string or a list of messages, got {_short_repr(value)}")
@@ -369,9 +369,8 @@ def _checked_id(task_id: Any) -> str:
 
 
 def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:
-    """The arguments of a call, given as an object or as JSON text; {} if there are none.
-
-    None if they hold no JSON object.
+    """The arguments of a call, which are given as an object or as its JSON text; {} if there are
+    none. None if they are anything else.
     """
     if isinstance(raw_arguments, Mapping):
         return dict(raw_arguments)
@@ -393,8 +392,8 @@ def _as_messages(value: Any, role: str) -> list[Message]:
 def _text(content: Any) -> str:
     """The text of a message's content.
 
-    `content` may be a string, a list of OpenAI's text parts (which are joined), or None (""). It
-    raises ValueError for anything else, such as an image.
+    `content` may be None (then it is ""), a string, or OpenAI's text parts: a list of them, which
+    is joined, or a single one. Raises ValueError for anything else, such as an image.
     """
     if content is None:
         return ""

@@ -83,6 +83,7 @@ def code(
     """
     calls = [test for test in tests if "call" in test and "expect" in test]
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
+    # Unequal: a test has neither form, or both.
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
     run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
@@ -98,7 +99,10 @@ def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
 
 
 def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
-    """How many tests of the form {"call", "expect"} pass; `run` is `_run` with the code given."""
+    """How many tests of the form {"call", "expect"} pass.
+
+    `run` is `_run` with the code and the limits filled in: it is given calls and standard input.
+    """
     output = run([str(test["call"]) for test in tests], stdin="")
     # One line per call; there are fewer where the code was stopped.
     return sum(
@@ -152,14 +156,15 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 
     Args:
         folder: the private folder in which the code runs.
-        timeout_s: seconds until the process is killed.
+        timeout_s: seconds that the code has; its keeper gets KEEPER_SECONDS more.
         memory_mb: address space in MB.
     """
     readable, writable = sandbox.inside(folder)
     return {
         "limits": {
             "RLIMIT_AS": memory_mb << 20,
-            "RLIMIT_CPU": math.ceil(timeout_s) + 1,  # a second more: the wall clock ends it first
+            # A second more than `timeout_s`, so that the wall clock ends it first.
+            "RLIMIT_CPU": math.ceil(timeout_s) + 1,
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_CORE": 0,
         },
@@ -174,8 +179,8 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 def _start_runner(
     job_file: Path, input_file: IO[bytes], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the process that carries out a job, in the folder of the job's file. Its standard input
-    is `input_file`, its standard output `output`."""
+    """Start the process that carries out the job in `job_file`, in that file's folder. Its standard
+    input is `input_file`, its standard output `output`; errors are thrown away."""
     folder = str(job_file.parent)
     return subprocess.Popen(
         # -I, -S: neither variables nor packages of the user change what runs. -B: no .pyc files.
@@ -190,9 +195,8 @@ def _start_runner(
 
 
 def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for the end of `process`, then kill what is left of its process group.
-
-    Returns whether the process ended by itself within `timeout_s` seconds.
+    """Wait at most `timeout_s` seconds for the end of `process`, then kill what is left of its
+    process group. Returns whether the process ended by itself.
     """
     try:
         process.wait(timeout_s)
@@ -210,8 +214,8 @@ def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 def _returned_value(line: str) -> Any:
     """The value in one line of results, such as 5 for '{"value": 5}'.
 
-    `_Nothing` if the call failed, or if the line is no result: the code may write lines of its own
-    among the results.
+    `_Nothing` if the call failed (the line has no value), or if the line is no result: the code may
+    write lines of its own among the results.
     """
     try:
         return json.loads(line).get("value", _Nothing)

@@ -121,12 +121,12 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
 
 
 def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvProblem]) -> None:
-    """Raise EnvProblem if any of the files has bad lines.
+    """Raise EnvProblem DATASET_INVALID if any of the files has bad lines.
 
-    `file_problems` are the problems of those files that cannot be read at all.
+    `file_problems`: of those that cannot be read at all, which have one bad line each in `files`.
     """
     faulty = [data for data in files if data.bad]
-    if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
+    if file_problems and len(faulty) == 1:  # this error, with its hint, says more than a list
         raise file_problems[0]
     if faulty:
         raise _bad_lines_error(files)
@@ -135,7 +135,7 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
     """Read a data file as `read_rows` does; a file without rows counts as unusable.
 
-    For an unusable file it returns the problem too, and data with one bad line that says the same.
+    For an unusable file this returns the problem, and data with one bad line that says the same.
     """
     try:
         data = read_rows(path)
@@ -154,8 +154,8 @@ def _tasks_of_file(
     Args:
         data: the file that was read.
         split: the split of rows that name none; None to leave it open.
-        place_of_id: for each id that was used before, the place of its row, such as
-            "train.jsonl:12"; the ids of this file are added.
+        place_of_id: id -> the place of its row, such as "train.jsonl:12", for the files before; the
+            ids of this file are added.
         require_answer: whether each row must have an answer.
     """
     tasks: list[Task] = []
@@ -174,9 +174,9 @@ def _tasks_of_file(
 
 
 def check_answer(task: Task, required: bool) -> None:
-    """Raises ValueError if the answer has no assistant message, or is missing and `required`.
+    """Raises ValueError if an answer is `required` and missing, or has no assistant message.
 
-    A preference needs none: its two answers are what is learnt from.
+    A task with a preference needs none: its two answers are what is learnt from.
     """
     answer = task.answer_messages
     if required and not answer and not task.preference:
@@ -186,7 +186,7 @@ def check_answer(task: Task, required: bool) -> None:
 
 
 def read_rows(path: Path) -> DataFile:
-    """Read a data file: its rows, and for each row that cannot be read the line and the reason.
+    """Read a data file: its rows, and the line and the reason of each row that cannot be read.
 
     Raises EnvProblem DATASET_INVALID if the whole file is unusable: unknown format, too large, or
     not readable.
@@ -207,7 +207,7 @@ def read_rows(path: Path) -> DataFile:
 
 
 def _reader_of(path: Path) -> Callable[[DataFile], None]:
-    """The function that reads files of the format that the suffix of `path` says.
+    """The function that reads files of the format of `path`, which its suffix says.
 
     Raises EnvProblem DATASET_INVALID for an unknown suffix.
     """
@@ -238,9 +238,9 @@ def splits_of(files: Sequence[Path]) -> list[str | None]:
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name says: "train", "heldout", or None if it says neither.
+    """The split that a file's name says: "heldout", "train", or None if it says neither.
 
-    One word of the name is enough: `my_test.csv` is held out.
+    One word of the name is enough: `my_test.csv` is held out, as "test" is one of HELDOUT_NAMES.
     """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
@@ -272,7 +272,7 @@ def jsonl_lines(
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     line_number = first_line - 1
     offset = file.tell()
-    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):
+    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1 shows a longer one
         line_number += 1
         start, offset = offset, offset + len(line)
         if len(line) > MAX_ROW_BYTES:
@@ -290,7 +290,7 @@ def jsonl_lines(
 def _skip_line(file: BinaryIO) -> int:
     """Read on to the end of a line, piece by piece; returns how many bytes were read."""
     byte_count = 0
-    piece = b" "
+    piece = b" "  # not empty, so that the loop begins
     while piece and not piece.endswith(b"\n"):
         piece = file.readline(MAX_ROW_BYTES)
         byte_count += len(piece)
@@ -317,7 +317,7 @@ def _read_json(data: DataFile) -> None:
         text = data.path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _unusable_file(data.path, f"is not UTF-8: {error}") from error
-    start = len(text) - len(text.lstrip())
+    start = len(text) - len(text.lstrip())  # behind white space at the beginning
     if not text[start:].startswith("["):
         raise _unusable_file(
             data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL."
@@ -335,7 +335,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     place = _Place(text)
     place.move_to(position)  # every `move_to` also skips the white space that follows
-    is_end = place.is_before("]")
+    is_end = place.is_before("]")  # an empty list
     while not is_end:
         try:
             value, end = decoder.raw_decode(text, place.position)
@@ -371,7 +371,7 @@ class _Place:
         self.line = 1
 
     def move_to(self, position: int) -> None:
-        """Move on to `position`, and then behind any white space there."""
+        """Move on to `position`, past white space there, and count the lines on the way."""
         while position < len(self._text) and self._text[position] in " \t\r\n":
             position += 1
         self.line += self._text.count("\n", self.position, position)
@@ -409,7 +409,7 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
             header = [name.strip() for name in cells]
             if len(set(header)) < len(header):
                 raise _unusable_file(data.path, f"the header names a column twice: {header}")
-        elif any(cell.strip() for cell in cells):
+        elif any(cell.strip() for cell in cells):  # not a blank line
             _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
 
 
@@ -417,7 +417,7 @@ def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int,
     """Yields (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
-        line = reader.line_num + 1  # a row may span lines; this is its first
+        line = reader.line_num + 1  # the first line of the next row, which may span several
         try:
             cells = next(reader)
         except StopIteration:
@@ -432,8 +432,8 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     """Make a row of the cells of one line: column -> text, or a parsed value.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin with [ or {. Empty cells are left out, unless the row has no known shape without them: an
-    error can then name the empty prompt. Raises ValueError for a wrong number of cells or bad JSON.
+    begin with [ or {. Empty cells are left out; if the rest has no known shape all are kept, so
+    that an error can name the empty one. Raises ValueError for a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -472,15 +472,15 @@ def _read_parquet(data: DataFile) -> None:
 
 
 def _to_json(row: JsonObject) -> str:
-    """A row of parquet as JSON, without the keys inside its values that hold nothing.
+    """A row of parquet as JSON, without the keys inside its values that are null.
 
-    A column has one form for all rows, so a message without tool calls has `tool_calls` null there.
+    All rows of a column have the same keys, so a message without tool calls has `tool_calls` null.
     """
     return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
 
 
 def _without_null(value: Any) -> Any:
-    """`value` without the keys that are None, at every level."""
+    """`value` without the keys whose value is None, at every level."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -584,7 +584,7 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
 def _count_lines(data: DataFile) -> int:
     """How many lines of a file hold a row or a fault.
 
-    A line may have both, a row that can be read but is no task: it is counted once.
+    A line with both (its row can be read but is no task) is counted once.
     """
     return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 

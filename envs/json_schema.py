@@ -75,9 +75,8 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault if `value` is of none of the types that the schema names; else [].
-
-    [] also if the schema names no type. Raises ValueError for an unknown type.
+    """One fault if the schema names types and `value` is of none of them, else []. Raises
+    ValueError for an unknown type.
     """
     names = schema.get("type", [])  # a name, or a list of names
     if isinstance(names, str):
@@ -91,7 +90,8 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
 
 def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of a value that is not among those of `enum`, or is not that of `const`."""
+    """The faults of a value: that it is not among the values of the schema's `enum`, and that it is
+    not the schema's `const`."""
     errors: list[str] = []
     if "enum" in schema:
         allowed = {_canonical(item) for item in schema["enum"]}
@@ -103,7 +103,8 @@ def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault for each bound, such as `minimum` or `maxLength`, that the value does not keep."""
+    """One fault for each bound of the schema, such as `minimum` or `maxLength`, that the value
+    breaks."""
     return [
         f"{place}: {name} is {schema[name]}"
         for name, (kind, fits) in BOUNDS.items()
@@ -129,7 +130,7 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
 
 
 def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
-    """The faults of a list: those of its items, each of which must fit `schema`."""
+    """The faults of a list: those of its items. `schema` is the schema that each must fit."""
     errors: list[str] = []
     for index, item in enumerate(items):
         errors += schema_errors(item, schema, f"{place}[{index}]")
@@ -139,7 +140,8 @@ def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
 def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
     """The faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
 
-    For allOf these are the faults against each of its schemas; for the others one text each.
+    For allOf these are the faults against each of its schemas; for each of the others that does not
+    hold, one text.
     """
     errors: list[str] = []
     for part in schema.get("allOf", []):
@@ -165,7 +167,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _canonical(value: Any) -> str:
-    """A text that is the same for JSON values that are equal: 1 and 1.0 are, 1 and true are not."""
+    """A text that is the same for equal JSON values: for 1 and 1.0, but not for 1 and true."""
 
     def plain(item: Any) -> Any:
         """The value with whole floats as integers, at every depth."""

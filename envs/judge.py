@@ -80,9 +80,10 @@ class Rubric:
     def score(self, task: Task, completion: str, judge: "Judge | None" = None) -> Score:
         """The weighted mean of all criteria, or 0 if a required one fails.
 
-        The judge is asked only after every required check has passed. With `judge` None, criteria
-        without a check are left out. The score has an `error` if the judge gives no verdict, or if
-        no criterion is left. Raises ValueError if a check returns a value that is not from 0 to 1.
+        The judge values the criteria without a check, and is asked only after every required check
+        has passed; with `judge` None they are left out. The score has an `error` if the judge gives
+        no verdict, or if no criterion is left. Raises ValueError if a check returns a value that is
+        not from 0 to 1.
         """
         values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
         if not self._required_met(values):
@@ -98,8 +99,9 @@ class Rubric:
     def _final_score(self, values: dict[str, float]) -> Score:
         """The score of an answer; `values` maps the ids of the decided criteria to their values.
 
-        With required criteria the answer is a success if all are met, and otherwise earns 0.
-        Without any it is a success from the reward `pass_at` on.
+        Without required criteria the answer is a success from the reward `pass_at` on. With some it
+        is a success if all of them are met, and otherwise earns 0. The score has an `error` if
+        `values` is empty.
         """
         decided = [c for c in self.criteria if c.id in values]
         if not decided:
@@ -115,7 +117,7 @@ class Rubric:
     def _required_met(self, values: Mapping[str, float]) -> bool:
         """Whether every required criterion that is in `values` (id -> value) is met.
 
-        Those that are not in `values` yet are left for the judge to decide.
+        Those that are not in `values` do not count: the judge has not valued them yet.
         """
         return all(
             values[c.id] >= self.pass_at for c in self.criteria if c.required and c.id in values
@@ -158,8 +160,8 @@ class Judge:
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
         """Ask the model; returns criterion id -> a value from 0 to 1.
 
-        The same question is asked only once; later the cache answers it. Raises JudgeError if the
-        model cannot be reached or its reply holds no verdict.
+        The same question is asked only once; later its verdict comes from memory, or from the cache
+        folder. Raises JudgeError if the model cannot be reached or its reply holds no verdict.
         """
         messages = _question(criteria, task, completion)
         question = json.dumps([self.url, self.model, messages], sort_keys=True)
@@ -190,10 +192,10 @@ class Judge:
                 if attempt == self.retries:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
-        raise JudgeError("not asked")  # reached only if a caller made `retries` negative
+        raise JudgeError("not asked")  # reached only if `retries` is negative
 
     def _reply_to(self, request: urllib.request.Request) -> str:
-        """Send a request once and return the text of the model's reply.
+        """Send a request once, count its tokens, and return the text of the model's reply.
 
         Raises what urllib and json raise, and LookupError or TypeError for a reply without a text.
         """
@@ -219,7 +221,8 @@ class Judge:
         self.tokens += int(usage.get("total_tokens") or 0)
 
     def _from_disk(self, question_hash: str) -> dict[str, float] | None:
-        """The stored verdict; None if there is no cache folder or no readable file."""
+        """The verdict on a question that the cache folder holds; None if there is no such folder,
+        or no readable file in it."""
         if self.cache is None:
             return None
         try:
@@ -254,8 +257,8 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 def _fenced_blocks(task: Task, completion: str) -> str:
     """Task, reference and answer, each between fences such as <ANSWER-3f...>.
 
-    A fence contains a hash of the answer, so an answer cannot contain the closing fence and pretend
-    to end there.
+    A fence contains a hash of the answer. So no answer can contain its own closing fence, and
+    continue after it as if it had ended.
     """
     fence = hashlib.sha256(completion.encode("utf-8", "replace")).hexdigest()[:16]
     parts = {"TASK": task.prompt_text, "REFERENCE": task.answer_text, "ANSWER": completion}
@@ -283,8 +286,8 @@ def _verdict_in(reply: str, ids: Sequence[str]) -> dict[str, float]:
 
 
 def _grade(name: str, value: Any) -> float:
-    """The value that a judge gave the criterion `name`. Raises JudgeError unless it is a number
-    from 0 to 1."""
+    """`value`, which a judge gave the criterion `name`, as a float. Raises JudgeError unless it is
+    a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise JudgeError(f"it gave {name!r} no number from 0 to 1: {value!r}")
     return float(value)

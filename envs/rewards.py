@@ -88,9 +88,9 @@ def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
 def final_answer(completion: str) -> str:
     """The part of a completion that is its answer, stripped of white space.
 
-    That is what follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. If a
-    `\\boxed{}` follows that mark, or there is no mark, it is the content of the last box. Without
-    mark and box it is the whole completion.
+    It is the content of the last `\\boxed{}`, if no mark follows that box. Otherwise it is what
+    follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. Without mark and box it
+    is the whole completion.
     """
     marks = list(ANSWER_MARK.finditer(completion))
     mark_end = marks[-1].end() if marks else 0
@@ -106,7 +106,8 @@ def final_answer(completion: str) -> str:
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
-    """1 if the completion equals `expected`, else 0; differences of white space do not count."""
+    """1 if the completion equals `expected`, else 0. How much white space stands between words,
+    and at the ends, does not matter."""
     actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
         actual, target = actual.casefold(), target.casefold()
@@ -127,7 +128,7 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
         return 0.0
     if tolerance <= 0:
         return float(actual == target)
-    # A share of an expected 0 would be 0, so a number close to 0 counts as this large.
+    # A share of 0 is 0: nothing could differ. So an `expected` close to 0 counts as this large.
     least_size = Fraction(1, 10**9)
     return float(abs(actual - target) <= Fraction(tolerance) * max(abs(target), least_size))
 
@@ -135,8 +136,8 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
 def parse_number(text: str) -> Fraction | None:
     """Read `text` as one number, such as "1,200", "-3.5", "3/4", "$7" or "12%".
 
-    Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
-    by 0, or has more than 60 characters.
+    Signs of currency and percent are ignored: 12% is 12. None if the text is longer than
+    LONGEST_NUMBER, divides by 0 or is not a number.
     """
     without_stop = text.strip().rstrip(".").strip()  # the full stop of a sentence
     without_unit = without_stop.strip("$€£% ").strip()
@@ -168,7 +169,7 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     """1 if the final answer to a multiple choice question is the letter `expected`, else 0.
 
     `options` are the letters ("ABCD"), or a dict from letter to text. "B", "(b)" and "B." all mean
-    the letter B; with a dict so do "B) its text" and the text alone. Case does not matter.
+    the letter B; with a dict "B) its text" and the text alone do so too. Case does not matter.
     """
     answer = final_answer(completion).strip()
     letters = re.escape("".join(options))
@@ -186,7 +187,7 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 
     Case, white space and a full stop at the end do not matter.
     """
-    # Folded like the two texts below; the signs of the pattern are the same when folded.
+    # In lower case like the two texts below, which changes only the letter in this pattern.
     letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
     option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
@@ -196,8 +197,8 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
     """1 if `pattern` matches the whole completion (its ends stripped of white space), else 0.
 
-    With `expected`, the first group must also have matched that text; if the pattern has no group,
-    the whole match must be that text.
+    With `expected`, the pattern's first group must also have matched that text, or, if it has no
+    group, the whole pattern.
     """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
     if match is None:
@@ -215,6 +216,7 @@ def json_value(completion: str) -> Any:
     """
     text = completion.strip()
     blocks = FENCE.findall(text)
+    # The fences at both ends: nothing stands around the block.
     if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
         text = blocks[0]
     try:
@@ -226,8 +228,8 @@ def json_value(completion: str) -> Any:
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
     """1 if the completion is JSON that fits `schema`, else 0.
 
-    Raises ValueError if the schema uses a keyword outside the subset of JSON Schema that
-    `envs.json_schema` knows.
+    Raises ValueError if the completion is JSON and the schema uses a keyword outside the subset of
+    JSON Schema that `envs.json_schema` knows.
     """
     try:
         value = json_value(completion)
@@ -240,8 +242,8 @@ def f1(completion: str, expected: str) -> float:
     """The harmonic mean of precision and recall over words; articles and punctuation are ignored.
 
     This is the word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts of an answer, so
-    it also pays for hedging: use it beside a stricter part. Without words in one of the two texts
-    it is 0, without words in both 1.
+    it also pays for hedging: use it beside a stricter part. It is 0 if one of the two texts has no
+    words, and 1 if both have none.
     """
     actual, target = _words(completion), _words(expected)
     if not actual or not target:
@@ -256,9 +258,9 @@ def f1(completion: str, expected: str) -> float:
 def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "words") -> float:
     """Reward for the length of the completion, counted in `unit` ("words" or "characters").
 
-    It is 1 for a length from `at_least` to `at_most`. Outside it falls linearly, to 0 at twice
-    `at_most` and at half of `at_least`. Raises ValueError for another unit, or unless
-    0 <= at_least <= at_most and at_most >= 1.
+    The reward is 1 for a length from `at_least` to `at_most`. For longer and shorter ones it falls
+    linearly, to 0 at twice `at_most` and at half of `at_least`. Raises ValueError for another unit,
+    or unless 0 <= at_least <= at_most and at_most >= 1.
     """
     if unit not in ("words", "characters"):
         raise ValueError(f"unit is words or characters, got {unit!r}")
@@ -282,8 +284,8 @@ def _inside_braces(text: str, start: int) -> str | None:
     """The content of a pair of braces; `start` is the position behind the opening brace.
 
     None if the brace is never closed. If words follow the closing brace, the result is all text
-    from `start` on, that brace included: the words may be another answer, so the content of the
-    braces alone must not count.
+    from `start` on, with that brace and the words: these may be another answer, so the content of
+    the braces alone must not count.
     """
     depth = 1
     for position in range(start, len(text)):

@@ -52,21 +52,22 @@ def shape_of(row: JsonObject) -> str:
     """The name of a row's shape, made of the keys that hold its prompt and its answer.
 
     - "messages" or "conversations": a chat under that key
-    - such as "question/answer": a prompt and an answer under these keys
-    - such as "question": a prompt without an answer
+    - two keys, such as "question/answer": a prompt and an answer under these keys
+    - one key, such as "question": a prompt without an answer
     - "prompt/chosen/rejected", "chosen/rejected" or "preferred_output/non_preferred_output":
       a preference
     - "": none of these
     """
     shape = _plain_shape(row)
     has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
-    if has_answer:  # then it is no preference, whatever `chosen` and `rejected` hold
+    if has_answer:  # then the row is no preference, whatever `chosen` and `rejected` hold
         return shape
     return _preference_shape(row) or shape
 
 
 def _preference_shape(row: JsonObject) -> str:
-    """The name of a row's shape as a preference; "" if it has no two answers to prefer from."""
+    """The name of a row's shape as a preference; "" if it does not have a better and a worse
+    answer."""
     if _has_value(row.get("preferred_output")) and _has_value(row.get("non_preferred_output")):
         return PREFERENCE_OPENAI
     if _has_value(row.get(CHOSEN)) and _has_value(row.get(REJECTED)):
@@ -84,7 +85,7 @@ def _ends_with_assistant(chat: list[Any]) -> bool:
 def _plain_shape(row: JsonObject) -> str:
     """The name of a row's shape, made of the keys that hold its prompt and its answer.
 
-    Its `chosen` and `rejected` answers are not looked at. "" if no prompt is found.
+    Its `chosen` and `rejected` answers do not count. "" if it has no prompt.
     """
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
@@ -104,9 +105,9 @@ def _plain_shape(row: JsonObject) -> str:
 def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     """Make a task of one row.
 
-    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
-    them. `default_id` and `split` are for a row that has no id or no split; with a `split` of None
-    the task of such a row belongs to no split yet.
+    Keys of the row that nothing else uses become metadata; a key of the row's own `metadata`
+    replaces one of the same name. `default_id` is for a row without an id, `split` for one without
+    a split; None leaves it open.
 
     Raises ValueError saying what is wrong with the row.
     """
@@ -131,7 +132,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
-    """What of a row becomes metadata: the keys that nothing else uses, and its tools.
+    """What of a row becomes metadata: the values that nothing else uses, and its tools.
 
     Args:
         shape: the name that `shape_of` gives.
@@ -158,15 +159,17 @@ def _metadata(row: JsonObject) -> JsonObject:
 
 
 def _tools_value(row: JsonObject, shape: str) -> Any:
-    """What the row holds as the tools of its task; empty or None if it has none."""
+    """The value of the row for the tools of its task, as it stands there; empty or None if it has
+    none."""
     tools = row.get("tools")
-    if shape == PREFERENCE_OPENAI:  # these rows hold them beside the prompt
+    if shape == PREFERENCE_OPENAI:  # these rows may hold them beside the prompt, in "input"
         return tools or row["input"].get("tools")
     return tools
 
 
 def _task_id(row: JsonObject, default_id: str) -> str:
-    """The row's id, or the default. Raises ValueError if it is neither text nor a whole number."""
+    """The row's id as text, or `default_id` if it has none. Raises ValueError if the id is neither
+    text nor a whole number."""
     task_id = row["id"] if _has_value(row.get("id")) else default_id
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"id is a string, got {type(task_id).__name__}")
@@ -204,8 +207,8 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     """Read a preference row: a prompt and two answers to it, one better than the other.
 
     Returns the prompt (a string or messages), the answers as {"chosen": messages, "rejected":
-    messages} in plain dicts, and the row's keys that hold prompt and answers. A prompt that the
-    answers repeat is taken off them.
+    messages} in plain dicts, and the row's keys that hold prompt and answers. If an answer repeats
+    the prompt at its beginning, that is taken off.
 
     Raises ValueError if an answer is not from the assistant, if both are equal, or if the row has
     no prompt of its own and its two chats have no common beginning.
@@ -307,7 +310,7 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     count = 0  # of messages in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
         count += 1
-    while count and chosen[count - 1].role == "assistant":
+    while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
         count -= 1
     if not count:
         raise ValueError(
@@ -340,7 +343,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     prompt_key, _, answer_key = shape.partition("/")
     prompt, prompt_keys = _prompt_of(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
-    # `answer_key` is "" for a prompt alone: as one more key it harms nothing.
+    # For a prompt alone `answer_key` is "", which is no key of a row and so harms nothing.
     return prompt, answer, prompt_keys | {answer_key}
 
 
@@ -361,7 +364,8 @@ def _no_prompt_message(row: JsonObject) -> str:
 
 
 def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
-    """The prompt that the row holds under `prompt_key` (text or messages), and the keys it takes.
+    """The prompt that the row holds under `prompt_key` (text or messages), and the keys of the row
+    that went into it.
 
     A `system` text of the row becomes the first message. An `input` beside an `instruction` is
     appended to the instruction as a paragraph.
@@ -381,7 +385,7 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     """Split a chat into (prompt, answer) before its first assistant message.
 
     `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
-    None if the assistant says nothing.
+    None if there is no message of the assistant.
 
     Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
     end with the assistant, or holds a message that cannot be read.
@@ -413,7 +417,7 @@ def _message(item: Any) -> Message:
     A ShareGPT message from `function_call` becomes an assistant message with that call.
     """
     if not isinstance(item, dict):
-        return Message.from_dict(item)  # no object: this raises the error
+        return Message.from_dict(item)  # raises the ValueError, as `item` is no dict
     if "role" not in item and "from" in item:
         if str(item["from"]) == _FUNCTION_CALL:
             return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])
@@ -433,7 +437,7 @@ def _role_of_speaker(speaker: Any) -> str:
 
 
 def _check_weight(weight: Any) -> None:
-    """Raise ValueError unless a message's `weight` is 1, the weight of one that is learnt."""
+    """Raise ValueError unless a message's `weight` is 1, which says that the message is learnt."""
     if weight not in (0, 1) or isinstance(weight, bool):
         raise ValueError(f"weight is 0 or 1, got {weight!r}")
     if weight == 0:
@@ -444,7 +448,8 @@ def _check_weight(weight: Any) -> None:
 
 
 def _call_in_text(value: Any) -> ToolCall:
-    """A call of ShareGPT, {"name", "arguments"} as JSON text. Raises ValueError if it is none."""
+    """A call of ShareGPT: {"name", "arguments"} as JSON text or as an object. Raises ValueError for
+    anything else."""
     call = _json_or_same(value)
     if not isinstance(call, dict):
         raise ValueError("function_call is no JSON object with name and arguments")
@@ -462,9 +467,9 @@ def _json_or_same(value: Any) -> Any:
 
 
 def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
+    """A string as it is, a list as messages, a number as a string.
 
-    Raises ValueError for any other type; `key` names the value in the message.
+    Raises ValueError for any other type of `value`; `key` names it in the message.
     """
     if isinstance(value, str):
         return value

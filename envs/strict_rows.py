@@ -12,7 +12,8 @@ from envs.json_types import JsonObject
 def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
     """The rows of a data file as (line, row).
 
-    Raises EnvProblem DATASET_INVALID as `read_rows` does, and for the first line that is bad.
+    Raises EnvProblem DATASET_INVALID as `read_rows` does, and if any line is bad; it names the
+    first.
     """
     data = read_rows(path)
     if data.bad:
@@ -33,8 +34,9 @@ def tasks_beside(
 
     Args:
         source: path of the environment's own file (`__file__`).
-        task_of: makes the task of (row, id, split), such as (row, "test-00000-3", "heldout"); None
-            leaves the row out. The split is that of the file's name, None where it says none.
+        task_of: given a row, an id for the task and the split that the file's name says (None if it
+            says none), such as (row, "test-00000-3", "heldout"), returns the task; None leaves the
+            row out.
     """
     made = (
         task_of(row, f"{path.stem}-{line}", split_of(path))

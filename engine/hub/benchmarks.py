@@ -90,9 +90,10 @@ def names_benchmark(path: str | Path) -> bool:
 
 
 def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | None:
-    """The benchmark that `path` names, as a folder with its environment; None if it names none.
+    """The benchmark that `path` names, as a folder with its environment; None if `path` does not
+    begin with PREFIX.
 
-    The version of the dataset fetched last is used where there is no network.
+    Without a network the version of the dataset that was fetched last is used.
 
     Args:
         deadline: value of `time.monotonic()` by which the call must end.
@@ -128,8 +129,8 @@ def _known_benchmark(name: str) -> Benchmark:
 
 
 def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Dataset) -> None:
-    """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file, so that the
-    environment would lack its training rows or its held-out ones."""
+    """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file among those
+    `fetched`: the environment would lack its training rows or its held-out ones."""
     sides = {_side(benchmark, file) for file in fetched.folder.iterdir()}
     missing = [name for name in splits if _side_of_split(benchmark, name) not in sides]
     if missing:
@@ -143,8 +144,8 @@ def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Datase
 
 
 def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
-    """The folder in the cache with the benchmark's environment and its data, which is made if it is
-    not there. Its name says the version of the dataset and the content of the environment.
+    """The folder in the cache with the benchmark's environment and its data; made if it is missing
+    or incomplete. Its name is made from the version of the dataset and a hash of the environment.
 
     Args:
         name: the benchmark's name.
@@ -190,7 +191,8 @@ def _side_of_split(benchmark: Benchmark, split: str) -> str:
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
-    """A hard link, so that the data are on the disk once; a copy where there are no such links."""
+    """Make `target` a hard link to `file`, so that the data are on the disk once; a copy if the two
+    are on different disks, or the disk has no hard links."""
     try:
         os.link(file, target)
     except OSError:

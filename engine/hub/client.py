@@ -77,7 +77,7 @@ def is_offline() -> bool:
 def refuse_offline(repo: str, kind: RepoKind) -> None:
     """Raise UserError if HF_HUB_OFFLINE is set; to be called for a repository in no local cache.
 
-    `kind` says whether it is a model or a dataset. The code is its `absent_code`.
+    Its code is the `absent_code` of `kind` (a model or a dataset).
     """
     if is_offline():
         raise kind.absent(
@@ -119,8 +119,8 @@ def _certificates() -> "ssl.SSLContext":
 def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
     """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
 
-    Raises UserError with the code DISK_FULL, or for errors of HTTP `absent_code` of `kind` (a model
-    or a dataset); other errors pass unchanged.
+    Its code is the `absent_code` of `kind` (a model or a dataset) for errors of HTTP, and DISK_FULL
+    for a full disk. Other errors pass unchanged.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 
@@ -148,8 +148,8 @@ def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
 def _status_error(repo: str, kind: RepoKind, status: int) -> UserError:
     """The error for an HTTP status that means failure, with what to do about it.
 
-    Its code is always `absent_code` of `kind` (a model or a dataset), which stands for a repository
-    that cannot be had, for whatever reason.
+    Its code is always the `absent_code` of `kind` (a model or a dataset), which means that a
+    repository cannot be had, for whatever reason.
     """
     if status in (401, 403):
         return kind.absent(

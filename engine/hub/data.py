@@ -89,10 +89,10 @@ class Dataset:
 
 
 def parse(text: str) -> DatasetRef | None:
-    """The dataset that `text` names: `ORG/NAME`, `ORG/NAME:SUBSET`, either also behind
-    `hf://datasets/`. None if it cannot name one."""
+    """The dataset that `text` names: `ORG/NAME` or `ORG/NAME:SUBSET`, with or without
+    `hf://datasets/` before it. None if it cannot name one."""
     repo, _, subset = text.removeprefix(_URL).partition(":")
-    # `data/train.jsonl` is the path of a file, and no id of a dataset ends with a dot.
+    # `data/train.jsonl` is the path of a file; an id that ends with a dot is no dataset's.
     is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
     return DatasetRef(repo, subset) if is_id else None
 
@@ -103,8 +103,8 @@ def named_dataset(
     """The dataset of the hub that `path` names, fetched unless it is in the home's cache; None if
     it names none.
 
-    A path whose parent folder exists in one of `places` is a path and no dataset;
-    `hf://datasets/ORG/NAME` always is a dataset. Raises UserError if it cannot be fetched.
+    `hf://datasets/ORG/NAME` always is a dataset. ORG/NAME is a path instead if one of the folders
+    `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.
     """
     text = str(path)
     ref = parse(text)
@@ -126,11 +126,11 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """The newest version of the dataset in the home's cache, fetched unless it is there. Without a
-    network (HF_HUB_OFFLINE, or the hub cannot be reached) it is the version fetched last.
+    """The newest version of the dataset, in the home's cache, into which it is fetched unless it is
+    there. Without a network (HF_HUB_OFFLINE, or the hub cannot be reached): the one fetched last.
 
-    Raises UserError DATASET_INVALID, DISK_FULL, and DATASET_READING, retryable, if it is not
-    fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
+    Raises UserError DATASET_INVALID or DISK_FULL, and DATASET_READING (retryable) if the version is
+    not fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
     """
     root = home.cache / "hub-data" / ref.cache_name
     latest = _latest_fetched(root)
@@ -172,7 +172,7 @@ def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: fl
     data_folder.mkdir(parents=True, exist_ok=True)
     _check_room(data_folder, _total_bytes(chosen), remote.repo)
     _download_all(remote, chosen, data_folder, deadline)
-    fetched_names = {file.name for file in chosen.values()}
+    fetched_names = {file.name for file in chosen.values()}  # in the repository
     write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
 
 
@@ -234,11 +234,12 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 
 
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
-    """The error for a dataset that is not fetched yet, with how far it is."""
-    total = f" of {total_bytes >> 20}" if total_bytes else ""
+    """The error for a dataset that is not fetched yet, with how much of it is. `total_bytes` is 0
+    if the sizes of its files are not known."""
+    of_all = f" of {total_bytes >> 20}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
-        f"{repo} is being fetched, {fetched_bytes >> 20}{total} MB so far; nothing is stored yet",
+        f"{repo} is being fetched, {fetched_bytes >> 20}{of_all} MB so far; nothing is stored yet",
         hint="Call again; it goes on from there.",
         field="path",
         retryable=True,
@@ -252,8 +253,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     """
     by_split = _files_by_split(remote, ref.subset)
     if ref.splits:
-        # A split has the name that the dataset's card declares, such as "validation"; or, taken
-        # from a file's name by `split_of`, "train" or "heldout". Both count.
+        # A split may have the name that the dataset's card declares, such as "validation", or the
+        # one that `split_of` took from a file's name, "train" or "heldout". Both count.
         wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
         by_split = {split: names for split, names in by_split.items() if split in wanted}
     chosen = _named_by_split(remote, by_split)
@@ -269,7 +270,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
 def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
     """The names of a subset's files by their split, "" for those without one.
 
-    Raises UserError DATASET_INVALID if a subset has to be named, or there is none of that name.
+    `subset`: its name; "" if none was given. Raises UserError DATASET_INVALID if one has to be
+    named, or there is none of that name.
     """
     configs = remote.card.get("configs")  # the subsets, where the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
@@ -286,7 +288,7 @@ def _named_by_split(
     remote: HubVersion, by_split: Mapping[str, Sequence[str]]
 ) -> dict[str, RemoteFile]:
     """The files by the name that each gets in the cache, such as "train-00000.parquet": its split
-    and a number, and no other word, because whoever reads the file takes the split from its name.
+    and a number. There is no other word, because a reader takes the split from the name.
 
     Args:
         by_split: names of files in the repository by their split; "" for those without one.
@@ -301,8 +303,8 @@ def _named_by_split(
 
 
 def _data_files(remote: HubVersion) -> list[str]:
-    """Names of the repository's files in a format of data, sorted; hidden and generated ones, and
-    descriptions of datasets, are left out."""
+    """Names of the repository's files in a format of data, sorted, without hidden files and without
+    the JSON files that describe a dataset."""
     return sorted(
         name
         for name in remote.files
@@ -315,8 +317,8 @@ def _data_files(remote: HubVersion) -> list[str]:
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
     """The names of the data files by their split, for a dataset whose card declares no files.
 
-    The path of a file says its split; "" stands for files whose path says none. Only files of one
-    format are taken, because those of another may hold the same rows.
+    A file's name says its split, or else its folders do; "" stands for files without a split. Only
+    files of one format are taken, because those of another may hold the same rows.
     """
     names = _data_files(remote)
     by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
@@ -328,7 +330,8 @@ def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
 
 
 def _split_of_folders(name: str) -> str:
-    """The split that a folder in the path says, the innermost first; "" if none does."""
+    """The split that the innermost folder of a file's path says, or else one further out; "" if
+    none says any."""
     for folder in reversed(name.split("/")[:-1]):
         split = split_of(Path(folder))
         if split:
@@ -350,15 +353,18 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
         return by_name[subset]
     if not subset:
         defaults = [config for config in by_name.values() if config.get("default") is True]
-        if defaults or "default" in by_name:
-            return defaults[0] if defaults else by_name["default"]
+        if defaults:
+            return defaults[0]
+        if "default" in by_name:
+            return by_name["default"]
         if len(by_name) == 1:
             return next(iter(by_name.values()))
     raise _no_subset(repo, list(by_name), subset)
 
 
 def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
-    """The error for a `subset` that is not among the `names`, or that was not named ("")."""
+    """The error for a `subset` that is not among the `names` of the dataset's subsets, or that was
+    not given ("") although it has to be."""
     shown = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
         shown += f" and {len(names) - _SHOWN_SUBSETS} more"

@@ -83,9 +83,8 @@ def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
 def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVersion:
     """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
 
-    Raises httpx.HTTPError if the request fails, and UserError if the answer is not that of a hub.
-    The code of that error is `absent_code` of `kind`, which says whether `repo` is a model or a
-    dataset.
+    Raises httpx.HTTPError if the request fails, and UserError with the `absent_code` of `kind` (a
+    model or a dataset) if the answer is not that of a hub.
     """
     # "blobs": with sizes and checksums.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
@@ -103,8 +102,8 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
 
 
 def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
-    """The files of a repository by their names. The checksum of a small file is "", because the hub
-    names those of large files only."""
+    """The files of a repository by their names. A small file has the checksum "", because the hub
+    gives checksums of large files only; an unknown size is 0."""
     files = {}
     for file in answer.siblings:
         sha256 = file.lfs.sha256 if file.lfs is not None else None
@@ -117,8 +116,8 @@ def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
 def fetch_text(remote: HubVersion, name: str) -> str:
     """Fetch the content of a small file `name` of a repository.
 
-    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8. The code of that
-    error is `unusable_code` of `remote.kind`, which says whether this is a model or a dataset.
+    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8, with the
+    `unusable_code` of `remote.kind` (a model or a dataset).
     """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:
@@ -138,9 +137,9 @@ def fetch_text(remote: HubVersion, name: str) -> str:
 
 
 def fetch_first_bytes(remote: HubVersion, name: str, count: int) -> bytes:
-    """Fetch the first `count` bytes of a file, or all of them if it is shorter.
+    """Fetch the first `count` bytes of a file, or the whole file if it is shorter.
 
-    From a server that ignores the range and sends everything, only these bytes are read.
+    If the server ignores the range and sends the whole file, reading stops after these bytes.
     """
     headers = {"Range": f"bytes=0-{count - 1}"}
     content = b""
@@ -163,8 +162,8 @@ def download(
     """Download one file to the path `target`, and check its size and checksum. A partial file of an
     earlier attempt is continued.
 
-    Returns what is wrong with the file that arrived, which is deleted then; "" if it is complete.
-    Raises httpx.HTTPError.
+    Returns "" if the file is right, else what is wrong with it; a wrong file is deleted. Raises
+    httpx.HTTPError.
 
     Args:
         report: called with the number of bytes that are there; an error that it raises ends the
@@ -182,7 +181,7 @@ def download(
                 raise
     fault = _download_fault(part, file)
     if fault:
-        part.unlink(missing_ok=True)  # another process may have fetched it too
+        part.unlink(missing_ok=True)  # another process that fetches it may have been first
         return f"{file.name}: {fault}"
     os.replace(part, target)
     return ""
@@ -193,25 +192,25 @@ def _continue_part(
 ) -> None:
     """Append the missing bytes to the partial file `part` and sync it to disk.
 
-    If the server ignores ranges, the file is fetched from its start. Raises httpx.HTTPError; what
-    has arrived by then stays in `part`.
+    If the server ignores ranges, the file is fetched from its start. `report` is called with the
+    bytes in `part` so far. Raises httpx.HTTPError; what has arrived by then stays in `part`.
     """
-    size = part.stat().st_size if part.is_file() else 0
+    stored_bytes = part.stat().st_size if part.is_file() else 0
     headers = {}
-    if size:
-        headers["Range"] = f"bytes={size}-"  # from the first missing byte on
+    if stored_bytes:
+        headers["Range"] = f"bytes={stored_bytes}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # no byte is missing
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # `part` is as long as the file, or longer
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
-            size = 0
-        with open(part, "ab" if size else "wb") as file:
+            stored_bytes = 0
+        with open(part, "ab" if stored_bytes else "wb") as file:
             for chunk in reply.iter_raw():
                 file.write(chunk)
-                size += len(chunk)
+                stored_bytes += len(chunk)
                 if report is not None:
-                    report(size)
+                    report(stored_bytes)
             file.flush()
             os.fsync(file.fileno())
 

@@ -58,9 +58,9 @@ def is_adapter(folder: Path) -> bool:
 def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `folder`, from its adapter_config.json.
 
-    `base` are the facts of its base model. Raises UserError ADAPTER_MISMATCH if the adapter is no
-    plain LoRA, or adapts a projection that is not trained in such a base model, and
-    MODEL_UNSUPPORTED if the file cannot be read.
+    `base` are the facts of its base model. Raises UserError MODEL_UNSUPPORTED if the file cannot be
+    read, and ADAPTER_MISMATCH if the adapter is no plain LoRA, or adapts a projection that is not
+    trained in such a base model.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")
@@ -77,9 +77,9 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tuple[str, ...]:
     """The projections of the base model that the adapter in `folder` changes.
 
-    `names` are the targets that its configuration names; "all-linear" means all projections that
-    are trained here. Raises UserError ADAPTER_MISMATCH for a target that is not trained here, or if
-    there is none.
+    `names` are the targets in its configuration; "all-linear" stands for all projections that are
+    trained here. Raises UserError ADAPTER_MISMATCH if a target is not trained here, or none is
+    left.
     """
     if "all-linear" in names:
         projections = list(base.targets)
@@ -92,8 +92,8 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH if the adapter has options that make it compute anything but
-    a LoRA scaled by lora_alpha / r. `config` is the content of its adapter_config.json."""
+    """Raise UserError ADAPTER_MISMATCH if the adapter in `folder` has options that make it compute
+    anything but a LoRA scaled by a whole lora_alpha / r. `config`: its adapter_config.json."""
     # use_rslora: scaled by lora_alpha / sqrt(r).
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
@@ -107,7 +107,8 @@ def _require_plain(config: JsonObject, folder: Path) -> None:
 
 
 def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
-    """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
+    """Raise UserError ADAPTER_MISMATCH unless the matrices of `adapter`, whose files are in
+    `folder`, fit the base model with these `facts`.
 
     Every layer must have both matrices of each adapted projection, in the right shape. Only the
     header of the weights is read.
@@ -118,13 +119,14 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     tensors = model_files.read_header(weights)
     for matrix, expected in _expected_shapes(adapter, facts).items():
         stored = [tensor.shape for key, tensor in tensors.items() if f".{matrix}." in key]
-        # Layers of one model may have different sizes; how often each occurs must be the same.
+        # Layers of one model may differ in size, so compare how often each shape occurs.
         if Counter(stored) != Counter(expected):
             raise _no_fit(folder, matrix, expected, stored)
 
 
 def _expected_shapes(adapter: AdapterFacts, facts: ModelFacts) -> dict[str, list[tuple[int, int]]]:
-    """The shapes that each matrix, such as "q_proj.lora_A", has in the layers of the base model."""
+    """For each matrix, such as "q_proj.lora_A", the shapes that it must have in those layers of the
+    base model that have the projection."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     for name in adapter.targets:
         sizes = facts.projection_shapes(name)
@@ -143,8 +145,8 @@ def _no_fit(
 
     Args:
         matrix: the matrix at fault, such as "q_proj.lora_A".
-        expected: its shape in each layer, as the base model asks for it.
-        stored: its shape in each layer that the adapter has.
+        expected: its shape in each layer, as the base model asks for it; at least one.
+        stored: its shape in each layer in which the adapter has it; may be empty.
     """
     message = (
         f"{folder} does not fit its base: {len(expected)} {matrix} of "
@@ -156,8 +158,8 @@ def _no_fit(
 
 
 def named_base(folder: Path) -> NamedBase:
-    """What the adapter in `folder` says of its base model: the names that it has there, and the
-    hashes of its weight files (only in an export of ours, which has the file `ORIGIN`).
+    """What the adapter in `folder` says of its base model: the names it gives the base, and the
+    hashes of the base's weight files (only in an export of ours, which has the file `ORIGIN`).
 
     Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
     """
@@ -166,23 +168,24 @@ def named_base(folder: Path) -> NamedBase:
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
     names = [name for name in references if isinstance(name, str) and name]
     unique_names = tuple(dict.fromkeys(names))
-    weights = origin.get(BASE_WEIGHTS)
+    weights = origin.get(BASE_WEIGHTS)  # file name -> hash
     return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
 
 
-def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:
+def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_path: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
     that the adapter in `folder` was trained on. Nothing is checked if the adapter does not give the
     hashes of those weights."""
-    if not base.weights:
+    if not named_base.weights:
         return
-    files = [base_path / Path(name).name for name in base.weights]
+    files = [base_path / Path(name).name for name in named_base.weights]
     present = [file for file in files if file.is_file()]
     if not present and not list(base_path.glob("*.safetensors")):
         return  # a model of the hub, whose weights are downloaded when the run starts
-    if file_hashes(home, present) != base.weights:
+    if file_hashes(home, present) != named_base.weights:
+        base_name = named_base.names[0]
         raise mismatch(
-            f"{folder} was trained on {base.names[0]} with other weights than {base_path} has",
+            f"{folder} was trained on {base_name} with other weights than {base_path} has",
             hint="Put the base model that it was trained on at that place.",
         )
 

@@ -74,8 +74,8 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint), RUN@best or
     RUN@stepN.
 
-    A folder or hub id may hold an adapter in PEFT's format, which names its base model. A name with
-    a slash is a path if such a folder exists, else a hub id.
+    A folder or hub id may hold an adapter in PEFT's format, whose config names the base model. A
+    name with a slash is a path if such a folder exists, else a hub id.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -106,7 +106,7 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder of the model or adapter that `ref` names, if it names no run. A GGUF file is
+    """The folder of the model or adapter that `ref`, which is no run, names. A GGUF file is
     imported now if it has not been before; a model of the hub is fetched without its weights.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
@@ -127,7 +127,7 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
 
 
 def describe(home: Home, ref: str) -> Reply:
-    """What the model `ref` is: sizes, where it lies, how it was made.
+    """The facts of the model `ref`: its sizes, where it lies, where it came from.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -155,7 +155,10 @@ def describe(home: Home, ref: str) -> Reply:
 
 
 def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
-    """What `describe` says of a model that is an adapter on the base model `base_ref`."""
+    """The fields that `describe` adds for a model that is an adapter on the base model `base_ref`.
+
+    `adapter` is the adapter's folder.
+    """
     return {
         "base": base_ref,
         "adapter": str(adapter),
@@ -181,8 +184,8 @@ def check_in_sight(home: Home, ref: str) -> None:
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
     # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
     except (UserError, OSError, ValueError, RuntimeError) as error:
-        # The caller must not learn whether there is an unusable folder ORG/NAME or none. Without a
-        # folder, a hub id that the hub does not know gets the error that this raises.
+        # The caller must not learn whether there is an unusable folder ORG/NAME or none. So this
+        # raises what a hub id without such a folder gets, if the hub does not know it.
         if may_be_hub_id:
             hub.look_up(home, ref)
         raise _no_model_at(ref) from error
@@ -196,8 +199,8 @@ def _is_written_as_path(ref: str) -> bool:
 
 
 def _usable_local_folder(home: Home, ref: str) -> Path | None:
-    """The folder of the model at the path `ref`; None if `ref` may be a hub id and no folder has
-    that path. For a GGUF file it is the folder that the file was imported into.
+    """The folder of the model at the path `ref`; for a GGUF file the folder that it was imported
+    into. None if no folder has that path and `ref` may be a hub id.
 
     Raises UserError, OSError, ValueError or RuntimeError if the model cannot be used.
     """
@@ -207,7 +210,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
         folder = _local_folder(ref)
     if folder is None:
         return None
-    # Both are called only for what they raise.
+    # Each of the two is called only for what it raises.
     if adapters.is_adapter(folder):
         resolve_model(home, str(folder))
     else:
@@ -251,6 +254,7 @@ def usable_models(home: Home) -> list[UsableModel]:
     These are the built-in ones, those of this home, those in a local hub cache with all weights,
     and the adapters of runs, the newest run first. Models that cannot be trained here are left out.
     """
+    # Reference -> (kind, folder); of two models with one name the later one counts.
     folders = {ref: ("builtin", path) for ref, path in BUILTIN.items()}
     folders |= {name: ("home", home.models / name) for name in library.names(home)}
     folders |= {repo: ("hub", folder) for repo, folder in _cached_folders(home)}
@@ -268,8 +272,9 @@ def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
-    """The base model in the folder `path`, named `base_ref`; `ref` is the reference that led to it,
-    of the kind `kind`. Raises UserError MODEL_UNSUPPORTED if it cannot be trained here."""
+    """The base model `base_ref`, which is in the folder `path`. `ref` is the reference that led to
+    it, `kind` what that names ("hub", "run", ...). Raises UserError MODEL_UNSUPPORTED if the model
+    cannot be trained here."""
     return ModelRef(
         ref=ref,
         kind=kind,
@@ -283,10 +288,8 @@ def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
 
 
 def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
-    """The run that `ref` names, and which of its checkpoints.
-
-    The checkpoint is "best", "stepN", or "" for the newest, as in `RunDir.resolve_checkpoint`. None
-    if `ref` names no run of this home.
+    """The run of this home that `ref` names, and which of its checkpoints: "best", "stepN", or ""
+    for the newest, as in `RunDir.resolve_checkpoint`. None if `ref` names no such run.
     """
     match = _RUN_REFERENCE.fullmatch(ref)
     if match is None:
@@ -352,8 +355,9 @@ def _with_adapter(base: ModelRef, folder: Path) -> ModelRef:
 def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
     """The adapter in `folder` on the base model that it names.
 
-    The adapter may name its base in several ways; the first that leads to a model counts. Raises
-    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights.
+    The adapter may give its base several names; the first that leads to a model counts. Raises
+    UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights than
+    the adapter was trained on.
     """
     named_base = adapters.named_base(folder)
     reasons = []  # why each name leads to no model
@@ -372,8 +376,9 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
 def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
     """The error for the adapter in `folder`, whose base model is not here.
 
-    `names` are the names that the adapter gives its base model, and `reasons` is a text that says
-    of each why it leads to no model; "" if there are no names.
+    Args:
+        names: the names that the adapter gives its base model; may be empty.
+        reasons: for each name why it leads to no model, in one text; "" without names.
     """
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
     known_name = next((name for name in names if name in KNOWN), "")
@@ -383,7 +388,7 @@ def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
 
 
 def _run_config(run: RunDir) -> RunConfig:
-    """The config of a run. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
+    """The config of a run of any kind. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
     try:
         return run.read_config()
     except (OSError, DamagedRecord) as error:
@@ -396,7 +401,7 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
     Raises UserError MODEL_NOT_FOUND if the folder is gone.
     """
     base = config.base
-    # A built-in model is taken from this installation: the recorded path may be of an older one.
+    # A built-in model is read from this installation: the recorded path may be in an older one.
     path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
         raise _not_found(
@@ -409,7 +414,8 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
     """The error for a run that lacks a checkpoint, with what to do instead.
 
-    `checkpoint_name` is "best", "stepN", or "" if the run has no checkpoint at all.
+    `checkpoint_name` is the one asked for: "best", "stepN", or "" for the newest, which only a run
+    without any checkpoint lacks.
     """
     steps = run.checkpoint_steps()
     if run.deleted.exists():
@@ -431,7 +437,7 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
 
 def _can_be_a_path(ref: str) -> bool:
     """Whether path functions take `ref`: it is short enough for a path and has no NUL byte."""
-    # Limits count bytes. Odd characters (surrogates) must not raise here.
+    # The limits count bytes. surrogatepass: a lone surrogate must not raise here.
     encoded = ref.encode("utf-8", "surrogatepass")
     longest_name = max(len(name) for name in encoded.split(b"/"))
     return b"\0" not in encoded and len(encoded) < _PATH_BYTES and longest_name < _NAME_BYTES
@@ -440,8 +446,8 @@ def _can_be_a_path(ref: str) -> bool:
 def _local_folder(ref: str) -> Path | None:
     """The folder that `ref` names, with links resolved.
 
-    A path that begins with /, ./, ../ or ~ must exist. A bare A/B may be a hub id, so None is
-    returned if there is no such folder; None also for a name without a slash. Raises UserError
+    None for a name without a slash, which is no path. A path that begins with /, ./, ../ or ~ must
+    exist. A bare A/B may be a hub id: None if there is no such folder. Raises UserError
     MODEL_NOT_FOUND for a file, or if a path that must exist does not.
     """
     is_explicit_path = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
@@ -458,7 +464,8 @@ def _local_folder(ref: str) -> Path | None:
 
 
 def _gguf_file(ref: str) -> Path:
-    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND."""
+    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND if
+    there is no such file."""
     path = Path(ref).expanduser().absolute()
     if not path.is_file():
         raise _not_found(f"{path} does not exist", "Name a GGUF file or a model folder.")
@@ -477,7 +484,8 @@ def _unknown_reference(home: Home, ref: str) -> UserError:
 
 
 def _hint_for_unknown(ref: str, known_names: list[str]) -> str:
-    """What to write in place of a reference that names no model."""
+    """What to write in place of `ref`, which names no model. `known_names` are the names of models
+    and the run ids that exist."""
     name = ref.partition("@")[0]
     if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
         return f"After a run id stands @best or @stepN, as in {name}@best."
@@ -497,15 +505,15 @@ def _not_found(message: str, hint: str | Hint) -> UserError:
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     """Runs with a complete checkpoint, the last changed folder first.
 
-    A run that ended without a checkpoint gets none later, unless it is resumed. This process
-    remembers such runs, so that a listing does not look into their folders every time.
+    A run that ended without a checkpoint gets none later, unless it is resumed. Such runs are
+    remembered in `_ended_without_checkpoint`, so that a listing need not read their folders again.
     """
     names = _run_folders(home)
     marks = _marks_of_runs(home)
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database
-        # The mark holds the run's state and attempt, so resuming the run gives it another key.
+        # The mark holds the run's state and attempt, so a run that is resumed has another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue
@@ -520,8 +528,8 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
 
 
 def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """What shows whether a training run has changed, by the run's id: (run id, state, attempt, when
-    it ended, None if it has not). {} if there is no database."""
+    """For each training run, by its id, a mark that changes whenever the run does: (run id, state,
+    attempt, end time or None). {} if there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:
@@ -547,6 +555,7 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
         facts = model_files.read_facts(path)
     except UserError:
         return None
+    # Only a model stored in the home has a file that says where it came from.
     origin = model_origin.read(path) if kind == "home" else None
     model = UsableModel(
         ref,
@@ -559,7 +568,8 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
 
 
 def _usable_run(run: RunDir) -> UsableModel | None:
-    """The model of a training run for a listing; None if its config or base cannot be read."""
+    """The model of a training run for a listing; None for a run of another kind, or if its config
+    or base cannot be read."""
     try:
         config = _run_config(run)
         if not isinstance(config, TrainConfig):
@@ -572,5 +582,5 @@ def _usable_run(run: RunDir) -> UsableModel | None:
         return None
     best = run.resolve_checkpoint("best")
     checkpoints = run.checkpoint_steps()
-    best_name = best.name if best is not None else ""
+    best_name = best.name if best is not None else ""  # "stepN"
     return replace(model, base=base_ref, checkpoints=checkpoints, best=best_name)

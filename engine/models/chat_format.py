@@ -67,13 +67,14 @@ class RowShape:
         """(start, end) of each stretch of tokens that carries loss.
 
         Args:
-            loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
-                or "all" (every token that the conversation's previous row does not have).
+            loss_on: "assistant" (all assistant turns), "last" (the conversation's last turn, which
+                only its last row has) or "all" (every token that the previous row does not begin
+                with).
         """
         if loss_on == "all":  # also user messages, but not in a row without an assistant turn
             has_new_tokens = self.known < self.length
             return [(self.known, self.length)] if self.turns and has_new_tokens else []
-        if loss_on == "last":  # the last turn of the conversation stands in its last row
+        if loss_on == "last":
             return self.turns[-1:] if self.is_last else []
         return self.turns
 
@@ -92,8 +93,8 @@ class TokenizedChat:
     def mask(self, loss_on: str = "assistant") -> list[int]:
         """One number per token: 1 if it carries loss, else 0.
 
-        `loss_on`: "assistant" (all assistant turns), "last" (the last one of the conversation) or
-        "all" (every token that the conversation's previous row does not have).
+        `loss_on`: "assistant" (all assistant turns), "last" (the conversation's last turn) or "all"
+        (every token that the conversation's previous row does not begin with).
         """
         mask = [0] * len(self.ids)
         for start, end in self.shape.trained(loss_on):
@@ -156,6 +157,7 @@ class ChatFormat:
         Raises TemplateError with the template's own message if it refuses the conversation, and
         UserError MODEL_UNSUPPORTED if the template does not compile.
         """
+        # Some models have a template apart for conversations with tools.
         source = self.tool_template if tools and self.tool_template else self.template
         messages = [template_messages.clean(message) for message in messages]
         if template_messages.needs_abilities(messages, tools):
@@ -192,8 +194,8 @@ class ChatFormat:
     ) -> list[int]:
         """Token ids of what stands between two assistant turns, to be appended to the ids so far.
 
-        They end with the opening of the next turn. They begin after the token that ended the
-        earlier turn; if a stop string ended it, so that it lacks this token, they begin with it.
+        They begin after the token that ended the earlier turn; or with that token, if the turn
+        lacks it because a stop string ended it. They end with the opening of the next turn.
 
         Args:
             before: the conversation so far; its last message is the assistant's.
@@ -209,7 +211,7 @@ class ChatFormat:
                 return self._after_turn(stand_in, replies, tools, last_id)
             except TemplateError as error:
                 first_refusal = first_refusal or error
-        assert first_refusal is not None  # there are always candidates
+        assert first_refusal is not None  # `_stand_ins` yields at least two
         raise first_refusal
 
     def _after_turn(
@@ -233,18 +235,18 @@ class ChatFormat:
                 return after_end
             return [*self.encode(turn_end), *after_end]  # the turn stopped before its end token
         # Before further messages the template (of gpt-oss) ends a turn with another token than at
-        # the end of a conversation. The sampled end token stands in its place, so it is left out.
+        # the end of a conversation. That other token is left out, as one was sampled in its place.
         marker = _MARKER.match(rest)
         if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
             rest = rest[marker.end() :]
         return self.encode(rest)
 
     def _after_opening(self, rest: str, last_id: int | None) -> list[int]:
-        """The token ids of `rest`, which follows a turn that no end token ends.
+        """The token ids of `rest`, the text that follows a turn without an end token.
 
         In such a family (GLM) the model ends its turn by writing the opening of the next message.
-        That opening is left out of the result if it was sampled: if it is `last_id`, the last id of
-        the turn, or if `last_id` is None, which stands for any token that ends turns.
+        That opening is left out of the result if the turn holds it already: if it is `last_id`, the
+        last id of the turn. None as `last_id` stands for whatever token ends turns.
         """
         opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
@@ -259,8 +261,8 @@ class ChatFormat:
         Returns two texts:
 
         - the token that ends the turn at the end of a conversation; "" if the template writes none
-        - what follows the model's words if `replies` come next: the end of the turn, whichever way
-          it is written then, the replies and the opening of the next turn
+        - what follows the model's words if `replies` come next: the end of the turn, as the
+          template writes it before a reply, the replies and the opening of the next turn
         """
         conversation = [*stand_in.history, stand_in.message]
         mark = stand_in.mark  # the last of the model's words
@@ -301,7 +303,8 @@ class ChatFormat:
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
-            if rows and prompt.startswith(row_text):  # the template left the earlier turns as is
+            # The template writes the earlier turns as before: the turn can join the last row.
+            if rows and prompt.startswith(row_text):
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
@@ -314,7 +317,8 @@ class ChatFormat:
     ) -> Iterator[tuple[str, str]]:
         """The assistant turns of a conversation, each as (its prompt, what the model has to write).
 
-        With `needs_reasoning` a turn without reasoning raises NoReasoning.
+        Its prompt is the text up to the turn. With `needs_reasoning` a turn without reasoning
+        raises NoReasoning.
         """
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -341,8 +345,8 @@ class ChatFormat:
 
         Args:
             prompt_ids: the tokens before that turn.
-            turns: (start, end) of the assistant turns among them.
-            known: how many of them the conversation's previous row begins with too.
+            turns: (start, end) of the assistant turns in `prompt_ids`.
+            known: how many of `prompt_ids` the conversation's previous row begins with too.
         """
         start = len(prompt_ids)
         ids = prompt_ids + self.encode(answer)
@@ -380,7 +384,7 @@ class ChatFormat:
     def _answer(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> str:
-        """What the template writes of an assistant's message, without its reasoning.
+        """The assistant's turn `message` as the template writes it, without its reasoning.
 
         Raises TemplateError if the template leaves the message out.
         """
@@ -404,7 +408,7 @@ class ChatFormat:
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> bool:
-        """Whether the template writes the reasoning of this message, or the message has none."""
+        """Whether the template writes the reasoning of this message; True if it has none."""
         if "reasoning_content" not in message:
             return True
         # In place of the reasoning stands a text that can come from nowhere else.
@@ -419,10 +423,10 @@ class ChatFormat:
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """What the model has to write of an assistant turn: the text up to its end token, with it.
+        """What the model has to write of an assistant turn: its text, up to and with the end token.
 
-        If the template ends the turn with no such token, the model ends it by opening the next
-        message, in families (GLM) whose openings are end tokens: then this opening is added.
+        In some families (GLM) the template writes no end token: the token that opens the next
+        message ends the turn. Then this opening is added.
 
         Args:
             turn: the text that the template writes from the beginning of the turn on.
@@ -442,8 +446,8 @@ class ChatFormat:
         return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
 
     def _with_one_end(self, turn: str) -> str:
-        """The turn, cut after its first end token if it ends with several of them in a row: after
-        the first the model has stopped."""
+        """The turn with only the first of the end tokens that stand in a row at its end: after the
+        first one the model has stopped."""
         while last := next((stop for stop in self.stop_texts if turn.endswith(stop)), ""):
             without_last = turn.removesuffix(last).rstrip()
             if not without_last.endswith(tuple(self.stop_texts)):
@@ -458,7 +462,8 @@ def _as_earlier_row(row: TokenizedChat) -> TokenizedChat:
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:
-    """A message that may follow an assistant's: the result of its first call, else a question."""
+    """A message that may follow the assistant's `message`: the result of its first call, or a
+    question if it makes none."""
     calls = message.get("tool_calls")
     if not calls:
         return _QUESTION
@@ -471,11 +476,11 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
 
 
 def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
-    """Conversations to try in place of `before`, to find the text that the template writes after
-    its last turn. In each, a mark that no message holds stands for what the model wrote there.
+    """Conversations to try in place of `before`, to learn what text the template writes after the
+    last turn. In each, a mark that no message holds stands for what the model wrote in that turn.
 
     - the conversation itself
-    - a question alone before the turn, for a template that refuses something of the conversation
+    - a question and the turn, for a template that refuses something in the conversation
     - the same with only one call in the turn, for a template that takes no more calls at once
     """
     mark = _unused_mark([*before, *replies])
@@ -496,8 +501,8 @@ def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
         return {"role": "assistant", "content": mark}
     marked_calls = []
     for call in calls:
-        function = {**call.get("function", call), "arguments": {"a": mark}}
         # A call holds its function under that key, or is the function itself.
+        function = {**call.get("function", call), "arguments": {"a": mark}}
         marked_calls.append({**call, "function": function} if "function" in call else function)
     return {"role": "assistant", "content": "", "tool_calls": marked_calls}
 
@@ -513,7 +518,7 @@ def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _unused_mark(messages: Sequence[ChatMessage]) -> str:
-    """A text that none of the messages holds."""
+    """A text that none of the messages holds: `_MARK`, followed by as many z as that takes."""
     mark = _MARK
     while any(mark in str(message) for message in messages):
         mark += "z"
@@ -533,8 +538,8 @@ def _after(mark: str, text: str) -> str:
 
 
 def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
-    """The message with its reasoning in the field `reasoning_content` alone; without its reasoning
-    if that is to be dropped."""
+    """A message of the assistant with its reasoning in the field `reasoning_content` alone, or, if
+    `reasoning` is "drop", without any. Other messages are returned as they are."""
     if message["role"] != "assistant":
         return message
     message = template_messages.split_reasoning(message)
@@ -556,7 +561,7 @@ def _variables(
 
 @lru_cache(maxsize=16)
 def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abilities:
-    """What the template `source` writes of a conversation with tools.
+    """Which parts of a conversation with tools the template `source` writes by itself.
 
     `special_tokens` holds (name, text) pairs, not a dict, so that results can be cached by it.
     """

@@ -49,7 +49,7 @@ class _GenerationTag(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_body")
-        # The empty lists: the block takes no parameters, and so has no defaults.
+        # The two empty lists are the parameters of the block and their defaults: it has none.
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _body(self, caller: Any) -> str:
@@ -60,7 +60,7 @@ class _Namespace(jinja2.utils.Namespace):
     """jinja's namespace without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # `self` may be a key
-        """Take attributes as `dict` does: as keywords, or as one mapping.
+        """Take attributes as `dict` does: as keywords, as one mapping, or both.
 
         `self` is not in the signature, because a template may pass a keyword of that name. Raises
         SecurityError for an attribute that begins with an underscore.
@@ -115,7 +115,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`. jinja's own escapes HTML characters, which no model was trained on."""
+    """The filter `tojson`, in place of jinja's own, which escapes HTML characters: no model was
+    trained on such escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -124,9 +124,9 @@ class LayerFacts:
 
 
 def text_part(config: Mapping[str, Any]) -> JsonObject:
-    """The configuration of the part of a model that reads text: that of the whole, `config`, with
-    the values of its `text_config` over it if the model has several parts. What both leave out has
-    the family's default."""
+    """The configuration of the part of a model that reads text: `config`, that of the whole model,
+    in which the values of `text_config` take precedence if the model has several parts. What both
+    leave out has the family's default."""
     text = config.get("text_config")
     merged = dict(config) | text if isinstance(text, dict) else dict(config)
     return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged
@@ -136,6 +136,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
     """Why a model with this config.json cannot be trained, such as "it writes by diffusion"; "" if
     it can. `architecture` is the class that the config names, "" for none."""
     text_type = str(text_part(config).get("model_type") or "")
+    # The type of the whole model differs from that of its text part if it has several parts.
     model_types = [text_type, str(config.get("model_type") or "")]
     for model_type in model_types:
         if model_type in REFUSED:
@@ -160,8 +161,8 @@ def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
 
 @cache
 def _transformers_knows(model_type: str) -> bool:
-    """Whether the installed transformers knows a family. Transformers is not imported: it has a
-    folder for each family. True where it is not installed, as on a server that trains elsewhere."""
+    """Whether the installed transformers knows a family: it has a folder for each, so it need not
+    be imported. True where it is not installed, as on a server that trains elsewhere."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return True
@@ -182,7 +183,7 @@ def read_layers(
 
     Args:
         shapes: the shapes of all weights, by name; that of a matrix is [outputs, inputs].
-        config: the part of config.json on the text model (`text_part`).
+        config: the configuration of the text model, as `text_part` returns it.
     """
     weights = list(_layer_weights(shapes, layers))
     expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
@@ -206,7 +207,10 @@ def _count_layers(weights: Sequence["_LayerWeight"]) -> int:
 
 
 def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:
-    """The names of the projections that can carry no adapter in the model of this configuration."""
+    """The names of the projections that can carry no adapter in a model with this `config`.
+
+    `has_experts`: whether its layers hold weights of experts.
+    """
     projections = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
     if has_experts:
         # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
@@ -248,7 +252,8 @@ class _LayerWeight:
 def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
     """The weights of the first `layers` layers of the part that reads text, sorted by name."""
     for name, shape in sorted(shapes.items()):
-        match = _LAYER.match(name)  # `before`: the parts of the name before the layer's number
+        match = _LAYER.match(name)
+        # "before": what stands before the layer's number, such as the name of a vision part.
         if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
         yield _LayerWeight(int(match["number"]), match["path"], shape)
@@ -274,8 +279,8 @@ def _projections(
 def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
     """Whether a weight of a layer belongs to experts: its name says so, or it is a tensor of three
     dimensions that holds the matrices of all experts."""
-    # The kernel of a convolution has three dimensions too, but one of the first two is 1, or it is
-    # named conv1d.
+    # The kernel of a convolution has three dimensions too, but then one of the first two is 1, or
+    # the name says conv1d.
     is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
     return bool(_EXPERTS.search(path)) or (is_fused and not path.endswith("conv1d.weight"))
 
@@ -295,14 +300,14 @@ def expert_share(lookup: Lookup) -> float:
 
 def active_width(lookup: Lookup) -> int:
     """The width of the hidden layer of the MLP that one token runs through; 0 if config.json does
-    not name it. `lookup` gives the value of a name in that file, None without one.
+    not give it. `lookup` returns the value of a name in that file, None if it lacks the name.
 
-    With experts it is the width of all experts together that a token runs through, or that of the
-    model's layers without experts, if that is larger.
+    With experts it is the larger of two widths: that of all experts together that one token runs
+    through, and that of the model's layers without experts.
     """
     dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
-    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:
+    if not _first_size(lookup, _EXPERT_COUNT) or not experts_per_token:  # no experts
         return dense
     expert = _first_size(lookup, _EXPERT_WIDTH) or dense
     # Shared experts, which every token runs through: their width together, or their number.
@@ -311,8 +316,8 @@ def active_width(lookup: Lookup) -> int:
 
 
 def head_width(lookup: Lookup) -> int:
-    """The length of a key or value vector of one head; 0 if config.json does not say it. `lookup`
-    gives the value of a name in that file, None without one.
+    """The length of a key or value vector of one head; 0 if config.json does not give it. `lookup`
+    returns the value of a name in that file, None if it lacks the name.
 
     In latent attention (DeepSeek) keys and values differ in length; then it is their mean.
     """
@@ -328,7 +333,7 @@ def head_width(lookup: Lookup) -> int:
 
 def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
     """The first positive integer that config.json has under one of `names`; 0 if it has none.
-    `lookup` gives the value of a name in that file, None without one."""
+    `lookup` returns the value of a name in that file, None if it lacks the name."""
     for name in names:
         number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

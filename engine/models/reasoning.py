@@ -86,7 +86,7 @@ def closes_any(reply: str) -> bool:
 
 
 def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
-    """The reader of the thought at the beginning of a reply, which ends with a closing tag.
+    """The reader of the thought at the beginning of a reply; a closing tag ends the thought.
 
     Each of `all_tags` is a pair of an opening and a closing tag; the first pair that the reply uses
     counts. The opening tag may be missing, because many templates write it in the prompt.
@@ -95,7 +95,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
     def take_off(reply: str) -> tuple[str | None, str]:
         """Split a reply into (its thought, the text after the closing tag).
 
-        (None, the whole reply) if there is no closing tag: a thought that was cut is not taken off.
+        (None, the whole reply) if there is no closing tag: a thought that was cut off stays in it.
         """
         for tags in all_tags:
             thought, closing, rest = reply.partition(tags.closing)
@@ -113,7 +113,7 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
         for tags in all_tags:
             if tags.opening in reply or tags.closing in reply:
                 return [_first_span(reply, tags)]
-        # A thought that the prompt opened and nothing closed is the whole reply.
+        # Without any tag the reply is one thought if the prompt opened one, else it has none.
         return [(0, len(reply))] if opened else []
 
     return ThoughtReader(take_off, spans)
@@ -121,7 +121,8 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
 
 def _first_span(text: str, tags: Tags) -> Span:
     """Where the first thought stands in a text that holds one of its tags. A closing tag without an
-    opening one before it closes a thought that began before the text."""
+    opening one before it ends a thought that began before the text; a thought without a closing tag
+    goes on to the end of the text."""
     open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1: it is not there
     began_earlier = open_at < 0 or 0 <= close_at < open_at
     start = 0 if began_earlier else open_at + len(tags.opening)

@@ -57,18 +57,18 @@ class Abilities:
 
 
 def abilities(render: Render) -> Abilities:
-    """Find out what a template writes, by rendering short conversations with it.
+    """Find out what a template writes of a conversation with tools, by rendering short ones.
 
-    Each part of them (the tool, its call, its result) holds a word that no template writes by
-    itself. If that word is in the text, the template writes that part.
+    Each part of these (the tool, its call, its result) holds a word of its own that no template
+    writes by itself: if the text holds the word, the template writes the part.
     """
     trial = _Trial(render)
     question: ChatMessage = {"role": "user", "content": "?"}
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # With the call's result and without it: some templates refuse a call that has none, others the
-    # role `tool`, which a result has.
+    # With the call's result and without it: some templates refuse a call without a result, others
+    # refuse the role `tool`, which a result has.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )
@@ -136,8 +136,8 @@ def adapt(
     messages passed in are not changed.
     """
     adapted: list[ChatMessage] = []
-    # True while the last message is a tool's result that became a message of the user. Some
-    # templates refuse two messages of the user in a row, so the next one is joined to it.
+    # Whether the last message is a tool's result that became a message of the user. Some templates
+    # refuse two messages of the user in a row, so a next message of the user is joined to it.
     joins_next = False
     for message in messages:
         message = _with_calls(message, can)
@@ -174,8 +174,8 @@ def clean(message: ChatMessage) -> ChatMessage:
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
     if reasoning is None:
         return message
-    # A "thinking" of the message itself stays; its "reasoning_content", if it has one, is the
-    # reasoning already, as the first of the fields.
+    # The message's own "thinking" is kept, and so is its "reasoning_content": as the first of the
+    # fields that is what `reasoning` was taken from.
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
@@ -183,7 +183,8 @@ def split_reasoning(message: ChatMessage) -> ChatMessage:
     """A copy of an assistant's message that holds its reasoning in `reasoning_content` only; the
     copy lacks that field if there is no reasoning.
 
-    Reasoning is found in one of several fields of the message, or before </think> in its content.
+    It is taken from the first of `_REASONING_FIELDS` that holds any; if none does, from the content
+    before </think>.
     """
     rest = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key)), "")
@@ -224,8 +225,8 @@ def _result(name: str, content: str) -> ChatMessage:
 
 
 def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
-    """The message with its tool calls in the form that the template reads: with arguments as object
-    or text, or in the content where the template writes no calls."""
+    """The message with its tool calls in the form that the template reads: as `tool_calls`, with
+    arguments as it takes them; as text of the content where the template writes no calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -248,18 +249,18 @@ def _call_as_text(call: ChatMessage) -> str:
 def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
     """A tool call with its arguments as an object, or as JSON text where the template reads that.
     Text that is no JSON object stays as it is."""
+    # A call holds its function under that key, or is the function itself.
     function = call.get("function", call)
     arguments = _arguments(function)
     if can.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     new_function = {**function, "arguments": arguments}
-    # A call holds its function under that key, or is the function itself.
     return {**call, "function": new_function} if "function" in call else new_function
 
 
 def _arguments(function: ChatMessage) -> object:
-    """The arguments of a call as an object, {} if it has none. Arguments that are no JSON object
-    are returned unchanged."""
+    """The arguments of a call, parsed if they are the JSON text of an object; {} if it has none.
+    All other arguments are returned unchanged."""
     arguments = function.get("arguments")
     if arguments in (None, ""):
         return {}
@@ -275,8 +276,9 @@ def _arguments(function: ChatMessage) -> object:
 def _with_tools(
     messages: list[ChatMessage], tools: Sequence[ToolSchema], can: Abilities
 ) -> list[ChatMessage]:
-    """The conversation with the tools described in its first message. That is the system message,
-    a new one if there is none, or the user's where the template takes no system message."""
+    """The conversation with the tools described in its first message: after the text of a system
+    message, or in a new system message; where the template takes none, before the text of whatever
+    message is the first."""
     schemas = "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )
@@ -292,7 +294,7 @@ def _with_tools(
 
 
 def _text(message: ChatMessage) -> str:
-    """The content of a message: "" where it has none, as JSON where it is no text."""
+    """The content of a message as text: "" for none, JSON for a content that is no text."""
     content = message.get("content")
     if content is None:
         return ""

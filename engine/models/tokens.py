@@ -95,12 +95,13 @@ class ChatTokenizer:
         for name in ("config.json", "generation_config.json"):
             token_ids = _end_token_ids(self.folder / name)
             texts += [self.backend.id_to_token(token_id) for token_id in token_ids]
-        # An id without a token has no text.
+        # None: an id without a token, or no eos token.
         return list(dict.fromkeys(text for text in texts if text))  # each once, in order
 
 
 def _end_token_ids(config: Path) -> list[int]:
-    """The ids in `eos_token_id` of a config file; [] if it has none, or does not exist."""
+    """The ids in `eos_token_id` (a number or a list) of the file `config`; [] if it has none, or if
+    there is no such file."""
     if not config.is_file():
         return []
     token_ids = model_files.load_json(config).get("eos_token_id")
@@ -110,7 +111,7 @@ def _end_token_ids(config: Path) -> list[int]:
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a model folder, cached; it is read again if its files have changed."""
+    """The tokenizer of a model folder; it is cached, and read again if its files have changed."""
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     paths = [folder / name for name in names]
     file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())

@@ -29,7 +29,7 @@ def headline(
             are no risks.
         table: one line per probe, with its `probe`, `mean` and `verdict`.
         failing: how many reference answers fail, and how many there are.
-        covered: how many rows were scored, in words.
+        covered: how many rows were scored, in words, such as "40 of 200 rows scored".
     """
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
@@ -58,7 +58,7 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
         failing: how many reference answers fail, and how many there are.
     """
     causes = []
-    if GOLD in names:  # how many references fail says more than their mean reward
+    if GOLD in names:  # shown by how many fail, which says more than their mean reward
         failing_count, gold_count = failing
         causes.append(f"{failing_count} of {gold_count} reference answers fail")
     others = [name for name in names if name != GOLD]
@@ -70,9 +70,9 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
 def _with_means(name: str, means: Mapping[str, float]) -> str:
     """The name of a risk or weakness, followed by the mean rewards that show it.
 
-    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A finding
-    that is neither a probe nor PAYS_FOR_LENGTH is shown by its name alone. `means` maps each probe
-    to its mean reward.
+    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A name
+    that is neither PAYS_FOR_LENGTH nor that of a probe stays alone. `means` maps each probe to its
+    mean reward.
     """
     if name == PAYS_FOR_LENGTH:
         if _pays_for_junk(means):
@@ -85,7 +85,7 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
 def best_degenerate(table: Sequence[Line]) -> Line | None:
     """The line of `table` about the degenerate probe that earned most; None if there is none.
 
-    A probe is degenerate unless it is a near miss or is shown for information only.
+    A probe is degenerate unless it is shown for information only or is a near miss (NEAR).
     """
     degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(degenerate, key=lambda line: line["mean"], default=None)
@@ -109,7 +109,8 @@ def pays_for_length(table: Sequence[Line]) -> bool:
 
 
 def _pays_for_junk(means: Mapping[str, float]) -> bool:
-    """Whether the right answer earns more when junk follows it; False if either was not scored.
+    """Whether the right answer earns clearly more when junk follows it; False if one of the two was
+    not scored.
 
     `means` maps each probe to its mean reward.
     """
@@ -123,9 +124,9 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """The smallest increase of a mean reward that counts as paying for length.
 
-    It is LENGTH_PAYS times what gold (the reference answer) earns. If there is no gold or it earns
-    nothing, it is LENGTH_PAYS times the distance between the highest and the lowest mean in `means`
-    (probe -> mean).
+    It is the share LENGTH_PAYS of what gold (the reference answer) earns. If there is no gold or
+    gold earns nothing, it is that share of the distance between the highest and the lowest mean in
+    `means` (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

@@ -60,7 +60,7 @@ class Tally:
             self.successes += 1
         if result["error"]:
             self.errors += 1
-            self.error = self.error or str(result["error"])[:ERROR_CHARS]
+            self.error = self.error or str(result["error"])[:ERROR_CHARS]  # the first one is kept
         if gold_reward is not None:
             self._compare_with_gold(reward, gold_reward)
         if not _is_paid(result, gold_reward):
@@ -70,22 +70,22 @@ class Tally:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
     def _compare_with_gold(self, reward: float, gold_reward: float) -> None:
-        """Note what gold (the reference answer) earned on a row, and whether the probe earned less.
-
-        `reward` is what the probe earned on the same row.
+        """Note what gold (the reference answer) earned on a row, and whether the probe earned less;
+        equal rewards count half. `reward` is what the probe earned on the same row.
         """
         self.golds.append(gold_reward)
         if gold_reward > reward:
             self.below += 1.0
         elif gold_reward == reward:
-            self.below += 0.5  # a tie
+            self.below += 0.5
 
 
 def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
     """Whether the reward that an answer got on a row counts as paid.
 
-    `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it.
-    If it is None (no reference answer), the answer needs success, or a reward of PAID itself.
+    `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it,
+    and nothing is paid where that is 0 or less. If it is None (no reference answer), the answer
+    needs success, or a reward of PAID itself.
     """
     if gold_reward is None:
         return result["success"] is True or result["reward"] >= PAID

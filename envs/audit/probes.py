@@ -121,7 +121,8 @@ def take_apart(gold: str) -> Core:
     The part that has to be right is the first of these that exists:
 
     1. the whole answer, if it is a JSON object or list
-    2. what a final tag or marker holds, such as `<answer>...</answer>`, `####` or `Answer:`
+    2. what stands in a final tag or behind a final marker, such as `<answer>...</answer>`, `####`
+       or `Answer:`
     3. the last number of the last line, if that line is short
     4. the last line
     """
@@ -148,8 +149,8 @@ def _is_json_container(text: str) -> bool:
 def _last_line_apart(gold: str) -> Core:
     """Split a reference answer into what has to be right and the text before and after that.
 
-    What has to be right is the last line. If that line has a number and is short, no more than
-    LONG_WORDS words, it is only the last number of the line.
+    If the last line has a number and at most LONG_WORDS words, its last number has to be right;
+    else the whole line.
     """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line
@@ -179,6 +180,7 @@ def text_probes(
     if gold is None:
         return probes
     core = take_apart(gold)  # what has to be right, and the text around it
+    # Another row may have the same reference answer.
     wrong_others = [other for other in others if _plain(other) != _plain(gold)]
     probes[OVERLONG] = f"{gold}\n{probes['long junk']}"
     if core.is_json:
@@ -199,7 +201,7 @@ def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
     endless = _endless(junk)
     return {
         "empty": "",
-        "short junk": endless[:2],
+        "short junk": endless[:2],  # two letters
         "junk": junk,
         "long junk": endless,
         "prompt echo": prompt,
@@ -210,7 +212,7 @@ def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
 
 
 def _endless(seed: str) -> str:
-    """ENDLESS words of random letters, always the same for the same `seed`."""
+    """Junk of ENDLESS words of random letters, always the same for the same `seed`."""
     # A generator of its own: drawing from that of the audit would change the other probes.
     rng = random.Random(seed)
     return " ".join(
@@ -236,17 +238,17 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
     truncated = core.text[: len(core.text) // (4 if core.is_prose else 2)]
     if truncated:
         probes["truncated gold"] = core.head + truncated
-    if not core.is_prose:
+    if not core.is_prose:  # then `wrong` is the value, changed a little
         probes["negated gold"] = core.with_text("not " + core.text)
         probes["off by one"] = wrong
     return probes
 
 
 def _wrong_answer(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """A wrong answer: a value with one small change, or for prose one of `others`.
+    """A wrong answer: the right value with one small change, or for prose one of `others`, the
+    reference answers of other rows; "" if there are none.
 
-    A sentence with one changed letter may still be right, so prose takes the reference answer of
-    another row; "" if there is none.
+    Prose is not changed, because a sentence with one changed letter may still be right.
     """
     if not core.is_prose:
         return core.with_text(changed(core.text, rng))
@@ -256,8 +258,8 @@ def _wrong_answer(core: Core, others: Sequence[str], rng: random.Random) -> str:
 def _contentless(core: Core) -> str:
     """The form of a reference answer without its content.
 
-    That is its head and tail around a "?", or, where it has neither, the answer with an x for each
-    letter and digit.
+    With a head or a tail that is these around a "?"; otherwise the answer with an x for each letter
+    and digit.
     """
     has_frame = bool(core.head + core.tail)
     return core.with_text("?" if has_frame else re.sub(r"\w", "x", core.text))
@@ -266,7 +268,8 @@ def _contentless(core: Core) -> str:
 def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
     """The probes made from a reference answer that is a JSON object or list, as name -> completion.
 
-    `others` are reference answers of other rows. Probes that equal the right value are left out.
+    `others` are reference answers of other rows. Probes that equal the right value, because it has
+    nothing to change or to empty, are left out.
     """
     value = json.loads(core.text)
     wrong = json.dumps(_with_changed_leaf(value))
@@ -285,8 +288,8 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
     """A list of JSON values: the right one in the middle, around it those of up to MANY `others`.
 
-    A scorer that reads only the first or the last one misses it there. `others` are reference
-    answers of other rows; those that are not JSON are left out.
+    In the middle, so that a scorer that reads only the first or the last value misses it. `others`
+    are reference answers of other rows; those that are not JSON are left out.
     """
     values = [right_value]
     for other in others[:MANY]:
@@ -302,8 +305,8 @@ def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
     """One answer that lists several values separated by commas, the right one in the middle.
 
-    The wrong values come from `others`, reference answers of other rows. If there are fewer than
-    three, more are made by changing the last of them, or the right value.
+    The wrong values come from `others`, reference answers of other rows. If these give fewer than
+    three, more are made: each by changing the last wrong value, or the right one if there is none.
     """
     # Start from more than MANY, because equal values are dropped; not from all, to stay fast.
     values = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
@@ -318,7 +321,7 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 def changed(text: str, rng: random.Random) -> str:
     """`text` with one small change that makes it wrong.
 
-    A number becomes one larger or smaller; in any other text one letter or digit changes.
+    1 is added to or taken from a number; in any other text one letter or digit changes.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
@@ -328,8 +331,8 @@ def changed(text: str, rng: random.Random) -> str:
 
 
 def _with_changed_letter(text: str) -> str:
-    """`text` with its last ASCII letter or digit replaced by the next one (z, Z, 9: by the one
-    before); a text without any gets an " x" at its end."""
+    """`text` with its last ASCII letter or digit replaced by the next one (z, Z and 9 by the one
+    before). If the text has none, " x" is added to it."""
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
@@ -339,9 +342,8 @@ def _with_changed_letter(text: str) -> str:
 
 
 def _with_changed_leaf(value: Any) -> Any:
-    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong.
-
-    An empty object or list gets a new member.
+    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong. If an
+    empty object or list comes first, it gets a new member instead.
     """
     if isinstance(value, dict):
         if not value:
@@ -363,9 +365,9 @@ def _with_changed_leaf(value: Any) -> Any:
 
 
 def _emptied(value: Any) -> Any:
-    """A JSON value with the same keys and types, but empty: {"a": "yes"} becomes {"a": ""}.
+    """A JSON value of the same form, but empty: {"a": "yes"} becomes {"a": ""}.
 
-    Strings become "", numbers 0, bools False, lists []; null stays null.
+    Objects keep their keys; lists become [], strings "", bools False, numbers 0; null stays null.
     """
     if isinstance(value, dict):
         return {key: _emptied(item) for key, item in value.items()}
@@ -391,8 +393,9 @@ def message_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task: name -> assistant messages to be played in order.
 
-    Most are the probes of `text_probes` for the last message of `gold`. Those of `PLAYED_ALONE` are
-    played as a single message, those of `PLAYED_LAST` after the earlier messages of `gold`.
+    Most are made of the probes that `text_probes` makes for the last message of `gold`: those named
+    in `PLAYED_ALONE` are played as a single message, those in `PLAYED_LAST` after the earlier
+    messages of `gold`.
 
     Args:
         prompt: the text of the task's prompt.
@@ -423,8 +426,8 @@ def _alone_probes(
         for name in PLAYED_ALONE
         if name in last_message_probes
     }
-    # About half of the rows try a broken tool call in place of an odd text; so do those that have
-    # no odd text, because it equals their reference answer.
+    # About half of the rows try a broken tool call in place of an odd text.
+    # None: a row has no odd text if that equals its reference answer.
     odd_text = last_message_probes.get("exception trigger")
     if rng.random() < 0.5 or odd_text is None:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
@@ -443,8 +446,8 @@ def _gold_probes(
     """The probes of a multi-turn task that are made from reference answers, as name -> messages.
 
     Args:
-        gold: the assistant messages of the task's reference answer.
-        others: those of other rows' reference answers.
+        gold: the assistant messages of the task's reference answer, at least one.
+        others: the assistant messages of other rows' reference answers.
         last_message_probes: the probes for the last message of `gold`, as name -> text.
         rng: where random choices come from.
     """
@@ -468,7 +471,7 @@ def _changed_last_message(
 
     Args:
         gold: the assistant messages of the reference answer.
-        last_message_probes: name of a probe -> what the last message then says.
+        last_message_probes: name of a probe -> the text of the last message in it.
     """
     earlier = gold[:-1]
     return {

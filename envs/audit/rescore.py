@@ -48,15 +48,16 @@ def score_again(
 ) -> Rescoring:
     """Score answers again with a fresh process and count those that get another reward.
 
-    An answer that gets another reward, however little, is scored once more by the same process. If
-    it still differs from the first, a third process scores the answer too.
+    An answer whose reward differs from its first, however little, is scored once more by the same
+    process. If that reward differs from the first too, a third process scores the answer.
 
     Args:
         answers: answers with the rewards they got first.
         start_process: starts a process that has scored nothing yet; called a second time if rewards
             differ. It may raise EnvProblem, which becomes the `why` of the result.
         time_is_up: tells whether the remaining answers are to be left out.
-        clock: the time in seconds, for the third process: it has `THIRD_S` seconds in any case.
+        clock: gives the time in seconds; the third process has `THIRD_S` seconds of it, even after
+            `time_is_up`.
     """
     progress = _Progress()
     why = ""
@@ -83,7 +84,7 @@ def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
     """
     changed = progress.changed
     failed = sum(item.failed for item in changed)
-    # Confirmed ones come first: False sorts before True.
+    # Confirmed ones first: their `not item.confirmed` is False, which sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": asked,
@@ -111,13 +112,13 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
 
     For example "3 of 24 answers got another reward in a new env process (task a-1: 1, and there 0):
     what it pays depends on what its process has done before". The environment's error messages are
-    left out; `examples` has them.
+    not in the sentence; `examples` has them.
 
     Args:
         rescoring: a `Rescoring` with at least one example, as it was stored.
     """
     example = rescoring["examples"][0]
-    second = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
+    in_new = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
     if rescoring["wavering"]:
         conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
@@ -126,7 +127,7 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
         conclusion = "a third one has not confirmed that"
     return (
         f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
-        f"process (task {_short(example['task'])}: {example['first']:g}, {second}): {conclusion}"
+        f"process (task {_short(example['task'])}: {example['first']:g}, {in_new}): {conclusion}"
     )
 
 
@@ -192,8 +193,9 @@ class _Progress:
     def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
         """Score an answer again with `process`.
 
-        Returns False if its reward differs and no time is left to ask for it once more; the answer
-        is then not counted. Otherwise True.
+        Returns True if the answer was dealt with (scored, or skipped as it cannot be scored), and
+        False if its reward differs and no time is left to score it once more; it does not count
+        then.
         """
         second = answer.score(process)
         if isinstance(second, str):  # the reason why it cannot be scored
@@ -207,11 +209,12 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Decide whether an answer has changed: one whose score `second`, by the new process, has
-        another reward than the answer's first. It is scored once more.
+        """Decide whether an answer has changed whose score `second`, by the new process, differs
+        from its first reward. The answer is scored once more.
 
-        If it still differs, it is added to `changed`. If the first reward comes back, it is not
-        added after a `second` that failed; of those with another reward the first one is let pass.
+        If the reward differs again, the answer is added to `changed`. If its first reward comes
+        back, it is let pass after a `second` that failed; after another reward only the first such
+        answer is let pass, and the later ones are added.
         """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
@@ -219,8 +222,8 @@ class _Progress:
             return
         if second["error"]:
             return
-        # One is let pass, because the first call of a new process may be slow, and score() may have
-        # a time limit of its own.
+        # One such answer is let pass, because the first call of a new process may be slow, and
+        # score() may have a time limit of its own.
         if self.cold_start_forgiven:
             self.changed.append(_Changed(answer, second))
         self.cold_start_forgiven = True
@@ -229,8 +232,8 @@ class _Progress:
 def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """Score an answer once more with the process that gave it the score `second`.
 
-    Returns the new score if its reward still differs from the answer's first one, else None. If
-    this scoring fails, `second` stands and is returned.
+    Returns `second` if this scoring fails, None if the answer gets its first reward again, else the
+    new score.
     """
     repeated = answer.score(process)
     # A text is the reason why the answer cannot be scored.
@@ -245,10 +248,10 @@ def _ask_third_process(
     """Score changed answers with a third process and mark each as confirmed or wavering.
 
     - confirmed: the third process gave the second reward `TIMES` times
-    - wavering: it gave another reward at least once
-    - neither: scoring failed, or the time was up before that
+    - wavering: it gave another reward before that
+    - neither: scoring failed or the time was up before that, or the second score had failed
     """
-    # An answer whose second score failed is not asked: failing once more would confirm nothing.
+    # An answer whose second score failed is not scored: failing once more would confirm nothing.
     scored = [item for item in changed if not item.failed]
     if not scored:
         return

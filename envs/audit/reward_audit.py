@@ -66,8 +66,9 @@ def audit(
         rows: stored task rows; taken in a random order given by `seed`.
         kind: the environment's kind: single, multi (multi-turn) or sft, which has no scorer, so
             that nothing is scored.
-        budget_s: seconds; at least `LEAST_ROWS` rows are scored, up to `OVERRUN` times as long.
-        clock: the time in seconds.
+        budget_s: seconds for the audit. `LEAST_ROWS` rows are scored even if that takes longer, up
+            to `OVERRUN` times as long.
+        clock: gives the time in seconds.
         fresh: starts a scorer that has scored nothing yet; it scores a sample of the answers again.
             It may be called twice, and may raise EnvProblem. None leaves this check out.
 
@@ -148,7 +149,7 @@ def _score_rows(
     """Score the probes of the rows, in random order, until the time is up.
 
     `kind` is that of the environment, single or multi. Returns the first scores of up to `AGAIN`
-    answers, one per row; the caller scores these answers once more at the end.
+    answers, one per row, so that the caller can score these answers once more at the end.
     """
     order = rng.sample(range(len(rows)), len(rows))
     # Tasks whose reference answers serve as wrong answers to the other rows.
@@ -166,9 +167,9 @@ def _score_rows(
 
 
 def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
-    """Score the same answers once more and count those whose reward has changed.
+    """Score the same answers once more until the time is up, and count those whose reward changed.
 
-    They are taken in reverse order, because a scorer that keeps a state shows it then.
+    They are scored in reverse order, in which a scorer that keeps a state gives other rewards.
     """
     for first_score in reversed(first_scores):
         if session.budget.is_overrun():
@@ -187,13 +188,15 @@ def _sample(findings: Findings) -> list[Scored]:
     ids_of_latest = {id(answer) for answer in newest_first}
     earlier = [answer for answer in findings.samples if id(answer) not in ids_of_latest]
     count = min(FRESH, len(earlier))
+    # Positions spread evenly: index * len / count.
     return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
     """A single-turn row with its probes.
 
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
+    among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
@@ -207,7 +210,8 @@ def _row_with_messages(
 ) -> _ProbedRow:
     """A multi-turn row with its probes.
 
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
+    among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
@@ -226,7 +230,8 @@ def play(
     """Play a rollout in which the model says `messages`, one per turn, and return its score.
 
     The environment may end the rollout before the last message. If the rollout fails, the result is
-    a score of 0 with the reason as its `error`; nothing is raised.
+    a score of 0 with the reason as its `error`; nothing is raised. `seconds` of the score is how
+    long the rollout took.
     """
     began = time.monotonic()
     try:
@@ -254,9 +259,9 @@ def _failed(error: Exception) -> ScoreReply:
 def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
-    One answer (gold, the reference answer, or else the first one) is scored twice in a row and once
-    more after all others, which finds a scorer that is random or keeps a state. Returns the first
-    score of that answer; None if the time was up before all probes were scored.
+    One answer (gold, the reference answer, or without gold the first one) is scored twice in a row
+    and once more after all others, which shows a scorer that is random or keeps a state. Returns
+    the first score of that answer; None if the time was up before all probes were scored.
     """
     findings = session.findings
     order = list(row.answers)
@@ -282,7 +287,8 @@ def _score_in_order(
 ) -> dict[str, ScoreReply]:
     """Score the probes named in `order`, the one named `repeated_name` twice in a row.
 
-    Returns name -> score of the probes that were scored before the time was up.
+    Returns name -> score of the probes that were scored before the time was up; if it was up before
+    the last one, `stopped_in_row` of the findings is set.
     """
     findings = session.findings
     results: dict[str, ScoreReply] = {}
@@ -316,8 +322,8 @@ def _score_twice(
     answer = row.answers[name]
     second = row.score(session.scorer, answer)
     if is_first_of_audit and second["reward"] != first["reward"]:
-        # The first call of all may be slow beyond a limit inside of score(), so it is replaced by
-        # the second, and that one by a third.
+        # The first call of all may have been too slow for a time limit inside score(). So the
+        # second counts as the first, and a third as the second.
         first, second = second, row.score(session.scorer, answer)
     session.findings.count_repeated(row.task_id, first["reward"], second["reward"])
     return first
@@ -348,9 +354,9 @@ def _keep_for_rescoring(
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    All of them go to `findings.latest`, which keeps only the newest. Gold (the reference answer)
-    and one other go to `findings.samples`, which keeps them for every row. Answers on which scoring
-    failed are left out, because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, which keeps only the newest of all rows. Gold (the
+    reference answer) and one other go to `findings.samples`, which drops none. Answers on which
+    scoring failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
         name: _scored_answer(row, name, result["reward"])
@@ -359,7 +365,7 @@ def _keep_for_rescoring(
     }
     findings.latest.extend(scored.values())
     others = [name for name in scored if name != GOLD]
-    other = GOLD
+    other = GOLD  # without others gold counts twice
     if others:
         # Each row takes the next of the other probes, so that all of them are in the sample.
         other = others[findings.rows % len(others)]

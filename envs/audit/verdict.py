@@ -27,8 +27,8 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
     Args:
         findings: what was measured, on one row at least.
-        rows: how many rows the environment has; not all of them need have been scored.
-        seed: the one that the audit made its random choices with.
+        rows: how many rows the environment has, of which only a part may have been scored.
+        seed: the seed of the audit's random choices.
         seconds: how long the audit took.
     """
     table = _probe_lines(findings)
@@ -87,7 +87,7 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
     """The names of the probes and other findings that make the scorer a risk; [] for none."""
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_rewards_equal(findings):
-        risks = ["all alike"]  # the probes that are paid are then no further news
+        risks = ["all alike"]  # that some probes are paid as well says no more
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
     return risks + _stability_risks(findings)
@@ -96,8 +96,10 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 def _stability_risks(findings: Findings) -> list[str]:
     """The names of the risks of a scorer that gives one answer two rewards; [] for none.
 
-    It is no risk if it happens to at most the share UNSTABLE of the answers that were scored again,
-    nor, in a new process, if it happens to one of them.
+    - "unstable": more than the share UNSTABLE of the answers scored twice in a row differ, or
+      `_is_wavering`; then it is the only one
+    - "order dependent": more than the share UNSTABLE of those scored again after others differ
+    - "fresh process": more answers than `_tolerated` differ in a new process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
@@ -113,8 +115,8 @@ def _stability_risks(findings: Findings) -> list[str]:
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
     """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
 
-    They are the probes of verdict "warn", and possibly PAYS_FOR_LENGTH and "raises" (scoring failed
-    on more than the share RAISING of a probe's rows).
+    They are the probes of verdict "warn", PAYS_FOR_LENGTH if the scorer does that, and "raises" if
+    scoring failed on more than the share RAISING of any probe's rows.
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
@@ -152,6 +154,7 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     """
     problems = [*_reference_problems(findings), *_stability_problems(findings)]
     for line in table:
+        # That gold fails is among the problems already.
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
             problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
@@ -164,7 +167,8 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
 
 def _reference_problems(findings: Findings) -> list[str]:
-    """Sentences about rewards that do not tell reference answers from others; [] for none."""
+    """Sentences about rewards that do not tell the reference answers (gold) from other answers; []
+    for none."""
     problems = []
     if _all_rewards_equal(findings):
         problems.append("every answer, right or wrong, earns the same reward")
@@ -182,7 +186,7 @@ def _stability_problems(findings: Findings) -> list[str]:
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
         problems.append(f"{share} answers scored twice in a row got two rewards")
-    elif findings.drifted:  # only of a stable scorer: a random one drifts without keeping a state
+    elif findings.drifted:  # not of a random scorer, which drifts without keeping a state
         share = f"{len(findings.drifted)} of {findings.revisited}"
         problems.append(
             f"{share} answers got another reward once others had been scored: it keeps a state"
@@ -198,7 +202,8 @@ def _saturation(findings: Findings) -> Saturation:
     - top: the highest reward
     - levels: how many different rewards there are
     - gold_at_top: the share of reference answers that earn the highest reward; it should be high
-    - others_at_top: the same for the other probes, without those shown for information only
+    - others_at_top: the same share of the answers of the other probes, without those shown for
+      information only; it should be low
 
     The two shares are None if there are no such answers.
     """
@@ -231,7 +236,8 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 
     These keys are optional:
 
-    - separated: the share of rows on which the reference answer earned more; only for near misses
+    - separated: the share of rows on which the reference answer earned more, where equal rewards
+      count half; only for the probes in NEAR
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
@@ -276,7 +282,7 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
 def _is_paid(tally: Tally, lowest_mean: float) -> bool:
     """Whether a probe earns at least the share PAID of what gold earns on the same rows.
 
-    Gold is the reference answer. If no row has one: whether at least that share of the probe's
+    Gold is the reference answer. If no row has one: whether at least the share PAID of the probe's
     answers counted as paid. `lowest_mean` is the lowest mean reward of all probes.
     """
     if not tally.golds:
@@ -284,7 +290,8 @@ def _is_paid(tally: Tally, lowest_mean: float) -> bool:
     gold_mean = math.fsum(tally.golds) / len(tally.golds)
     if gold_mean > 0:
         return tally.mean >= PAID * gold_mean
-    # Gold earns 0 or less, as with rewards that are all costs: count from the worst probe instead.
+    # Gold earns 0 or less, as where all rewards are costs: take shares of the distance from the
+    # worst probe instead.
     return tally.mean - lowest_mean >= PAID * (gold_mean - lowest_mean)
 
 

@@ -58,8 +58,8 @@ class EnvProblem(Exception):
     def from_dict(data: Mapping[str, Any]) -> "EnvProblem":
         """Read the problem that a reply of the env process describes (the opposite of `to_dict`).
 
-        User code can write into that reply, so nothing in it is trusted. An unknown code becomes
-        ENV_INVALID, a missing message gets a general one, other missing fields become "" or 0.
+        User code can write into that reply, so any value may be missing or wrong. An unknown code
+        becomes ENV_INVALID, a missing message a general one, other missing fields "" or 0.
         """
         code, line = data.get("code"), data.get("line")
         if not isinstance(code, str) or code not in CODES:

@@ -53,8 +53,8 @@ def _unknown_template(name: str, template: str) -> EnvProblem:
     """The problem of a template that does not exist, with those that do.
 
     Args:
-        name: what was given.
-        template: what was given, with underscores for hyphens, as in the names of templates.
+        name: the template's name as the user gave it.
+        template: the same with underscores for hyphens, as in the names of templates.
     """
     close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""

@@ -100,7 +100,7 @@ def _parse_toml(text: str) -> Mapping[str, Any]:
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
-    """The names of secrets that the file lists, without repetitions and in its order.
+    """The names of secrets that the file lists, each once and in the order of the file.
 
     Args:
         value: the file's `secrets`: a list of names, or a table that has the list as `names`.
@@ -147,8 +147,8 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
 def _check_number(name: str, value: Any, text: str) -> None:
     """Raise EnvProblem ENV_INVALID unless `value` is a number within the bounds of a limit.
 
-    Limits whose default is an int must be whole numbers. `name` is the limit, `text` the whole
-    file, to find the line.
+    Limits whose default is an int must be whole numbers. `name` is the name of the limit, `text`
+    the whole file, to give the error its line.
     """
     low, high = BOUNDS[name]
     is_integer = isinstance(getattr(Limits(), name), int)
@@ -195,7 +195,7 @@ def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProb
     """
     # A table header such as [key] or [key.sub], or an assignment such as key = or key.sub =.
     definition = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")
-    line = 0
+    line = 0  # the error has no line
     for number, line_text in enumerate(text.splitlines(), 1):
         if definition.match(line_text):
             line = number

@@ -27,8 +27,8 @@ class BadReturn(Exception):
 def serve(requests: int, replies: int, source: Path) -> None:
     """Load the environment and answer requests until the pipe is closed.
 
-    The first line written says that the environment is ready, with its description; or it says what
-    is wrong with the environment, and then nothing is served.
+    The first line written is {"ready": the environment's description}; or {"problem": what is wrong
+    with the environment}, and then nothing is served.
 
     Args:
         requests: file descriptor to read JSON lines from.
@@ -73,7 +73,7 @@ class _Host:
         }
 
     def handle(self, request: Request) -> None:
-        """Answer one request with one reply; the operation `tasks` sends each row before it.
+        """Answer one request with one reply; the operation `tasks` sends each row before the reply.
 
         Whatever the environment's code raises becomes a reply with `ok` False and the error as
         text.
@@ -92,7 +92,8 @@ class _Host:
         self.send_reply(reply)
 
     def _error_fields(self, error: BaseException, operation: str) -> Reply:
-        """What a reply says about the error that an operation raised, by key."""
+        """The fields of the reply about an error that `operation` raised: `error`, its text, and
+        for an EnvProblem also `problem`."""
         if isinstance(error, EnvProblem):
             return {"problem": error.to_dict(), "error": str(error)}
         # BadReturn is raised in this module, so there is no file and line of user code to name.
@@ -113,7 +114,7 @@ class _Host:
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
-        """The score of `request["completion"]`, an answer to the single-turn `request["task"]`.
+        """The score of `request["completion"]`, an answer to the task `request["task"]`.
 
         Raises BadReturn if the environment is multi-turn, or if its score() returned neither a
         Score nor a number.
@@ -167,8 +168,8 @@ def _describe(env: Env) -> EnvDescription:
 def _score_reply(returned: Any) -> ScoreReply:
     """What the environment's score() returned, a Score or a bare number, as a dict.
 
-    Raises BadReturn if it is neither, or a field of the Score has a wrong type. Infinite numbers
-    pass; the client refuses them.
+    Raises BadReturn if `returned` is neither, or a field of the Score has a wrong type. Infinite
+    numbers pass here; the client refuses them.
     """
     score = returned
     if not isinstance(returned, Score):
@@ -187,7 +188,7 @@ def _score_reply(returned: Any) -> ScoreReply:
 
 def _success(value: Any) -> bool | None:
     """`value` as True, False or None. Raises BadReturn if it is none of them."""
-    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
+    # `in`, not isinstance: numpy's bool is not a Python bool, but equals one. So do 0 and 1.
     if value is not None and value not in (True, False):
         raise BadReturn(f"Score.success is True, False or None, got {value!r:.80}")
     return None if value is None else bool(value)
@@ -199,7 +200,8 @@ def _number(value: Any, message_start: str) -> float:
     The message begins with `message_start`, such as "score() returned", and goes on with what
     `value` is, such as " None; a number is needed".
     """
-    # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
+    # __float__ and not a type, for numbers of numpy and torch. A text is refused even if float()
+    # could read it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise BadReturn(f"{message_start} {kind}; a number is needed")

@@ -45,8 +45,8 @@ _REASON_CHARS = 600  # of an unforeseen error, in the reply
 def serve(replies: int, order: InstallOrder) -> None:
     """Install the packages and write one JSON line to the descriptor `replies`.
 
-    The line is {"ready": ...}, or {"problem": ...} whatever the installation raised. An env process
-    sends the same when it starts, so the client (`Pipe.greet`) reads both in the same way.
+    The line is {"ready": ...}, or {"problem": ...} for anything that the installation raised. An
+    env process sends such a line when it starts, so the client (`Pipe.greet`) can read both.
     """
     try:
         install(order)
@@ -81,16 +81,19 @@ def install(order: InstallOrder) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     _raise_for_failure(status, refused_commands, order.source_builds)
     refuse_unusable(folders)
-    for folder in folders:
+    for folder in folders:  # pip was told not to compile
         _compile(folder)
 
 
 def _raise_for_failure(
     status: int, refused_commands: Sequence[str], allows_source_builds: bool
 ) -> None:
-    """Raise EnvProblem ENV_DEPS if pip failed or would have had to build a source distribution.
+    """Raise EnvProblem ENV_DEPS if pip would have had to build a source distribution, or failed.
 
-    `status` is pip's exit status; `refused_commands` are the programs that it could not start.
+    Args:
+        status: pip's exit status.
+        refused_commands: the programs that pip was not allowed to start.
+        allows_source_builds: whether pip could build them; if not, the hint says so.
     """
     # Only a build of a source distribution starts Python. pip also tries other programs, and does
     # its work without them.
@@ -136,10 +139,11 @@ def refuse_unusable(folders: list[Path]) -> None:
 
 
 def _enter_venv(target: Path) -> list[Path]:
-    """Make this process look as if it ran in the virtual environment in `target`.
+    """Make this process look as if it ran in the virtual environment in `target`, because pip
+    installs into the environment it runs in.
 
-    pip installs into the environment it runs in. Returns the folders that it installs packages
-    into: one, or two where the platform keeps compiled packages apart.
+    Returns the folders that pip will put packages into: one, or two where the platform keeps
+    compiled packages apart.
     """
     scheme_variables = {"base": str(target), "platbase": str(target)}
     paths = [sysconfig.get_path(kind, "venv", scheme_variables) for kind in ("purelib", "platlib")]
@@ -161,7 +165,7 @@ def _forbid_programs(refused_commands: list[str]) -> None:
     """Keep this process from starting any program, for good: an audit hook cannot be removed.
 
     Each attempt raises PermissionError and is appended to `refused_commands`. Code of a package
-    could get around the hook, but none runs here, because that would take a program.
+    could get around the hook, but none runs here: pip runs such code only in another program.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -183,7 +187,7 @@ def _pip(order: InstallOrder) -> int:
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        # As Python treats sys.exit: a number is the status, None is 0, anything else is 1.
+        # As Python takes the argument of sys.exit: a number is the status, None 0, all else 1.
         if isinstance(ended.code, int):
             return ended.code
         return 0 if ended.code is None else 1
@@ -191,7 +195,7 @@ def _pip(order: InstallOrder) -> int:
 
 
 def _pip_command(order: InstallOrder) -> list[str]:
-    """The command line of pip for `order`."""
+    """The command line of pip for `order`: "pip", then its arguments."""
     command = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     if not order.source_builds:
@@ -200,9 +204,10 @@ def _pip_command(order: InstallOrder) -> list[str]:
 
 
 def _compile(folder: Path) -> None:
-    """Delete all compiled files below `folder` and compile the sources again.
+    """Delete all compiled files below `folder` and compile the sources.
 
-    Compiled files that a package brings along may do something else than its sources.
+    Compiled files that a package brings along are not kept, because they may do something else than
+    its sources.
     """
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)

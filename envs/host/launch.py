@@ -49,7 +49,8 @@ class Launch:
 
     @staticmethod
     def from_json(text: str) -> "Launch":
-        """The launch that `to_json` wrote. Raises KeyError or TypeError for any other JSON."""
+        """The launch that `to_json` wrote, of which `install` has no variables. Raises KeyError or
+        TypeError for any other JSON."""
         fields = json.loads(text)
         reach = fields["reach"]  # its values are tuples, which JSON turned into lists
         records = {

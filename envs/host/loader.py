@@ -41,7 +41,7 @@ ERROR_CHARS = 500  # of an exception, in the message
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """Load the environment in `folder` and check it against the contract.
 
-    A folder with data files and no environment.py is an SFT dataset.
+    A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing.
 
     Args:
         folder: the environment's folder.
@@ -78,7 +78,8 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def _no_environment(returned: Any) -> tuple[str, str]:
-    """Message and hint for what load_environment() returned in place of an environment."""
+    """(message, hint) about `returned`, which load_environment() returned in place of an
+    environment."""
     if inspect.isclass(returned) and issubclass(returned, Env):
         name = returned.__name__
         return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
@@ -91,8 +92,8 @@ def _no_environment(returned: Any) -> tuple[str, str]:
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     """Call `env.tasks()` and return every task as a row of plain JSON values.
 
-    Raises EnvProblem ENV_INVALID: tasks() raised, returned no list of tasks, or returned a bad
-    task; the message names the first bad one. `folder` is used to give its place in the code.
+    Raises EnvProblem ENV_INVALID if tasks() raised, returned no list of tasks, or returned a bad
+    task (the message names the first one), with the place in the code of `folder`.
     """
     source = type(env).tasks  # errors name the line of this function
     tasks = _call_tasks(env, folder)
@@ -135,9 +136,9 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
 
 
 def check_tools(tools: Any) -> None:
-    """Check that `tools` is a list of OpenAI function schemas that can be stored as JSON.
+    """Check that `tools` holds OpenAI function schemas that can be stored as JSON.
 
-    Raises EnvProblem ENV_INVALID if it is not, or if all schemas together exceed MAX_TOOLS_BYTES.
+    Raises EnvProblem ENV_INVALID if not, or if all schemas together exceed MAX_TOOLS_BYTES.
     """
     size = 0  # bytes of the schemas so far, as JSON
     # A text or a dict can be iterated too, but is no list of schemas.
@@ -187,8 +188,8 @@ def _json_size(tool: Any, index: int) -> int:
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
     """Where in the code of `folder` an exception was raised: (file relative to `folder`, line).
 
-    That is the deepest frame of the traceback that is inside `folder`, or, for a SyntaxError in one
-    of its files, the place of that error. ("", 0) if no frame is inside `folder`.
+    That is the place of a SyntaxError in one of its files, or else the deepest frame of the
+    traceback that is inside `folder`. ("", 0) if there is none.
     """
     if isinstance(error, SyntaxError) and error.filename:
         inside = _relative(error.filename, folder)
@@ -206,7 +207,7 @@ def explain(error: BaseException) -> str:
     """An exception in one line of at most ERROR_CHARS, such as "ValueError: no such row"."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
-        text = error.msg or text  # without file and line, which the caller adds
+        text = error.msg or text  # str() adds file and line, which the caller gives apart
     name = type(error).__name__
     return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
@@ -281,7 +282,7 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _params_hint(params: JsonObject, known: list[str]) -> str:
-    """What to do about params that are not accepted; `known` are those that are."""
+    """What to do about params that are not accepted; `known` are the names of those that are."""
     unknown = [name for name in params if name not in known]
     similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
     suggestion = f" Did you mean {similar[0]}?" if similar else ""
@@ -290,7 +291,8 @@ def _params_hint(params: JsonObject, known: list[str]) -> str:
 
 
 def _check_methods(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID for the first required method that breaks the contract."""
+    """Raise EnvProblem ENV_INVALID for the first method that the environment needs and that is
+    missing or breaks the contract."""
     # Each method that this kind of environment needs -> the arguments that it is called with.
     needed: dict[str, tuple[str, ...]] = {"tasks": ()}
     if is_scored(env) and isinstance(env, MultiTurnEnv):
@@ -304,10 +306,10 @@ def _check_methods(env: Env, folder: Path) -> None:
 
 
 def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments`.
+    """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments` (names).
 
-    It is refused if it is missing, not callable, async, or takes other arguments. The error has the
-    line of the class or the method.
+    A method is refused that is missing, not callable, async, or takes another number of arguments.
+    The error has the line of the class or the method.
     """
     method = _defined_method(env, name, folder)
     definition = getattr(type(env), name, None)  # unbound, to find its line for an error
@@ -328,8 +330,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
     """
     class_name = type(env).__name__
     method = getattr(env, name, None)
-    # The methods of the base classes only raise NotImplementedError. `score` is not among these:
-    # without a score of its own the environment is an SFT dataset, which needs none.
+    # These methods of the base classes only raise NotImplementedError. `score` is not among them:
+    # an environment that does not define it is an SFT dataset, which needs none.
     if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
         message = f"{class_name} does not define {name}()"
         raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
@@ -340,8 +342,8 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
-    """Whether a function with this signature can be called with as many positional arguments as
-    `arguments` names."""
+    """Whether a function with this signature can be called with positional arguments, one for each
+    name in `arguments`."""
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -373,8 +375,8 @@ def task_problem(
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
     """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong.
 
-    `needs_answer`: whether the task must have an answer, or a preference (a better and a worse
-    answer), to learn from.
+    `needs_answer`: whether the task must have something to learn from: an answer, or a preference
+    (a better and a worse answer).
     """
     answer = task.answer_messages
     if needs_answer and not answer and not task.preference:
@@ -407,8 +409,8 @@ def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str)
         call: runs code of the author.
         folder: the environment's folder, to find the place of an error in it.
         what: names the call in the message, such as "tasks()".
-        code: the error code. A missing package is always ENV_DEPS, and an EnvProblem that `call`
-            raises keeps its own code.
+        code: the error code of whatever `call` raises; but an EnvProblem keeps its own code, and a
+            missing package is always ENV_DEPS.
     """
     try:
         return call()
@@ -426,7 +428,7 @@ def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str)
 
 def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
     """The problem ENV_DEPS for an import of a package that is not installed. It names file and line
-    of the import, if that stands in `folder`, the environment's folder."""
+    of the import if the import stands in `folder`, the environment's folder."""
     file, line = where(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(
@@ -440,7 +442,7 @@ def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
 
 
 def _failure_in_words(error: BaseException) -> str:
-    """What user code did that raised `error`, such as "raised ValueError: no such row"."""
+    """What user code did when `error` was raised, such as "raised ValueError: no such row"."""
     if isinstance(error, SystemExit):
         return f"left the process with sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):
@@ -449,10 +451,10 @@ def _failure_in_words(error: BaseException) -> str:
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
-    """Make an EnvProblem ENV_INVALID that names where `source` is defined, with file and line.
+    """Make an EnvProblem ENV_INVALID with the file and line where `source`, a function or class, is
+    defined.
 
-    `source` is a function or class. If it is built in or defined outside `folder`, the error has no
-    file and line.
+    If it is built in or defined outside `folder`, the error has no file and line.
     """
     try:
         file = _relative(inspect.getsourcefile(source) or "", folder)

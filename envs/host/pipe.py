@@ -133,7 +133,7 @@ class Pipe:
         )
         variables = _variables(packages, secrets, install)
         self.parent = self._start(launch, child_lifeline, variables)
-        # `_wait` waits for a pipe instead, until a deadline.
+        # Reads and writes must not wait: `_wait` does that, until a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
@@ -143,8 +143,8 @@ class Pipe:
         """Start the parent process, which runs user code in a child of its own, and close the ends
         of the pipes that it has inherited.
 
-        Raises EnvProblem ENV_IMPORT if the interpreter does not start; our own ends are closed too
-        then.
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start; then the ends that stay in
+        this process are closed too.
         """
         try:
             return _start_parent(launch, child_lifeline, variables)
@@ -165,8 +165,8 @@ class Pipe:
     def greet(self, seconds: float) -> tuple[Confinement, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
 
-        The env process sends two messages: "hello" (how it is isolated), then "ready" (the
-        environment's description) or "problem".
+        The env process sends two messages: "hello" (how it is isolated, and its pid, which is kept
+        as `child_pid`), then "ready" (the environment's description) or "problem".
 
         Returns:
             The isolation around user code, and the environment's description. User code may have
@@ -199,7 +199,7 @@ class Pipe:
             op: score, start, step, finish, drop or tasks.
             body: the fields of the request other than `id` and `op`.
             deadline: when to give up, on the monotonic clock.
-            seconds: the time allowed for the call; only shown in the error message.
+            seconds: the time that the deadline leaves; only shown in the error message.
 
         Raises:
             Fault: the call failed. `alive` is True if the environment itself reported an error;
@@ -222,7 +222,7 @@ class Pipe:
         return reply.get("value")
 
     def _read_rows(self, request_id: int, limit: _TimeLimit) -> list[Any]:
-        """The rows that the env process sends before its reply to a request for all tasks.
+        """The rows, one per message, that come before the reply to a request for all tasks.
 
         Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
         """
@@ -239,7 +239,7 @@ class Pipe:
         return rows
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """The next message, which must answer the request `request_id`. Raises Fault."""
+        """The next message. Raises Fault unless it answers the request `request_id`."""
         reply = self._read(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.doing} answered out of turn")
@@ -257,9 +257,9 @@ class Pipe:
     def close(self) -> None:
         """End the process at the other end and everything it started; remove the private folder.
 
-        That process is `parent`, which has started the sandboxed ones. When the lifeline closes, it
-        kills them and exits. If it has not exited after CLOSE_SECONDS, its whole process group is
-        killed.
+        That process is `self.parent`, which has started the sandboxed ones. When the lifeline
+        closes, it kills these and exits. If it has not exited after CLOSE_SECONDS, its process
+        group is killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):
@@ -315,7 +315,7 @@ class Pipe:
             self._receive(limit)
 
     def _receive(self, limit: _TimeLimit) -> None:
-        """Append what the env process sends next to the buffer.
+        """Wait for what the env process sends next, and append it to the buffer.
 
         Raises Fault if nothing comes in time or the process has ended.
         """
@@ -354,13 +354,13 @@ class Pipe:
     def _lost_message(self, doing: str) -> str:
         """The message of the error for an env process that ended without a last message.
 
-        It gives the last line that `parent`, the process that ran it, wrote to standard error,
-        where a broken interpreter says what is wrong; or the exit status if nothing was written.
+        The message has the last line that `self.parent` wrote to standard error, where a broken
+        interpreter says what is wrong; or its exit status if it wrote nothing.
         For example "the env process was lost during score() (exit status -9)".
         """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
-            # Seconds; it has closed its end of the pipe, so it is about to exit.
+            # Its end of the pipe is closed, so it is about to exit: one second is enough.
             self.parent.wait(1.0)
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
@@ -396,7 +396,7 @@ def _remove_stale_folders(temporary: str) -> None:
 
     A parent is a process that starts and watches user code. A living one holds a lock on its
     private folder, so a folder that can be locked is in use by nobody. A folder that cannot be read
-    or removed is skipped without an error. Runs once per process, because it is cached.
+    or removed is skipped without an error. As it is cached, it runs once per process.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):
@@ -406,7 +406,7 @@ def _remove_stale_folders(temporary: str) -> None:
 
 
 def _remove_if_stale(entry: os.DirEntry[str]) -> None:
-    """Remove the private folder `entry` unless it is new.
+    """Remove the private folder `entry`, which an earlier process left behind, unless it is new.
 
     Raises OSError if the folder is locked: then a living process uses it.
     """
@@ -421,7 +421,7 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _confinement_in(hello: Reply) -> Confinement:
-    """How the env process says in its first message that it is isolated."""
+    """How the env process is isolated, by its first message."""
     return Confinement(
         level=str(hello.get("level")),
         holds=tuple(str(hello.get("isolation")).split(", ")),
@@ -441,8 +441,8 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     out of memory".
 
     Args:
-        ending: what the process that watched it sent last: `code` (its exit status), `signal` (0 if
-            no signal killed it) and `tail` (its last output).
+        ending: the last message of the process that watched the env process, about the latter:
+            `code` (exit status), `signal` (0 if no signal killed it) and `tail` (last output).
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()
@@ -457,10 +457,10 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
 
 
 def _clean_environment(python: str) -> dict[str, str]:
-    """The environment variables that user code gets.
+    """The environment variables that user code gets: fixed values, and those of the server's own
+    variables that an interpreter may need to run.
 
-    They are fixed values; of the server's own variables only those are passed on that an
-    interpreter needs to run. `python` is an interpreter whose folder comes first on PATH.
+    `python` is the path of an interpreter; its folder comes first on PATH.
     """
     variables = {
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
@@ -484,8 +484,8 @@ def _variables(
 ) -> dict[str, str]:
     """The environment variables for the parent, the process that starts and watches user code.
 
-    Secrets are passed in them, because every user of the machine can read the arguments of a
-    command. `install` is None if no packages are to be installed.
+    They hold the secrets, because the arguments of a command can be read by every user of the
+    machine. `install` is None if no packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
     if install is not None:

@@ -122,8 +122,8 @@ class EnvProcess:
     def level(self) -> str:
         """How well user code is isolated: `full`, `no-namespaces` or `limits`.
 
-        A self-test inside the process finds it, so this starts the process if it does not run.
-        Raises EnvProblem if it cannot be started.
+        A self-test inside the process tells, so this starts the process if it does not run. Raises
+        EnvProblem if it cannot be started.
         """
         return self.confinement.level
 
@@ -139,14 +139,15 @@ class EnvProcess:
     def pid(self) -> int | None:
         """The id of the process that runs user code.
 
-        None before it starts, and under bubblewrap, which hides the id.
+        None while no process runs, and under bubblewrap, which hides the id.
         """
         return self._pipe.child_pid if self._pipe else None
 
     def describe(self) -> EnvDescription:
-        """The environment's kind, whether it scores, and its tools; starts the process.
+        """The environment's kind, whether it is scored, and its tools.
 
-        Raises EnvProblem if the process cannot be started or the environment cannot be loaded.
+        Starts the process if it does not run. Raises EnvProblem if it cannot be started or the
+        environment cannot be loaded.
         """
         with self._lock:
             try:
@@ -174,8 +175,7 @@ class EnvProcess:
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
         """Score one completion; `seconds` in the reply is how long the call took.
 
-        A fault of the environment raises nothing: the reply then has reward 0 and the fault as its
-        `error`.
+        A failure raises nothing: the reply then has reward 0 and the reason as its `error`.
         """
         return self._ask_for_score("score", {"task": task, "completion": completion})
 
@@ -198,7 +198,7 @@ class EnvProcess:
     def abandon(self) -> None:
         """End the process at once, even while another thread waits for a call, which then fails.
 
-        `close` must still be called; the next call would start a new process.
+        `close` must still be called; without it the next call would start a new process.
         """
         pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
@@ -211,8 +211,8 @@ class EnvProcess:
     def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
-        A failure becomes a failed score. The score's `seconds` is how long the call took; that
-        includes the start of the process, if the call had to start it.
+        A failure becomes a failed score. The score's `seconds` is how long the call took, with the
+        start of the process if the call had to start it.
         """
         began = time.monotonic()
         try:
@@ -245,9 +245,9 @@ class EnvProcess:
     def _ensure_started(self) -> None:
         """Start the process and load the environment, unless the process already runs.
 
-        Raises Fault if that fails. A problem of the environment itself is remembered: later calls
-        raise it again without another attempt. Any other failure is remembered once LOAD_ATTEMPTS
-        starts in a row have failed.
+        Raises Fault if that fails. A problem of the environment itself is remembered at once, any
+        other failure after LOAD_ATTEMPTS failed starts in a row; later calls then raise it again
+        without another attempt.
         """
         if self._pipe is not None:
             return
@@ -263,7 +263,7 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            # Remembered, or every further sample would wait for another start that fails.
+            # Remembered, as otherwise every further sample would wait for another start that fails.
             if self._failed_loads >= LOAD_ATTEMPTS:
                 self._problem = _as_problem(fault)
             raise fault from None
@@ -271,7 +271,8 @@ class EnvProcess:
     def _start_process(self) -> None:
         """Start the process and wait until it has loaded the environment.
 
-        Raises EnvProblem, Fault or OSError; the process may then be left half started.
+        Raises EnvProblem, Fault or OSError; the process may then be left half started, and the
+        caller has to end it.
         """
         limits = self.limits
         self._pipe = Pipe(
@@ -309,14 +310,15 @@ class Episode:
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
         self._failed: EpisodeFailed | None = None  # why the episode has failed; None: it has not
-        self._generation = -1  # of the process that has this episode; -1 for none yet
+        self._generation = -1  # the `generation` of the process that has this episode; -1: none yet
         with process._lock:
             self._begin()
 
     def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
         """Send one assistant message; returns the environment's reply, None if the rollout is over.
 
-        Raises EpisodeFailed; every later step of a failed rollout raises it again.
+        Raises EpisodeFailed if the environment or its process fails; every later step of the
+        rollout raises it again.
         """
         message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
@@ -348,7 +350,7 @@ class Episode:
         """
         with self.process._lock:
             if self._state_is_in_process():
-                with contextlib.suppress(Fault):  # it failed, and is ended with its state
+                with contextlib.suppress(Fault):  # a process that failed is ended, with the state
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
@@ -363,10 +365,10 @@ class Episode:
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replay the episode from its messages if the process that had its state has ended.
+        """Play the episode again from its messages, if the process that had its state has ended.
 
-        Raises EpisodeFailed if the episode failed before, or if the environment's replies differ
-        from those that it gave the first time.
+        Raises EpisodeFailed if the episode failed before, if the new process fails, or if the
+        environment's replies differ from those that it gave the first time.
         """
         if self._failed:
             raise self._failed
@@ -384,7 +386,7 @@ class Episode:
         """Send one request (`op` is start or step) about this episode.
 
         Returns the messages that answer a step; None for a start, or if the step ended the
-        rollout. On any fault it marks the episode as failed and raises EpisodeFailed.
+        rollout. Any failure is kept in `_failed` and raised as EpisodeFailed.
         """
         try:
             seconds = self.process.limits.call_seconds
@@ -406,7 +408,7 @@ class Episode:
 def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     """The isolation that user code gets on this machine.
 
-    A template environment is run to find out; the result is kept for this process.
+    A template environment is run to learn it; the result is cached as long as this process runs.
 
     Args:
         sandbox: the isolation that must hold; None takes whatever works here.
@@ -420,7 +422,8 @@ def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
 
 
 def failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """The score of a sample that could not be scored: reward 0, and the reason as `error`."""
+    """The score of a sample that could not be scored: reward 0, and the reason as `error`. It
+    has the key `timed_out` only if that is true."""
     failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
     if timed_out:
         failed["timed_out"] = True
@@ -438,8 +441,8 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    # All kinds but sft are scored. `is not`, because 1 would equal True.
-    if scored is not (kind != "sft"):
+    must_be_scored = kind != "sft"
+    if scored is not must_be_scored:  # `is not`, because 1 equals True and is wrong here
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )
@@ -472,7 +475,8 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
 
 
 def _task_of_row(row: Any, index: int) -> Task:
-    """A row as a task. Raises EnvProblem ENV_INVALID, which names its `index`, if it is none."""
+    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index`, if the
+    row is no task."""
     try:
         return Task.from_row(row)
     # Whatever reading a row of another form may raise.
@@ -484,7 +488,7 @@ def _checked_score(value: Any) -> ScoreReply:
     """Check a score that came over the pipe, which user code may have forged, and return it.
 
     A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
-    is no valid score; the process is still usable then.
+    is no valid score; the process is still usable then (`alive`).
     """
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)
@@ -504,8 +508,8 @@ def _checked_score(value: Any) -> ScoreReply:
 def _checked_metrics(metrics: Any) -> dict[str, float]:
     """Check the metrics of a score that came over the pipe and return them as floats.
 
-    Raises Fault if they are too many, are not a dict, or a name or number in it is not valid; the
-    process is still usable then.
+    Raises Fault if they are not a dict, are too many, or have an invalid name or number; the
+    process is still usable then (`alive`).
     """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)

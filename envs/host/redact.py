@@ -28,7 +28,8 @@ class SecretFilter:
         for name, value in secrets:
             for encoded in _encodings(value):
                 self._names.setdefault(encoded, name)
-        # The longest first: an escaped value may contain the plain one.
+        # The longest first, because the pattern takes the first that fits, and an escaped value may
+        # contain the plain one.
         longest_first = sorted(self._names, key=len, reverse=True)
         pattern = "|".join(re.escape(encoded) for encoded in longest_first)
         self._pattern = re.compile(pattern) if pattern else None
@@ -48,7 +49,7 @@ class SecretFilter:
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """A copy of a JSON value with secrets replaced in every string and every key in it."""
+        """A JSON value with secrets replaced in every string and key in it."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -61,7 +62,7 @@ class SecretFilter:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """Yields `value` and each encoded form of it: percent, JSON, Python and base64.
+    """Yields `value` and its encoded forms (percent, JSON, Python, base64), some of them twice.
 
     Yields nothing for a value shorter than MIN_LENGTH.
     """
@@ -83,7 +84,8 @@ def _encodings(value: str) -> Iterator[str]:
 def _bytes_of(value: str) -> bytes:
     """`value` as UTF-8 bytes; never fails, not even on lone surrogates."""
     try:
-        # Python reads bytes of environment variables that are not UTF-8 in this way.
+        # Python makes surrogates of the bytes of environment variables that are not UTF-8. This
+        # gives these bytes back; other lone surrogates raise UnicodeEncodeError.
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return value.encode("utf-8", "surrogatepass")
@@ -92,10 +94,10 @@ def _bytes_of(value: str) -> bytes:
 def _base64_cores(raw: bytes) -> Iterator[str]:
     """Yields strings, one of which occurs in the base64 encoding of any data that contains `raw`.
 
-    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where it
-    begins: at the first, second or third byte of such a group. For each of the three this yields
-    the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet. A
-    string shorter than MIN_LENGTH is left out.
+    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where `raw`
+    begins: at the first, second or third byte of such a group. For each of these three cases this
+    yields the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet.
+    A string shorter than MIN_LENGTH is left out.
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")

@@ -79,12 +79,13 @@ class Log:
                 self.written = os.fstat(self.fd).st_size
 
     def feed(self, data: bytes) -> None:
-        """Take in output as it comes; complete lines go to the file at once."""
+        """Take in output as it comes. Complete lines go to the file at once; the rest is kept
+        until its line ends or exceeds LOG_LINE bytes."""
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
             self._write_line(line + b"\n")
-        if len(self.pending) > LOG_LINE:  # do not keep more of a line that does not end
+        if len(self.pending) > LOG_LINE:
             self._write_line(self.pending + b"\n")
             self.pending = b""
 
@@ -95,9 +96,10 @@ class Log:
         return self.tail.decode("utf-8", "replace")
 
     def _write_line(self, line: bytes) -> None:
-        """Take the secrets out of one line, then append it to the tail and, up to `cap`, the file.
+        """Take the secrets out of one line, then append it to the tail, and to the file if it fits.
 
-        At the first line that no longer fits, the file gets a note that the rest is dropped.
+        In place of the first line with which the file would exceed `cap`, it gets a note that the
+        rest is dropped.
         """
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
@@ -128,7 +130,7 @@ def main() -> None:
     kernel.become_subreaper()
     os.umask(0o022)  # user code may run as another uid, which has to read the copy
     box = Path(launch.box)
-    # Never closed: the lock says that the folder is in use for as long as this process lives.
+    # Never closed: as long as this process lives, the lock says that the folder is in use.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         _fill_box(box, launch.source)
@@ -148,7 +150,7 @@ def _report_ending(replies: int, ending: dict[str, object]) -> None:
 
 def _fill_box(box: Path, source: str) -> None:
     """Put into the private folder `box` what the child works with: a copy of the environment's
-    folder `source`, a folder to write to, and the file that it must not be able to read."""
+    folder `source`, a folder to write to, and CANARY, a file that it must not be able to read."""
     # A copy: user code can neither change the stored version nor needs to reach into the home.
     _copy(source, box / "source")
     (box / "work").mkdir()
@@ -156,11 +158,11 @@ def _fill_box(box: Path, source: str) -> None:
 
 
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
-    """Run the child, log its output, and kill what it leaves behind.
+    """Run the child, log its output, and kill the processes that it leaves behind.
 
-    Returns how it ended: `code` and `signal` (see `_watch`) and `tail`, its last output. `box` is
-    its private folder; `spaces` says who made the namespaces of this process: "own" for itself,
-    "bubblewrap", or "" for none.
+    Returns how the child ended: `code` and `signal` (see `_watch`) and `tail`, its last output.
+    `box` is its private folder; `spaces` says who made the namespaces of this process: "own" for
+    itself, "bubblewrap", or "" for none.
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
@@ -186,8 +188,8 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
         spaces: who made the namespaces this process is in: "own" for itself, "bubblewrap", or ""
             for none.
         output: descriptor to which standard output and error of the child go.
-        status: descriptor for the child's exit status, if `spaces` is "own"; the process that is
-            forked is then only the first one of the namespaces, and forks the child in turn.
+        status: descriptor for the child's exit status, used if `spaces` is "own": then the process
+            forked here is only the first one of the namespaces, and forks the child in turn.
     """
     limits = launch.limits
     reach = _child_reach(launch)
@@ -221,8 +223,8 @@ def _child_runner(
 ) -> Callable[[], None]:
     """Returns the function that runs the child, to be called after the fork.
 
-    It is made before the fork, because it needs the pid of this process and the /proc that this
-    process sees.
+    This function is called before the fork, because the child needs the pid of this process and
+    the /proc that this process sees.
 
     Args:
         launch: what to run.
@@ -235,7 +237,7 @@ def _child_runner(
 
     def run_child() -> None:
         """Confine this process and run the child in it."""
-        # In its own namespaces the child's parent is their first process, number 1.
+        # In "own" namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
         # Inside bubblewrap even `proc` shows other pids than those that the client sees.
         pid = None if spaces == "bubblewrap" else _pid_in(proc)
@@ -245,7 +247,8 @@ def _child_runner(
 
 
 def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
-    """Find an unused uid for user code and make it the owner of `box` and of what it may write.
+    """Choose an unused uid for user code and make it the owner of `box` and of the folders that
+    user code may write to.
 
     Returns the uid; None if user code keeps the present user (see `confine.spare_uid`).
     """
@@ -260,9 +263,9 @@ def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
 def _enter_namespaces(launch: Launch) -> str:
     """Put this process into new namespaces, as far as this machine allows.
 
-    Returns "own" if it entered them itself, "" if it has none (the sandbox is off, or nothing here
-    may make namespaces). Where only bubblewrap may make them, this program is started again inside
-    bubblewrap and the function does not return.
+    Returns "" if the sandbox is off, "own" if this process could enter them by itself. Where only
+    bubblewrap may make them, this program is started again inside bubblewrap and the function does
+    not return; where nothing may, it returns "".
     """
     if launch.sandbox.mode == "off":
         return ""
@@ -280,19 +283,18 @@ def _enter_namespaces(launch: Launch) -> str:
 
 
 def _child_reach(launch: Launch) -> Reach:
-    """What the child may reach beside the system's files: `launch.reach` and its packages.
-
-    The readable folders are real paths, without links.
+    """What the child may reach beside the system's files: `launch.reach`, with the packages among
+    the readable folders, which are real paths, without links.
     """
     needed = [*launch.packages.folders, launch.packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
 def _copy(source: str, target: Path) -> None:
-    """Copy the folder `source` to `target`, which must not exist.
+    """Copy the folder `source` to `target`, which must not exist yet.
 
-    Only regular files and folders are copied. Links, names that begin with a dot and __pycache__
-    are left out.
+    Only regular files and folders are copied: no links, no names that begin with a dot, and no
+    __pycache__.
     """
     target.mkdir()
     for entry in os.scandir(source):
@@ -332,7 +334,7 @@ def _run_child(
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
-        if problem is None and launch.install is None:
+        if problem is None and launch.install is None:  # an installation imports no packages
             problem = _problem_of_packages(launch)
         if problem is not None:
             _send(launch.replies, {"problem": problem.to_dict()})
@@ -344,7 +346,7 @@ def _run_child(
 
 
 def _serve(launch: Launch) -> None:
-    """Install the packages that are to be installed, or load and serve the environment."""
+    """Install packages if `launch.install` names any, else load and serve the environment."""
     if launch.install is not None:
         from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
@@ -355,7 +357,7 @@ def _serve(launch: Launch) -> None:
 
 def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
     """The content of the first message to the client: how this process is isolated, and its pid as
-    the client sees it."""
+    the client sees it, None if that is unknown."""
     return {
         "level": confinement.level,
         "isolation": ", ".join(confinement.holds),
@@ -369,7 +371,7 @@ def _separate(work: Path, output: int) -> None:
 
     `output` is the descriptor to which standard output and error go.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler of the parent is not for the child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # inherited: a handler that only the parent needs
     os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
@@ -385,7 +387,8 @@ def _send(replies: int, message: Reply) -> None:
 
 
 def _problem_of_packages(launch: Launch) -> EnvProblem | None:
-    """Make the environment's packages importable; returns the problem if they cannot be used."""
+    """Make the environment's packages importable; returns the problem if they cannot be used, else
+    None."""
     try:
         packages.enter(launch.packages)
     except EnvProblem as problem:
@@ -401,9 +404,8 @@ def _open_proc() -> int:
 
 
 def _pid_in(proc: int) -> int | None:
-    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`.
-
-    If that cannot be read: the pid in this process's own namespace.
+    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`; if
+    that cannot be read, the pid in its own namespace.
     """
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
@@ -411,11 +413,10 @@ def _pid_in(proc: int) -> int | None:
 
 
 def _close_all_but(*open_fds: int) -> None:
-    """Close every descriptor above 2 except `open_fds`.
-
-    So user code does not inherit the log, the lock of the folder or anything else.
+    """Close every descriptor above 2 except `open_fds`, so that user code does not inherit the log,
+    the lock of the folder or anything else.
     """
-    first = 3  # the first descriptor that is not closed yet
+    first = 3  # of the descriptors not dealt with yet; 0, 1 and 2 are the standard ones
     for fd in sorted(open_fds):
         os.closerange(first, fd)
         first = fd + 1
@@ -463,7 +464,7 @@ def _pipe_of_signals() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    # Does nothing itself: a signal without a handler in Python writes no byte.
+    # A handler that does nothing, because a signal without one in Python writes no byte.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return reader
 
@@ -477,7 +478,7 @@ def _ending_of(status: int) -> dict[str, int]:
 def _reap(pid: int) -> int | None:
     """The exit status of the child `pid` if it has ended, else None. Does not wait.
 
-    It also collects orphans that have become children of this process, because as zombies they
+    Orphans that have become children of this process are collected too, because as zombies they
     would count against the limit on processes.
     """
     status = None
@@ -492,10 +493,11 @@ def _reap(pid: int) -> int | None:
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
-    """Move what is in the pipe `output` into the log; returns False at the end of the output.
+    """Move what is in the pipe `output` into the log; returns False at the end of the output, True
+    if more may come.
 
-    Reads at most 64 times, or only once with `once`, so that a child that keeps on printing cannot
-    hold this process here.
+    Reads at most 64 times (once with `once`), so that a child that keeps on printing cannot hold
+    this process here.
     """
     max_reads = 1 if once else 64
     for _ in range(max_reads):
@@ -512,8 +514,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 def _kill_descendants(group: int) -> None:
     """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
 
-    This process is their subreaper: orphans become its children, so none escapes. `group` is the
-    process group of the child, which is killed too; 0 for none.
+    This process is their subreaper: orphans become its children, so none escapes. `group`: the
+    child's process group, whose processes are killed too; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:

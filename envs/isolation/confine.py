@@ -36,10 +36,11 @@ def cut_network() -> bool:
 def spare_uid(needed: list[str], box: Path) -> int | None:
     """A uid for user code that no account and no process has; None to keep the present user.
 
-    A folder may lie below a private one, such as an interpreter in /root. Then this process gets a
-    mount namespace in which that folder is readable and nothing else of the private one is visible.
+    A needed folder may lie below a private one, such as an interpreter in /root. Then this process
+    gets a mount namespace in which the needed folder is readable and nothing else below the private
+    one is visible.
 
-    None if:
+    The present user is kept if:
 
     - this process is not root's, or not on Linux, or may not change its uid
     - the folders cannot be made readable
@@ -53,6 +54,7 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
         return None
     real_paths = {Path(path).resolve() for path in needed}
     folders = {path for path in real_paths if path.is_dir()}
+    # Not reachable for another uid, and impossible to make so.
     if not _is_exposed(folders, box) and not _expose(folders, box):
         return None
     used_uids = _uids_in_use()
@@ -70,8 +72,8 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 
     Args:
         uid: the uid to change to; None keeps the present user.
-        counted_apart: True where the kernel counts this user's processes in here separately from
-            those outside (in a user namespace); the limit on processes can then be tight.
+        counted_apart: True in a user namespace, where the kernel counts this user's processes
+            inside without those outside; the limit on processes can then be tight.
     """
     measures = _limit_sizes(limits)
     if uid is not None:
@@ -91,7 +93,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 def _limit_sizes(limits: Limits) -> list[str]:
     """Limit memory, file sizes, open files and core dumps of this process.
 
-    Returns the limits on memory and file sizes that are now in force, in words.
+    Returns the first two limits in words, each if it is now in force.
     """
     measures = []
     if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
@@ -104,17 +106,18 @@ def _limit_sizes(limits: Limits) -> list[str]:
 
 
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
-    """Limit how many processes this user may have; returns the measure in words.
+    """Limit how many processes this user may have; returns the limit in words, [] if it could not
+    be set.
 
     `counted_apart`: whether the kernel counts only the user's processes in the namespaces of this
-    one, not those outside.
+    process, not those outside.
     """
     if counted_apart:
         # OURS: our own processes in there, which are no user code.
         allowed_threads = limits.processes + OURS
         words = f"processes {limits.processes}"
     else:
-        # The kernel counts every process of the user, not only ours, so these are added.
+        # The kernel counts every thread of the user, so those that run already are added.
         allowed_threads = _threads_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         words = f"processes {allowed_threads} with the user's own"
     return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_threads) else []
@@ -138,8 +141,8 @@ def _expose(folders: set[Path], box: Path) -> bool:
     """Make `folders` and `box` reachable for every uid, in a new mount namespace.
 
     Each private folder above them is covered by an empty file system, and only `folders` and `box`
-    are mounted again inside it. Returns False if the kernel does not allow that, or if they cannot
-    be reached all the same; the mounts are then as before.
+    are mounted again inside it. Returns False if the kernel does not allow that, or if some of them
+    still cannot be reached; the mounts are then undone.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -151,13 +154,13 @@ def _expose(folders: set[Path], box: Path) -> bool:
     covered: list[Path] = []
     is_exposed = False
     try:
-        # This mounts nothing: mounts made from here on stay in this namespace.
+        # This mounts nothing; it keeps the mounts made from here on in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _cover_private_parents(unreachable, covered)
         _mount_again(descriptors)
         is_exposed = _is_exposed(folders, box)
     except OSError:
-        pass  # the mounts so far are undone below
+        pass  # is_exposed stays False: the mounts so far are undone below
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -187,11 +190,11 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
     """Mount an empty file system, which every user may enter, over each private folder above
-    `paths`. That hides what the folder holds, `paths` included; the caller mounts these again
-    inside it, where every user can then reach them.
+    `paths`: one that other users may not enter. That hides all it holds; the caller then mounts
+    `paths` again inside it, where every user can reach them.
 
-    Private is a folder that other users may not enter. Each covered folder is appended to
-    `covered`. Raises OSError if the kernel refuses a mount.
+    Each covered folder is appended to `covered`, so that after an error the caller can undo it.
+    Raises OSError if the kernel refuses a mount.
     """
     enter_bit = 0o001  # "x" for others, in the mode of a folder
     private_folders = {
@@ -205,9 +208,9 @@ def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
 
 
 def _is_exposed(folders: Iterable[Path], box: Path) -> bool:
-    """Whether every uid may reach `box` and reach and read `folders`.
+    """Whether every uid may reach `box`, and may reach and read `folders`.
 
-    The box need not be readable for all: the uid of user code will own it.
+    `box` need not be readable for all: the uid of user code will own it.
     """
     return _reachable(box) and all(map(_open_to_all, folders))
 
@@ -228,6 +231,7 @@ def _may_change_uid() -> bool:
     A container may have removed them. False if /proc cannot be read.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
+        # A set of bits as a hexadecimal number: one bit for each capability in force.
         capabilities = next(
             int(line.split()[1], 16) for line in status if line.startswith("CapEff")
         )
@@ -263,7 +267,7 @@ def _threads_of_user() -> int:
         return 0
     thread_count, uid = 0, os.getuid()
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+        if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):
                 if entry.stat().st_uid == uid:
                     thread_count += len(os.listdir(f"/proc/{entry.name}/task"))

@@ -12,8 +12,8 @@ from envs.isolation import kernel, landlock, seccomp
 def close(readable: list[str], writable: list[str], keeper: int) -> None:
     """Confine this process for good.
 
-    It then has no network, cannot start processes or programs or send signals to others, and sees
-    only the given paths. Measures that this kernel lacks are skipped without an error.
+    It then has no network, sees only the given paths, cannot start processes or programs, and
+    cannot send signals to others. Measures that this kernel lacks are skipped without an error.
 
     Args:
         readable: paths that it may read.
@@ -30,5 +30,5 @@ def close(readable: list[str], writable: list[str], keeper: int) -> None:
     with contextlib.suppress(OSError):
         abi = landlock.restrict(readable, writable, network=False)
     with contextlib.suppress(OSError):
-        holds_truncation = abi >= landlock.HOLDS_TRUNCATION
+        holds_truncation = abi >= landlock.HOLDS_TRUNCATION  # else seccomp has to forbid it
         seccomp.install(network=False, signals=False, processes=False, truncate=holds_truncation)

@@ -38,7 +38,8 @@ def call(number: int, *arguments: object) -> int:
 
     Args:
         number: the number that the call has on this machine.
-        arguments: ints are passed as C longs, ctypes values as they are.
+        arguments: ints, which are passed as C longs, or ctypes values, which are passed as they
+            are.
 
     Raises:
         OSError: the call failed; ENOSYS if this is not Linux.
@@ -97,7 +98,7 @@ def set_seccomp_filter(program: bytes) -> None:
         OSError: the kernel refuses the program or has no seccomp.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: the number of instructions of 8 bytes each, and a pointer to the first.
+    # struct sock_fprog: the number of instructions, and (after padding) a pointer to the first.
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     if not _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(header)):
         raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
@@ -106,7 +107,7 @@ def set_seccomp_filter(program: bytes) -> None:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces, one for each CLONE_NEW bit in `flags`.
 
-    Raises OSError if it may not; ENOSYS if this is not Linux.
+    Raises OSError if the process may not do that, with ENOSYS if this is not Linux.
     """
     if not LINUX:
         raise OSError(errno.ENOSYS, "unshare: not on this system")
@@ -118,7 +119,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     """Mount `source` on `target`, as mount(2) does.
 
     Args:
-        kind: the file system, such as "tmpfs"; None if the flags need none (a bind mount).
+        kind: the type of file system, such as "tmpfs"; None where `flags` need none (a bind mount).
         flags: MS bits.
         data: options of that file system, such as "size=1m"; None for none.
 
@@ -136,7 +137,7 @@ def set_read_only(path: str, on: bool, recursive: bool) -> None:
     """Make the mount at `path` read-only, or writable again if `on` is False.
 
     Args:
-        recursive: whether to change all mounts inside it too.
+        recursive: whether to change all mounts below `path` too.
 
     Raises:
         OSError: the kernel refuses it, or is older than 5.12 and has no such call.
@@ -154,8 +155,8 @@ def set_read_only(path: str, on: bool, recursive: bool) -> None:
 def drop_capabilities() -> None:
     """Give up all capabilities for good: the rights that root has beyond those of other users.
 
-    The user still owns its files. Does nothing if this is not Linux. Raises OSError if the kernel
-    refuses.
+    What the user owns stays its own. Does nothing if this is not Linux. Raises OSError if the
+    kernel refuses.
     """
     if not LINUX:
         return
@@ -169,9 +170,8 @@ def drop_capabilities() -> None:
 
 
 def _last_error(action: str) -> OSError:
-    """An OSError for the last call into the C library, such as "unshare: Operation not permitted".
-
-    `action` names the call in the message.
+    """The OSError for the failure of the last call into the C library, which `action` names in the
+    message, such as "unshare: Operation not permitted".
     """
     number = ctypes.get_errno()
     return OSError(number, f"{action}: {os.strerror(number)}")

@@ -61,6 +61,7 @@ def restrict(
     # With this flag the call makes no ruleset, but returns the version.
     version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _file_rights(version)
+    # Then TCP is no part of the ruleset; otherwise it is refused but for the rules on ports.
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)
     try:
@@ -78,7 +79,8 @@ def restrict(
 
 
 def _file_rights(version: int) -> int:
-    """The rights on files that this version of Landlock knows, as bits."""
+    """The rights on files that this version of Landlock knows, as bits; each version keeps those of
+    the versions before."""
     rights = _FIRST  # those of version 1
     if version >= 2:
         rights |= _REFER
@@ -92,10 +94,10 @@ def _file_rights(version: int) -> int:
 def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
     """Make a ruleset and return its descriptor.
 
-    Without rules it refuses the rights `file_rights` on every file, TCP unless `any_port_allowed`,
-    and signals to processes outside, as far as this version of Landlock knows them.
+    As long as no rules are added it refuses the rights `file_rights` on every file, TCP unless
+    `any_port_allowed`, and signals to processes outside, as far as this version knows them.
     """
-    fields = [file_rights]  # of struct landlock_ruleset_attr
+    fields = [file_rights]  # of struct landlock_ruleset_attr: a right that is not named is free
     if version >= 4:  # the first that knows TCP
         fields.append(0 if any_port_allowed else _TCP)
     if version >= 6:  # the first that knows signals
@@ -111,7 +113,7 @@ def _allow_port(ruleset: int, port: int) -> None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule to `ruleset` that allows `rights` on a file, or on everything below a folder.
+    """Add a rule to `ruleset` that allows `rights` on a file, or on a folder and everything in it.
 
     A path that does not exist, or that this user cannot reach, is skipped.
     """
@@ -121,7 +123,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return  # nothing there, or nothing this user can reach
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _ON_FILES
+            rights &= _ON_FILES  # the kernel refuses a rule with the others, which are of folders
         rule = struct.pack("=Qi", rights, descriptor)
         kernel.call(_ADD, ruleset, _BENEATH, ctypes.c_char_p(rule), 0)
     finally:

@@ -29,8 +29,8 @@ def enter(network: bool) -> bool:
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
-        # A forked process tries it first. It takes several steps: if only the first worked in this
-        # process, it would be stuck in a user namespace in which its own uid is unknown.
+        # A forked process tries first, because this takes several steps: if only the first worked
+        # here, this process would be stuck in a user namespace in which its own uid is unknown.
         return _can_enter_as_user(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
@@ -39,10 +39,11 @@ def enter(network: bool) -> bool:
 
 
 def _can_enter_as_user(flags: int) -> bool:
-    """Whether `_enter_as_user` succeeds; a forked process tries it, so this one does not change."""
+    """Whether `_enter_as_user` succeeds. A forked process tries, so that this one stays as it
+    is."""
     pid = os.fork()
     if pid == 0:
-        # The fork must leave here whatever happens, or it would go on with our caller's work.
+        # The forked process must end here whatever happens, or it would go on as our caller.
         with contextlib.suppress(BaseException):
             os._exit(0 if _enter_as_user(flags) else 1)
         os._exit(1)
@@ -53,7 +54,7 @@ def _can_enter_as_user(flags: int) -> bool:
 def _enter_as_user(flags: int) -> bool:
     """Enter new namespaces as an ordinary user, through a user namespace with this user alone.
 
-    Returns False if the kernel refuses one of the steps; those before it stay done.
+    Returns False if the kernel refuses one of the steps; earlier steps are not undone.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -76,10 +77,10 @@ def _enter_as_user(flags: int) -> bool:
 
 
 def bwrap(network: bool) -> list[str]:
-    """The command line to put before another command, to start that in namespaces by bubblewrap.
+    """The command line to put before another command, which bubblewrap then starts in namespaces.
 
-    [] if bubblewrap is missing or does not work here. It leaves all files accessible, because
-    Landlock restricts those.
+    [] if bubblewrap is missing or does not work here. All files stay accessible, because Landlock
+    restricts those.
 
     Args:
         network: whether the command keeps the machine's network.
@@ -117,9 +118,9 @@ def first_process(
 ) -> NoReturn:
     """Be the first process of the namespaces, and never return.
 
-    It forks a child that calls `run_child`, and collects orphans until that child ends. Then it
-    writes the child's exit status to `status` and exits, so that the kernel ends everything else in
-    the namespaces.
+    This process forks a child that calls `run_child`, and collects orphans until that child ends.
+    Then it writes the child's exit status to `status` and exits, so that the kernel ends everything
+    else in the namespaces.
 
     Args:
         box: the private folder; it stays writable, and its folder `work` is put into memory.
@@ -151,8 +152,8 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
     - /proc shows the processes of this namespace.
 
-    At the first mount that the kernel refuses it stops without an error; the self-test of the
-    sandbox tells what that leaves open.
+    At the first step that the kernel refuses, the rest is left out without an error; the self-test
+    of the sandbox tells what that leaves open.
 
     Args:
         box: the private folder of the env process.
@@ -161,7 +162,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
-        # This mounts nothing: mounts made from here on stay in this namespace.
+        # This mounts nothing; it keeps the mounts made from here on in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -176,7 +177,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
 
 def _make_read_only_except(writable: Sequence[str]) -> None:
     """Make the whole file system read-only in this namespace, except these folders."""
-    # Mounted on themselves, so that they can be made writable apart from the rest.
+    # A folder mounted on itself is a mount of its own, which can stay writable.
     for folder in writable:
         kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
     kernel.set_read_only("/", on=True, recursive=True)

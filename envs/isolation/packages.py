@@ -59,9 +59,9 @@ class InstallOrder:
 
 
 def packages_of(python: str) -> Packages:
-    """Where the packages are that the interpreter `python` would import. It is not run.
+    """Where the packages are that the interpreter `python` would import; it is not run to learn it.
 
-    `python` is the server's own interpreter, or that of a virtual environment made for it.
+    `python` is the server's own interpreter, or that of a virtual environment made with it.
 
     Raises:
         EnvProblem: ENV_IMPORT if there is no such program, ENV_DEPS if its virtual environment has
@@ -81,7 +81,8 @@ def packages_of(python: str) -> Packages:
 
 
 def _no_packages(python: str, prefix: Path) -> EnvProblem:
-    """The problem of a virtual environment in `prefix` without packages or its program `python`."""
+    """The problem of a virtual environment in `prefix` that lacks its interpreter `python`, or that
+    has no packages."""
     hint = "Push the environment again, its packages installed."
     if not os.access(python, os.X_OK):
         message = f"the interpreter {python} does not start: there is no such program"
@@ -94,8 +95,8 @@ def _no_packages(python: str, prefix: Path) -> EnvProblem:
 def enter(packages: Packages) -> None:
     """Make the packages importable; to be called once this process is confined.
 
-    They go onto `sys.path` behind the standard library. User code also gets the names that the
-    module `site` would have defined, such as `exit` and `help`.
+    Their folders are added at the end of `sys.path`. User code also gets the names that the module
+    `site` would have defined, such as `exit` and `help`.
 
     Raises:
         EnvProblem: ENV_DEPS, naming packages installed for the environment that need a path file,
@@ -124,7 +125,7 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
     """The path files (`.pth`) in `folders` that a package may need.
 
     Returns sorted pairs (file name, package that installed it), such as ("x.pth", "x 1.0"). Files
-    that are known to be unnecessary are left out.
+    without which their package works as well (`_NOT_NEEDED`) are left out.
     """
     files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
@@ -135,9 +136,8 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def owner_of(folder: Path, file: str) -> str:
-    """The package that installed `file` into `folder`, such as "numpy 2.1".
-
-    The packages' own records tell; "a package without a record" if none of them lists the file.
+    """The package that installed `file` into `folder`, such as "numpy 2.1", by the packages' own
+    records; "a package without a record" if no record lists the file.
     """
     import csv  # noqa: PLC0415 - only needed when an environment is refused
 
@@ -149,7 +149,7 @@ def owner_of(folder: Path, file: str) -> str:
 
 
 def add_source(folder: Path) -> None:
-    """Put the environment's folder on `sys.path`, behind the standard library and before packages.
+    """Put `folder`, the environment's, on `sys.path`: behind the standard library, before packages.
 
     Does nothing if the folder is there already.
     """

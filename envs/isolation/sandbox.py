@@ -97,9 +97,8 @@ class Confinement:
 
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The folders that a process of this interpreter must be able to read, besides system files.
-
-    They are those of the interpreter, its packages and its shared libraries, as sorted real paths.
+    """The folders that a process of this interpreter must be able to read, besides system files:
+    those of the interpreter, its packages and its shared libraries, as sorted real paths.
 
     Args:
         more: folders of packages that are not on `sys.path` yet.
@@ -122,7 +121,7 @@ def _library_folders() -> set[str]:
             path = line[73:].strip()
             if ".so" in path:
                 folders.add(os.path.dirname(path))
-    # Others are relative, or empty.
+    # Entries of LD_LIBRARY_PATH that are relative or empty are left out.
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
@@ -137,8 +136,8 @@ def close(
 ) -> Confinement:
     """Confine this process for good by every measure that works on this machine.
 
-    Then it tests whether the process can get out (`escapes`); a measure counts only if it cannot.
-    Returns the measures that hold and the gaps that remain.
+    Then it tries what must not be possible now (`escapes`); a measure counts only if its part of
+    that fails. Returns the level, the measures that hold and the gaps that remain.
 
     Args:
         limits: what the process may use.
@@ -193,7 +192,7 @@ class _SelfTest:
 
 
 def _measures(test: _SelfTest, spaces: str) -> list[str]:
-    """The measures in force that confine this process, besides its limits; in words.
+    """The measures in force, in words, that confine this process besides its limits.
 
     `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
     """
@@ -209,6 +208,7 @@ def _measures(test: _SelfTest, spaces: str) -> list[str]:
 
 def _level(test: _SelfTest, spaces: str) -> str:
     """How far user code is confined: FULL, NO_NAMESPACES or LIMITS; `spaces` is "" for none."""
+    # `escaped` may also hold hidden folders that can be read.
     if not (test.files_confined and test.calls_refused) or test.escaped:
         return LIMITS
     return FULL if spaces else NO_NAMESPACES
@@ -220,7 +220,7 @@ def _gaps_shown(
     """The gaps that the self-test has shown: what user code can still do, in words.
 
     Args:
-        test: the result of the self-test; `escaped` holds what it could do all the same.
+        test: the result of the self-test; `escaped` holds the folders it could read all the same.
         hidden: folders that must not be readable.
         uid: the uid this process changed to, None if it kept its user.
         offline: whether its network namespace is empty.
@@ -234,9 +234,8 @@ def _gaps_shown(
 
 
 def _files_gap_text(uid: int | None) -> str:
-    """The gap in a sandbox in which Landlock does not confine the files of user code, in words.
-
-    `uid` is the one that the process changed to, None if it kept its user.
+    """The gap in a sandbox in which Landlock does not confine which files user code can reach, in
+    words. `uid` is the one that the process changed to, None if it kept its user.
     """
     readers = "of this user" if uid is None else "that everybody may read"
     return f"files {readers} can be reached"
@@ -245,8 +244,8 @@ def _files_gap_text(uid: int | None) -> str:
 def _calls_gap_text(offline: bool) -> str:
     """The gap in a sandbox in which no system call is refused, in words.
 
-    `offline` says whether the process has an empty network namespace, and so no network all the
-    same.
+    `offline`: whether the process has an empty network namespace, which leaves it no network even
+    so.
     """
     return "no system call is refused" + ("" if offline else ", the network is open")
 
@@ -263,12 +262,12 @@ def _restrict(
         spaces: who made its namespaces: "" for none, "own" or "bubblewrap".
         reach: what it needs, beside the system's files and `box`.
 
-    Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
-    be installed.
+    Returns (the version of Landlock, 0 if this kernel has none; whether the seccomp filter could be
+    installed).
     """
     abi = _restrict_files(limits, box, spaces, reach)
-    # The filter may allow signals where something else keeps them from processes of others:
-    # another uid, namespaces or Landlock.
+    # The filter need not refuse signals where something else keeps them from other processes: a
+    # uid of its own, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     has_filter = False
     with contextlib.suppress(OSError):
@@ -290,8 +289,8 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
-    # In namespaces of our own /dev/shm is private. A private /proc, which is mounted after it,
-    # shows that the kernel allowed that mount too.
+    # In namespaces of our own /dev/shm is private, if the kernel allowed its mount. It did if /proc
+    # is private, which is mounted afterwards.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     with contextlib.suppress(OSError):
@@ -304,7 +303,7 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
     Args:
         box: the folder of this process.
-        uid: the uid it changed to, None if it kept its user.
+        uid: the uid that this process changed to, None if it kept its user.
         spaces: who made its namespaces, "" for none.
     """
     if not spaces:
@@ -320,13 +319,13 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
     """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
 
-    User code may start wherever the kernel confines it. If only limits on memory, processes and so
-    on hold it (the level LIMITS), it must not start where the owner of the machine requires more,
-    nor as root unless the owner has allowed that.
+    User code may start wherever the kernel confines it. Where only limits hold it, such as those on
+    memory and processes (the level LIMITS), it must not start if the owner of the machine requires
+    more, nor as root unless the owner has allowed that.
 
     Args:
         confinement: what confines this process.
-        sandbox: what the owner of the machine wants.
+        sandbox: what the owner of the machine requires and allows.
     """
     if confinement.level != LIMITS:
         return None
@@ -357,7 +356,7 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
     Args:
         box: the folder with the file CANARY, which must be out of reach.
-        network: whether internet sockets are allowed, and so not tried.
+        network: whether internet sockets are allowed; they are then not tried.
         hidden: folders that must not be readable.
     """
     escaped = set()
@@ -375,8 +374,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 
 def _can_write(box: Path) -> bool:
-    """Whether this process can make a file in the folder `box` or truncate the file CANARY there,
-    although it should be able to do neither."""
+    """Whether this process can make a file in the folder `box` or truncate the file CANARY there.
+    In a sandbox that holds it can do neither."""
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True
@@ -410,8 +409,8 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
 
     Args:
         box: the folder of this process.
-        has_own_proc: whether /proc shows its own processes alone, so that all of it may be read.
-        more: further paths; folders above `box` are left out, since they would open all of it.
+        has_own_proc: whether /proc shows only processes of the sandbox: then all of it may be read.
+        more: further paths; folders above `box` are left out, since they would open all of `box`.
     """
     outside_box = [path for path in more if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
@@ -432,8 +431,8 @@ def _root_is_read_only() -> bool:
 
 
 def _has_own_proc() -> bool:
-    """Whether /proc belongs to this process's own namespace, and so shows no other processes."""
-    # Another namespace's /proc knows this process by another number.
+    """Whether /proc belongs to this process's own namespace, and so shows no processes outside."""
+    # The /proc of an outer namespace knows this process by another number.
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())
     return False

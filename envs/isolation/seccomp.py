@@ -62,13 +62,13 @@ def install(
     """Install the filter on this process and all its future children, for good.
 
     Args:
-        network: True leaves internet sockets; with False no socket can be made at all, except pairs
-            of connected stream sockets.
+        network: whether internet sockets may be made. Other sockets never may, except pairs of
+            connected stream sockets.
         signals: whether signals may be sent. False where nothing else protects other processes from
             them: then only this process may send any, and only to itself.
         processes: whether processes and other programs may be started; threads always may.
-        truncate: whether files may be truncated without opening them for writing; False where
-            Landlock does not control truncation.
+        truncate: whether files may be truncated without opening them for writing. False where
+            Landlock does not control truncation: then this filter has to forbid it.
 
     Raises:
         OSError: the kernel has no seccomp, this machine is not known, or
@@ -102,8 +102,8 @@ def program(
     numbers = NUMBERS[machine]
     refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
     lines = _load_call_number(machine) + _refusals(refused_numbers)
-    # clone3 keeps its flags in memory, where no filter can look. If it seems to be missing,
-    # libraries fall back to clone. (0, 1: for any other call the next line is skipped.)
+    # clone3 keeps its flags in memory, where no filter can look. So it is made to seem missing:
+    # libraries then fall back to clone. (0, 1: for any other call the next line is skipped.)
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
@@ -119,9 +119,9 @@ def program(
 
 
 def _load_call_number(machine: str) -> _Lines:
-    """Instructions that load the number of the call.
+    """Instructions that load the number of the call for the instructions after them.
 
-    A call for another architecture ends the process.
+    A call for another architecture than that of `machine` ends the process.
     """
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
     lines = [
@@ -136,9 +136,8 @@ def _load_call_number(machine: str) -> _Lines:
 
 
 def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
-    """Instructions that allow the calls in `_SELF_ONLY` only where they mean the caller itself.
-
-    `numbers` maps each call to its number on this machine.
+    """Instructions that allow the calls in `_SELF_ONLY` only where the arguments mean the calling
+    process. `numbers` maps each call to its number on this machine.
     """
     lines: _Lines = []
     for name, required_values in _SELF_ONLY.items():
@@ -148,10 +147,11 @@ def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
 
 
 def _signal_rules(numbers: Mapping[str, int], pid: int) -> _Lines:
-    """Instructions that allow the process `pid` alone to send signals, and only to itself.
+    """Instructions that allow tgkill only with the process `pid` as target, which is the process
+    of the filter, and refuse to name a receiver for signals of the kernel.
 
-    `numbers` maps each call to its number on this machine. The other calls that send signals are
-    refused elsewhere, whatever their arguments.
+    `numbers` maps each call to its number on this machine. `_refused_numbers` has the other calls
+    that send signals, which are refused whatever their arguments.
     """
     return [
         # A condition: (position of the argument, mask of its bits, value).
@@ -171,8 +171,8 @@ def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
     for name, position in _OPEN_FLAGS.items():
         if name in numbers:  # aarch64 has no `open`
             lines += _refuse_truncation(numbers[name], position)
-    # openat2 keeps its flags in memory, where no filter can look. If it seems to be missing,
-    # libraries fall back to openat. (0, 1: for a call other than openat2 _SAY_MISSING is skipped.)
+    # openat2 keeps its flags in memory, where no filter can look. So it is made to seem missing:
+    # libraries then use openat. (0, 1: for a call other than openat2 _SAY_MISSING is skipped.)
     return [*lines, (_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
 
 
@@ -186,6 +186,7 @@ def _refused_numbers(
         signals, processes, truncate: whether user code may send signals, start processes and
             truncate files.
     """
+    # The table of numbers holds only calls that some rule of the filter is about.
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:
         refused.update(_SIGNALS, ["pidfd_open"])  # through a pidfd signals can be sent too
@@ -216,7 +217,7 @@ def _load_argument(position: int) -> tuple[int, int, int, int]:
 def _for_call(number: int, body: _Lines) -> _Lines:
     """Instructions that run `body` only for the system call `number`, and skip it for others.
 
-    Every path through `body` must end with a return.
+    Every path through `body` must end with a return, or the instructions after it would run too.
     """
     return [(_JEQ, 0, len(body), number), *body]
 
@@ -235,10 +236,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Instructions that refuse the call `number` if its argument 1 is one of `values`.
-
-    Argument 1 is the second one; for fcntl and ioctl it is the operation. Otherwise the call is
-    allowed.
+    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
+    otherwise. Argument 1 is the second one; for fcntl and ioctl it is the operation.
     """
     body = [_load_argument(1)]
     for value in values:
@@ -252,6 +251,7 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
     They are for the open call `number`, whose flags are its argument `position`.
     """
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
+    # Without the flag for truncating, and with access for writing, the body ends at _PERMIT.
     body = [
         _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),
@@ -276,7 +276,7 @@ def _socket_rule(number: int, network: bool) -> _Lines:
         number,
         [
             _load_argument(0),  # the address family
-            (_JEQ, 2, 0, _INTERNET[0]),
+            (_JEQ, 2, 0, _INTERNET[0]),  # both lead to _PERMIT
             (_JEQ, 1, 0, _INTERNET[1]),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
             _PERMIT,
@@ -290,7 +290,8 @@ def _clone_rule(number: int, processes: bool) -> _Lines:
     New namespaces are refused; without `processes` only threads are allowed.
     """
     # The flags are argument 0 on both machines. Each line: operation (_JSET: whether one of the
-    # bits is set), lines to skip if it is true, lines to skip if it is false, value.
+    # bits is set), lines to skip if it is true, lines to skip if it is false, value. For a new
+    # namespace one line is skipped, which in both cases below leads to _REFUSE.
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     if processes:
         body += [_PERMIT, _REFUSE]

@@ -15,8 +15,8 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     """Why a call is invalid: no such tool, or the first argument that breaks its schema. None if it
     is valid.
 
-    Not checked are schemas that `envs/json_schema.py` does not know, and any `pattern`: that is a
-    regular expression of the environment's author, and matching it might never end.
+    A schema with something that `envs/json_schema.py` does not know is not checked. Nor is any
+    `pattern`: a regular expression of the environment's author, of which a match might never end.
     """
     functions = _functions_by_name(tools)
     function = functions.get(call.name)
@@ -34,7 +34,7 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
 
 
 def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
-    """What each tool says of its function, by the function's name."""
+    """The `function` of each tool (name, description, schema of the parameters), by its name."""
     return {
         str(tool["function"].get("name")): tool["function"]
         for tool in tools
@@ -43,8 +43,8 @@ def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A copy of a JSON schema, or of a part of one, without its patterns: regular expressions that
-    text must match."""
+    """A copy of a JSON schema, or of a part of one, without the patterns (regular expressions) that
+    texts must match."""
     if isinstance(schema, dict):
         return {
             key: _without_patterns(value)

@@ -57,7 +57,7 @@ def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
 
     The recipient (`to=`) may also stand after the channel. A message without a recipient, or to the
-    user or the assistant, is content.
+    user or the assistant, is content. No schema of a tool is needed to read such calls.
     """
     contents: list[str] = []
     calls: list[FoundCall] = []
@@ -88,7 +88,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 
     ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
 
-    A message to the user is content.
+    A message to the user, or to nobody, that holds no call is content.
     """
     contents: list[str] = []
     calls: list[FoundCall] = []
@@ -99,7 +99,7 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
             contents.append(part.text)
             continue
         try:
-            # A message to a tool that holds no such mark is a fault: read from 0, it raises it.
+            # A message to a tool without that mark (-1) is read from 0, which raises Malformed.
             calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))
@@ -107,8 +107,8 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
-    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`; the
-    first begins at `at`. Raises Malformed."""
+    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`. The
+    first must begin at `at`. Raises Malformed."""
     calls: list[FoundCall] = []
     while at >= 0:  # -1 after the last one
         call, at = tagged_call(text, at, _ATEM_NAME, _ATEM_ARGUMENT, tools)
@@ -129,7 +129,7 @@ def _parts(text: str) -> list[_Part]:
         if not source.strip():
             continue
         header, mark, body = source.partition("<|message|>")
-        if not mark:  # without the mark there is no header: all of it is the message's text
+        if not mark:  # without the mark there is no header, and all is the message's text
             header = ""
             body = source.removeprefix("<|start|>assistant")
         parts.append(
@@ -153,12 +153,13 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
 def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
     """The reader of thoughts for a family that writes them as messages of their own.
 
-    `is_thought` tells such a message from others. A thought that was cut short counts as well. No
-    prompt of such a family opens a thought, so `_opened` (whether the prompt did) is ignored.
+    `is_thought` says whether a message is a thought. A thought that was cut short counts as well.
+    No prompt of such a family opens a thought, so `_opened` (whether it did) is ignored.
     """
 
     def take_off(text: str) -> tuple[str | None, str]:
-        """Split a reply into (its thoughts, the other messages); (None, the reply) without any."""
+        """Split a reply into (its thoughts, the text of its other messages); (None, the whole
+        reply) if it has no thoughts."""
         parts = _parts(text)
         thoughts = [part.text.strip() for part in parts if is_thought(part)]
         rest = "".join(part.source for part in parts if not is_thought(part))

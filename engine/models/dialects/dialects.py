@@ -113,7 +113,8 @@ class ReplyReader:
         in `content`. The reply also says what is wrong with the calls."""
         thought, rest = self.thoughts.take_off(text)
         parsed = self.dialect.calls(rest, tools)
-        # If one call cannot be read, all stay in the content, where the environment sees them.
+        # If one call cannot be read, all stay in the content, where the environment sees them; so
+        # do calls in a conversation without tools.
         leaves_calls_in_content = parsed.faults or (parsed.calls and not tools)
         content = rest if leaves_calls_in_content else parsed.content
         message: ChatMessage = {"role": "assistant", "content": content}
@@ -130,17 +131,17 @@ class ReplyReader:
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content whatever follows.
 
-        With `tools` it ends before the first character that may begin a call or a thought, without
-        them it is all of the text: tags of thoughts stay in it. "" where a reply has channels,
-        since only its headers tell what is content.
+        "" in a dialect with channels, since only the headers of a reply tell what is content.
+        Otherwise, with `tools`, it ends before the first character that may begin a call or a
+        thought; without them it is all of the text, tags of thoughts included.
         """
         if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
         return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
-        """A call in OpenAI's form; its id is the model's own, or made of `number`, its place among
-        the calls of the reply from 1."""
+        """A call in OpenAI's form. Its id is the one that the model wrote, or made of `number`, the
+        call's place in the reply, from 1."""
         made_id = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
         return {
             "id": call.id or made_id,
@@ -164,9 +165,9 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     dialect = _first_that_reads(_written_turns(chat), by_tags)
-    # Hermes' form is also the one in which `ChatFormat` writes a call into the content where the
-    # template writes no calls. So without <tool_call> in the template it says nothing of the model,
-    # and the marks in the template say more.
+    # Where the template writes no calls, `ChatFormat` writes them into the content, in Hermes'
+    # form. So a call of that form tells nothing of the model unless the template has <tool_call>,
+    # and its marks tell more.
     if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
         dialect = _first_with_mark(source)
     return ReplyReader(dialect, dialect.thoughts or by_tags)
@@ -175,7 +176,7 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
 def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) -> Dialect | None:
     """The first dialect that reads the call `_CALL` from one of these turns; None if none does.
 
-    `by_tags` finds the reasoning of dialects that have no way of their own to write it.
+    `by_tags` takes the reasoning off the turn for a dialect that has no reader of its own for it.
     """
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags
@@ -185,8 +186,8 @@ def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) ->
 
 
 def _first_with_mark(source: str) -> Dialect:
-    """The first dialect that has one of its marks in the source of a chat template; Hermes if none
-    has."""
+    """The first dialect of which a mark stands in `source`, the text of a chat template; Hermes if
+    there is none."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
             return dialect
@@ -203,9 +204,9 @@ def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: s
 
 
 def _written_turns(chat: ChatFormat) -> list[str]:
-    """The assistant's turn with the call `_CALL`, as the chat template writes it: from arguments
-    given as an object, and from the same as JSON text, because a template may read only one of
-    these. A turn that the template refuses to write is left out."""
+    """The assistant's turn with the call `_CALL`, as the chat template writes it: once from
+    arguments given as an object and once from their JSON text, because a template may read only one
+    form. A turn that the template refuses to write is left out."""
     object_form = {"name": _CALL.name, "arguments": _CALL.arguments}
     text_form = {"name": _CALL.name, "arguments": json.dumps(_CALL.arguments)}
     turns = [_written_turn(chat, object_form), _written_turn(chat, text_form)]
@@ -213,8 +214,8 @@ def _written_turns(chat: ChatFormat) -> list[str]:
 
 
 def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
-    """The assistant's turn with one call, as the chat template writes it: the text before the token
-    that ends the turn. None if the template refuses it.
+    """The assistant's turn with one call, as the chat template writes it, without the token that
+    ends the turn. None if the template refuses it.
 
     `function` holds the name and the arguments of the call.
     """

@@ -30,8 +30,8 @@ def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The call that begins at `at`, a name and an object, and the position after it. Raises
-    Malformed."""
+    """The call that begins at `at`, a name and an object, as a list of one, and the position after
+    the call. Raises Malformed."""
     name_match = _NAME.match(text, at)
     if not name_match:
         raise Malformed(f"no call:name in {shown(text[at:])}")
@@ -40,8 +40,8 @@ def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None where none begins
-    there. Raises Malformed where it has no end."""
+    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
+    at `at`. Raises Malformed if the text has no closing quote."""
     if not text.startswith(_QUOTE, at):
         return None
     at += len(_QUOTE)

@@ -48,6 +48,7 @@ def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
     if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
     content = parsed.content
+    # The marks around all calls of a reply stand outside those of each call.
     for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
         content = content.replace(mark, "")
     return Found(content.strip(), parsed.calls, parsed.faults)
@@ -58,7 +59,7 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
     several of these with ";" between them, with or without `<|python_tag|>` before them. Tools that
     the model has built in are written `<|python_tag|>name.call(a=1)`.
 
-    A reply of other JSON is an answer, not a call.
+    A reply of other JSON without the tag is an answer, not a call.
     """
     has_tag = text.lstrip().startswith(PYTHON_TAG)
     body = text.lstrip().removeprefix(PYTHON_TAG) if has_tag else text
@@ -75,8 +76,8 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
 
 
 def _llama_calls(body: str, *, is_certain: bool) -> list[FoundCall] | None:
-    """The calls that a text of JSON values consists of. None if a value does not look like a call,
-    unless `is_certain` says that all are. Raises Malformed."""
+    """The calls that a text of JSON values consists of. None if a value has not the form of a call;
+    with `is_certain`, which says that all are calls, this raises Malformed, as bad JSON does."""
     calls: list[FoundCall] = []
     for value in _json_values(body):
         if not is_certain and not _is_call(value):
@@ -86,8 +87,8 @@ def _llama_calls(body: str, *, is_certain: bool) -> list[FoundCall] | None:
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """The JSON values that a text consists of; ";" may stand after each. Raises Malformed where
-    what follows is no JSON."""
+    """The JSON values that a text consists of, at least one; ";" may stand after each. Raises
+    Malformed where a value should begin and is no JSON."""
     at = 0
     is_at_end = False
     while not is_at_end:
@@ -123,8 +124,8 @@ def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`, a list of objects or one object, and the position after them, or after the
-    closing mark if one follows. Raises Malformed."""
+    """The calls at `at`, a list of objects or one object, and the position after them and after the
+    closing mark, which may be missing. Raises Malformed."""
     calls, at = _json_list(text, at)
     closing = "<|/tool_call|>"
     next_at = skip_space(text, at)
@@ -144,7 +145,7 @@ def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
         raise Malformed(f"a list of calls or a name should follow, not {shown(text[at:])}")
     name = name_match.group(1)
     call_id, at = _mistral_call_id(text, name_match.end())
-    if text.startswith("[ARGS]", at):
+    if text.startswith("[ARGS]", at):  # it may be missing
         at += len("[ARGS]")
     value, at = json_value(text, at)
     return [FoundCall(name, arguments_from(value, name), call_id)], at

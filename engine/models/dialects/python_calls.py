@@ -30,20 +30,21 @@ def lfm(text: str, _tools: Sequence[ToolSchema]) -> Found:
 
 
 def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """The whole reply is `[name(a=1), ...]`, between `<|python_start|>` and `<|python_end|>` or
-    without them: Llama 3.2 and 4. A list of other things is an answer, not a call."""
+    """The calls of Llama 3.2 and 4: the whole reply is `[name(a=1), ...]`, with or without
+    `<|python_start|>` before it and `<|python_end|>` behind it. A list that does not begin with a
+    call is an answer."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    if not (body.startswith("[") and _NAME.match(body, 1)):
+    if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: behind the bracket
         return Found(text)
     return python_calls(body, text)
 
 
 def python_calls(body: str, text: str) -> Found:
-    """The calls of an expression that is all of a reply.
+    """The calls in a reply that is nothing but calls.
 
     Args:
-        body: the expression.
-        text: the reply, which stays the content where the expression is no call.
+        body: the calls, as an expression of Python, without the marks around it.
+        text: the whole reply; it stays the content, with a fault, if `body` cannot be read.
     """
     try:
         calls, end = _calls(body, at=0)
@@ -55,7 +56,7 @@ def python_calls(body: str, text: str) -> Found:
 
 
 def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at`, one or a list of them in brackets, and the position after them. Raises
+    """The calls at `at` (one, or a list of them in brackets) and the position after them. Raises
     Malformed, also for an empty list."""
     at = skip_space(text, at)
     if not text.startswith("[", at):
@@ -83,8 +84,8 @@ def _call(text: str, at: int) -> tuple[FoundCall, int]:
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None where none begins
-    there. Raises Malformed where it does not end."""
+    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
+    at `at`. Raises Malformed if the text has no closing quote."""
     quote = text[at : at + 1]
     if quote not in ("'", '"'):
         return None

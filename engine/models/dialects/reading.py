@@ -12,8 +12,8 @@ from envs.json_types import JsonObject, ToolSchema
 
 
 def finite(text: str) -> float:
-    """The number that a text is. Raises ValueError for one that JSON does not have: NaN, and
-    whatever a float cannot hold."""
+    """The number that a text is. Raises ValueError for any other text, and for numbers that JSON
+    does not have: NaN, and those too large for a float (infinity)."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"no number: {text}")
@@ -68,9 +68,10 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     """The calls that stand between two marks, any number of times in a text.
 
     Args:
-        opening: what begins a call.
-        closing: what must follow it; "" where nothing has to.
-        body: reads what stands between; raises Malformed.
+        opening: the mark before the calls.
+        closing: the mark that must follow them; "" for none.
+        body: given the text and the position after `opening`, returns the calls there and the
+            position after them; raises Malformed.
     """
     calls: list[FoundCall] = []
     faults: list[str] = []
@@ -90,8 +91,8 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
 def _read_closed(
     text: str, at: int, closing: str, body: Body
 ) -> tuple[list[FoundCall], list[str], int]:
-    """What `body` reads at `at`, up to the mark `closing`: (the calls; the faults, one if no calls
-    could be read, else none; the position from which to go on)."""
+    """What `body` reads at `at`, up to the mark `closing`: (calls, faults, the position from which
+    to go on). There is one fault and no call if the calls could not be read, else no fault."""
     try:
         calls, body_end = body(text, at)
         return calls, [], skip_mark(text, body_end, closing)
@@ -107,8 +108,8 @@ def _end_of_fault(text: str, at: int, closing: str) -> int:
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `at`, with or without white space before it.
-    Raises Malformed if it does not."""
+    """The position after `mark`, which must stand at `at`, or after white space there. Raises
+    Malformed if it does not."""
     at = skip_space(text, at)
     if not text.startswith(mark, at):
         raise Malformed(f"{mark} should follow, not {shown(text[at:])}")
@@ -141,8 +142,9 @@ def json_value(text: str, at: int) -> tuple[object, int]:
 
 
 def call_from_json(value: object) -> FoundCall:
-    """A call from an object with `name` and `arguments` (or `parameters`), which may be JSON in a
-    text. Raises Malformed if `value` is no such object."""
+    """The call that an object describes: its `name`, its `arguments` (or `parameters`), which may
+    be text that is JSON, and its `id`, if it has one. Raises Malformed if `value` is no such
+    object."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
     arguments = value.get("arguments", value.get("parameters"))
@@ -181,11 +183,11 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 
 
 def typed(text: str, schema: object) -> object:
-    """The value that a plain text stands for, where a dialect writes texts without quotes.
+    """The value that an argument stands for in a dialect that writes texts without quotes.
 
     The schema of the parameter decides whether "75001" is a text or a number. Without a schema,
-    text that is valid JSON, or Python's True, False or None, stands for that value, and all other
-    text for itself.
+    text that is valid JSON (but no quoted text), or Python's True, False or None, stands for that
+    value, and all other text for itself.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
@@ -224,7 +226,7 @@ def _listed(schema: Mapping[str, object], keyword: str) -> list[object]:
 
 
 def _type_of(value: object) -> str:
-    """The name of a value's type in JSON schema; "integer" also for a number such as 2.0."""
+    """The name in JSON schema of a value's type, the narrowest: "integer" for 2 and for 2.0."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -241,7 +243,7 @@ def _is_number(value: object) -> bool:
 
 
 def _literal(text: str) -> object:
-    """The value that a text is as JSON, or as one of Python's constants; else the text itself."""
+    """The value of a text that is JSON or one of Python's constants; else the text itself."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     try:

@@ -61,11 +61,11 @@ def tagged_call(
     """The call at `at`, whose arguments are tags, and the position after the last of them.
 
     Args:
-        name_pattern: its group 1 is the name of the tool.
-        argument_pattern: groups 1 and 2 are name and value of an argument.
+        name_pattern: matches the name of the tool with its tag; its group 1 is the name.
+        argument_pattern: matches one argument; its group 1 is the name, group 2 the value.
         tools: their schemas say what type a value has.
 
-    Raises Malformed where no name follows.
+    Raises Malformed if no name stands at `at`.
     """
     name_match = name_pattern.match(text, at)
     if not name_match:
@@ -81,8 +81,8 @@ def _arguments(
 ) -> tuple[JsonObject, int]:
     """The arguments that stand one after the other from `at` on, and the position after the last.
 
-    `pattern` matches one argument: its group 1 is the name, group 2 the value. `schemas` says by
-    name what type a value has.
+    `pattern` matches one argument: its group 1 is the name, group 2 the value as text. `schemas`
+    maps a name to the schema of its value, which tells the value's type.
     """
     arguments: JsonObject = {}
     while argument := pattern.match(text, at):

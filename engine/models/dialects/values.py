@@ -33,7 +33,8 @@ def read_pairs(
 
     Args:
         at: the position after the opening bracket of the object or call.
-        read_text: reads a key or a value in quotes.
+        read_text: given the text and a position, returns the text in quotes there and the position
+            after it; None if none begins there.
         separator: what stands between a key and its value.
         closing: the closing bracket.
         depth: the number of lists and objects around the pairs.
@@ -86,8 +87,8 @@ def _read_value(text: str, at: int, read_text: ReadText, depth: int) -> tuple[ob
 
 
 def _read_word(text: str, at: int) -> tuple[object, int]:
-    """The value of the word at `at`, such as `true`, and the position after it. Raises Malformed
-    if it is none of `_WORDS`."""
+    """The value of the word at `at`, such as `true`, and the position after the word. Raises
+    Malformed if none of `_WORDS` stands there."""
     for word, value in _WORDS.items():
         if text.startswith(word, at):
             return value, at + len(word)
@@ -95,8 +96,8 @@ def _read_word(text: str, at: int) -> tuple[object, int]:
 
 
 def _number(match: re.Match[str]) -> float:
-    """The number that `_NUMBER` matched; an int where it has neither fraction nor exponent. Raises
-    Malformed for one that is too long, or that a float cannot hold."""
+    """The number that `_NUMBER` matched; an int if it has neither fraction nor exponent. Raises
+    Malformed if it has too many characters or is too large for a float."""
     digits = match.group()
     if len(digits) > _MOST_DIGITS:
         raise Malformed(f"a number of {len(digits)} characters")
@@ -110,8 +111,8 @@ def _number(match: re.Match[str]) -> float:
 def _read_list(text: str, at: int, read_text: ReadText, depth: int) -> tuple[list[object], int]:
     """The items of a list and the position after its closing bracket.
 
-    `at` is the position after the opening one; `depth` is the number of lists and objects around
-    the items. Raises Malformed.
+    `at` is the position after the opening bracket; `depth` is the number of lists and objects
+    around the items. Raises Malformed.
     """
     items: list[object] = []
     at = skip_space(text, at)

@@ -68,7 +68,7 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     tensors = list(_stored_tensors(folder, facts, architecture))
     metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
     rope_factors = _rope_factors(config, facts)
-    unfinished = file.with_name(f".{file.name}.aside")
+    unfinished = file.with_name(f".{file.name}.aside")  # renamed to `file` when it is complete
     writer = GGUFWriter(unfinished, architecture)
     try:
         _add_metadata(writer, metadata, kind)
@@ -104,7 +104,7 @@ def _write_tensors(
 ) -> None:
     """Write the header, the metadata that the writer has, and all tensors; `kind` is one of KINDS.
 
-    The file describes all tensors before the values of the first, in the same order.
+    In the file the descriptions of all tensors come first, then their values in the same order.
     """
     for tensor in tensors:
         name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
@@ -145,7 +145,7 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "vocab_size": facts.vocab,
     }
     sizes |= _rope_scaling(rope, facts.max_positions)
-    # Some models name a window in their config.json and do not use it.
+    # A window: how far back attention goes. Some models name one and do not use it.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
@@ -156,7 +156,7 @@ def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
 
     `rope` is the part of config.json that has it. Raises NotExportable for an unknown scaling.
     """
-    scaling = rope.get("rope_type", rope.get("type", "default"))
+    scaling = rope.get("rope_type", rope.get("type", "default"))  # "type": the older key
     if scaling in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
         return {}
     if scaling not in ("linear", "yarn"):
@@ -169,9 +169,9 @@ def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
 
 
 def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
-    """What Llama 3's scaling divides each rotary frequency by; None for other models.
+    """The number by which Llama 3's scaling divides each rotary frequency; None for other models.
 
-    Formula: Llama 3.1's, as transformers' modeling_rope_utils has it.
+    The formula is that of transformers' modeling_rope_utils for Llama 3.1.
     """
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "llama3":
@@ -188,7 +188,7 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
-    """The tensors to write; an output layer that shares the embedding is left out."""
+    """The tensors to write, without an output layer that shares the embedding's weights."""
     # The projections whose rows GGUF stores in another order, with their number of heads.
     heads_by_projection: dict[str, int] = {}
     if architecture == "llama":
@@ -197,14 +197,14 @@ def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Itera
         for tensor in _tensors_of_file(folder / file_name):
             if tensor.name == "lm_head.weight" and facts.tied:
                 continue
-            projection = tensor.name.split(".")[-2]
+            projection = tensor.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
             heads = heads_by_projection.get(projection, 0)  # 0: the order stays
             yield replace(tensor, reordered_heads=heads)
 
 
 def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
-    """The tensors of a safetensors file, which begins with the length of its header, the header as
-    JSON, and then the values."""
+    """The tensors of a safetensors file: it holds the length of its header, the header as JSON,
+    then the values, whose places the header counts from its own end."""
     with open(path, "rb") as file:
         [header_bytes] = struct.unpack("<Q", file.read(_LENGTH_BYTES))
         header: JsonObject = json.loads(file.read(header_bytes))
@@ -228,14 +228,14 @@ def _gguf_name(name: str) -> str:
     prefix, _, rest = name.partition("model.layers.")
     layer, _, path = rest.partition(".")
     part, _, ending = path.rpartition(".")
-    if prefix or part not in _LAYER_NAMES:
+    if prefix or part not in _LAYER_NAMES:  # a prefix: of another part, or of no layer at all
         raise NotExportable(f"GGUF has no name for the tensor {name}")
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """The type in which a tensor of this shape is stored. It is that of `kind` (one of KINDS), but
-    float32 for a vector, and float16 where a row does not divide into the blocks of that type."""
+    """The type in which a tensor of this shape is stored: float32 for a vector, float16 where a row
+    does not divide into the blocks of the type of `kind` (one of KINDS), and else that type."""
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
@@ -246,8 +246,8 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Add the description of a tensor, whose values are written later; `storage` is the type that
-    they are stored in."""
+    """Add the description of a tensor, whose values are written later as the type `storage`. To the
+    writer the tensor is one of plain bytes, since numpy has no quantized types."""
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
@@ -258,7 +258,7 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
     Raises NotExportable if they are stored in another type than F32, F16 and BF16.
     """
-    # numpy has no bfloat16: its two bytes are read as they are.
+    # numpy has no bfloat16: the two bytes of a value are read as they are, and widened below.
     numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
     if tensor.dtype not in numpy_types:
         raise NotExportable(f"the tensor {tensor.name} is stored as {tensor.dtype}")
@@ -277,10 +277,10 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
 
 def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a projection in GGUF's order instead of transformers'.
+    """The rows of a projection, which come in transformers' order, in GGUF's order.
 
-    The two rows that rotary positions turn together stand half a head apart in transformers, and
-    side by side in GGUF.
+    Rotary positions turn two rows of a head together: these stand half a head apart in
+    transformers, and side by side in GGUF.
     """
     pairs_per_head = values.shape[0] // heads // 2
     by_half = values.reshape(heads, 2, pairs_per_head, *values.shape[1:])

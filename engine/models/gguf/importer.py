@@ -51,9 +51,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     """Write the model of the GGUF file `file` to `folder`, which must not exist and appears
     complete or not at all.
 
-    `source` and `license_name` are for model.json; "" stands for the file's path, and for the
-    license that the file names. Raises NotImportable if the file is damaged, or something is
-    missing or unknown.
+    `source` and `license_name` are written to model.json; "" as `source` stands for the file's
+    path, "" as `license_name` for the license that the file names. Raises NotImportable if the file
+    is damaged, or something is missing or unknown.
     """
     reader = _open(file)
     values = _Metadata(reader)
@@ -73,13 +73,13 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         origin.write(unfinished / model_origin.FILE)
         _require_usable(unfinished)
         _move_into_place(unfinished, folder)
-    finally:
+    finally:  # after a failure; otherwise it has become `folder`
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _empty_folder_beside(folder: Path) -> Path:
     """A new folder in which the model is written before it becomes `folder`."""
-    # One name, so that what a killed import left behind is cleared away by the next one.
+    # Always the same name, so that an import clears away what a killed one left behind.
     unfinished = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -127,8 +127,8 @@ def _open(file: Path) -> "GGUFReader":
 
 
 def _require_usable(folder: Path) -> None:
-    """Raise NotImportable if the facts of the model in `folder` cannot be read, as every user of
-    the model will do."""
+    """Raise NotImportable if the facts of the model in `folder` cannot be read: whoever uses the
+    model reads them."""
     try:
         model_files.read_facts(folder)
     except UserError as error:
@@ -142,9 +142,9 @@ class _Metadata:
         self._fields = reader.fields
 
     def get(self, key: str) -> Any:
-        """The value of `key`: a number, text, truth value or list; None if the file lacks it.
+        """The value of `key` (a number, text, truth value or list); None if the file lacks the key.
 
-        Raises NotImportable if it cannot be decoded.
+        Raises NotImportable if the value cannot be decoded.
         """
         field = self._fields.get(key)
         try:
@@ -159,7 +159,7 @@ class _Metadata:
     def number(self, key: str, default: float | None = None) -> Any:
         """The number at `key`, or `default` if the file has no such key.
 
-        Raises NotImportable if it is missing and there is no default, or if it is no number.
+        Raises NotImportable if the value is no number, or if it is missing and `default` is None.
         """
         value = self.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -171,7 +171,7 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text at `key`, or `default` if there is none; without one raises NotImportable."""
+        """The text at `key`, else `default`. Raises NotImportable if there is neither."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -181,7 +181,8 @@ class _Metadata:
 
 
 def _require_whole_model(values: _Metadata) -> None:
-    """Raise NotImportable if the file is no whole model: a part of one, or an adapter."""
+    """Raise NotImportable if the file holds something else than a model, such as an adapter, or
+    only a part of one."""
     kind = values.text("general.type", default="model")
     if kind != "model":
         raise NotImportable(f"it holds no model but {kind!r}")
@@ -194,7 +195,8 @@ def _require_whole_model(values: _Metadata) -> None:
 def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     """transformers' config.json for the model.
 
-    Raises NotImportable if the architecture is none of `names.ARCHITECTURES` or a size is missing.
+    Raises NotImportable if something is missing in the file, or is set that is not known here, such
+    as another architecture than those of `names.ARCHITECTURES`.
     """
     kind = values.text("general.architecture")
     _require_known(values, kind)
@@ -227,6 +229,7 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
+    # max: a damaged file may say 0 heads.
     head_dim = _head_dim(values, kind, usual=hidden // max(heads, 1))
     if embedding is None:
         raise NotImportable("the file has no tensor token_embd.weight")
@@ -245,7 +248,8 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
 
 
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
-    """The size of an attention head: that of its keys, or `usual` if the file has none.
+    """The size of an attention head: the length of its keys, or `usual` if the file does not give
+    it.
 
     `kind` is the architecture. Raises NotImportable if the values of a head, or its rotary
     positions, have another size.
@@ -272,8 +276,8 @@ def _generation_config(config: JsonObject, values: _Metadata) -> JsonObject:
 
 
 def _require_known(values: _Metadata, kind: str) -> None:
-    """Raise NotImportable unless the architecture `kind` and all that the file sets for it are
-    known here."""
+    """Raise NotImportable unless the architecture `kind` is known here, is no mixture of experts,
+    and all that the file sets for it is known."""
     if kind not in names.ARCHITECTURES:
         raise NotImportable(
             f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
@@ -288,7 +292,8 @@ def _require_known(values: _Metadata, kind: str) -> None:
 
 
 def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonObject:
-    """transformers' rope_parameters. Raises NotImportable for a scaling that is not known.
+    """transformers' rope_parameters, made from the file's values. Raises NotImportable for a
+    scaling that is not known.
 
     Args:
         kind: GGUF's name of the architecture, with which the keys begin.
@@ -319,8 +324,8 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    `theta` is the base of the frequencies. Raises NotImportable if none of `_LLAMA3_FACTORS` gives
-    these factors.
+    `theta` is the base of the frequencies. Only the parameter `factor` differs between models:
+    raises NotImportable if no value in `_LLAMA3_FACTORS` gives these factors.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 

@@ -96,7 +96,7 @@ def write(folder: Path, values: Values) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,  # the chat template writes it
-        "model_max_length": int(1e30),  # transformers' number for no limit
+        "model_max_length": int(1e30),  # how transformers writes that there is no limit
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
     (folder / "chat_template.jinja").write_text(template, "utf-8")
@@ -110,7 +110,7 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, key in _SPECIAL.items():
         token_id = int(values.number(key, default=-1))  # -1: the file names none
-        if 0 <= token_id < len(tokens):
+        if 0 <= token_id < len(tokens):  # a damaged file may name an id without a token
             named[name] = tokens[token_id]
     if "eos_token" not in named:
         raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
@@ -118,8 +118,8 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
-    """Tell the tokenizer which tokens of text are never split. They keep the ids that they have in
-    the vocabulary.
+    """Tell the tokenizer which tokens it must never split where they stand in a text. Their ids
+    stay those of the vocabulary.
 
     Raises NotImportable unless there are as many types as tokens.
     """
@@ -139,7 +139,8 @@ def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str])
 
 
 def _tokens(values: Values) -> list[str]:
-    """The texts of the tokens, by id. Raises NotImportable if there are none, or one twice."""
+    """The texts of the tokens, in the order of their ids. Raises NotImportable if there are none,
+    or two of the same text."""
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise NotImportable("the file has no tokens (tokenizer.ggml.tokens)")
@@ -154,7 +155,8 @@ def _added_token(text: str) -> AddedToken:
 
 
 def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
-    """The tokenizer without its added tokens. Raises NotImportable if its rule is not known."""
+    """The tokenizer without its added tokens. Raises NotImportable if its kind is not known, or
+    what it needs is missing."""
     kind = values.text("tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level(values, tokens)
@@ -166,7 +168,7 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     """The tokenizer of a model with byte-level BPE, without its added tokens.
 
-    Raises NotImportable if the file has no merges, or its rule for cutting words is not known.
+    Raises NotImportable if its rule for cutting words is not known, or the file has no merges.
     """
     rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
@@ -185,8 +187,8 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _known_rule(values: Values) -> str:
-    """The name of the rule that cuts text into words. Raises NotImportable if it is none of
-    PRE_TOKENIZERS."""
+    """The name of the rule that cuts text into words. Raises NotImportable if the file names none,
+    or one that is not in PRE_TOKENIZERS."""
     rule = values.text("tokenizer.ggml.pre", default="")
     if rule not in PRE_TOKENIZERS:
         raise NotImportable(
@@ -218,6 +220,7 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise NotImportable("the tokens have no scores (tokenizer.ggml.scores)")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    # 0: the id that SentencePiece gives the token for unknown characters.
     unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", default=0))]
     bpe = models.BPE(
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
@@ -228,8 +231,8 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
-    """Make the tokenizer write WORD_START for each space, and one more before the text unless the
-    file forbids it. Its decoder turns both back."""
+    """Make the tokenizer write WORD_START for each space, and one before the text unless the file
+    forbids that. Its decoder writes the spaces again and drops the one before the text."""
     to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
     to_text: list[Any] = [
         decoders.Replace(WORD_START, " "),
@@ -244,8 +247,8 @@ def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece stores as scores: every way to make a token of two others, best
-    score first, and then by the ids of the two."""
+    """The merges that SentencePiece stores as scores of tokens: every way to make a token of two
+    others, sorted by the token's score, highest first, and then by the ids of the two."""
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, token_id in vocab.items():
         for left, right in _cuts(token):

@@ -33,9 +33,9 @@ class NotExportable(ValueError):
 def read(folder: Path, rows: int) -> JsonObject:
     """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
 
-    `rows` is the number of rows of the embedding matrix; an id below it that has no token gets a
-    placeholder. Raises NotExportable if GGUF has no name for the rule by which the tokenizer cuts
-    words, UserError MODEL_UNSUPPORTED if a file cannot be read.
+    `rows` is the number of rows of the embedding matrix; a row without a token gets a placeholder.
+    Raises NotExportable if the tokenizer is not BPE or GGUF has no name for a part of it, UserError
+    MODEL_UNSUPPORTED if a file cannot be read.
     """
     state = model_files.load_json(folder / "tokenizer.json")
     model = state.get("model") or {}
@@ -85,8 +85,8 @@ class _Vocabulary:
         return [self._type_of(token_id) for token_id in range(self.rows)]
 
     def _type_of(self, token_id: int) -> int:
-        """GGUF's type of the token with this id; _UNUSED for an id without a token, which only
-        fills a row of the embedding matrix."""
+        """GGUF's type of the token with this id; _UNUSED for an id without a token: its row of the
+        embedding matrix is only padding."""
         if token_id not in self.texts:
             return _UNUSED
         if token_id not in self.added:
@@ -98,7 +98,7 @@ class _Vocabulary:
 
 def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
     """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
-    rows. Raises NotExportable if there are more tokens than rows."""
+    rows. Raises NotExportable if a token has no row."""
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
     texts = {token_id: text for text, token_id in state["model"]["vocab"].items()}
     texts |= {token_id: entry["content"] for token_id, entry in added.items()}
@@ -135,15 +135,15 @@ def _is_byte(token: str) -> bool:
 
 
 def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
-    """The values of a SentencePiece tokenizer, by GGUF's keys. It has a score per token in place of
-    merges: the earlier the merge that makes a token, the higher the token's score.
+    """The values of a SentencePiece tokenizer, by GGUF's keys. GGUF stores no merges for it, but a
+    score per token: the earlier the merge that makes a token, the higher the token's score.
 
     `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
     way than Llama 2 does.
     """
     merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
-    steps = normalizer.get("normalizers") or [normalizer]
+    steps = normalizer.get("normalizers") or [normalizer]  # a sequence, or one step by itself
     # Llama 2 writes a mark for each space (Replace), and one before the text (Prepend).
     step_types = [step.get("type") for step in steps]
     if step_types not in (["Prepend", "Replace"], ["Replace"]):
@@ -158,7 +158,7 @@ def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
 
 def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
     """The score of each token: the earlier the merge that makes the token, the higher."""
-    merge_order: dict[str, int] = {}  # by the token that the merge makes
+    merge_order: dict[str, int] = {}  # token -> place of the first merge that makes it
     for left, right in merges:
         merge_order.setdefault(left + right, len(merge_order))
     after_all = len(merge_order)  # for tokens that no merge makes
@@ -166,8 +166,8 @@ def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
 
 
 def _rule(state: JsonObject) -> str:
-    """GGUF's name of the rule that cuts text into words. The name also says how text is normalized
-    and whether words that are tokens skip the merges.
+    """GGUF's name of the rule that cuts text into words. The name also stands for how text is
+    normalized, and for whether a word that is a token skips the merges.
 
     `state` is the content of tokenizer.json. Raises NotExportable if GGUF has no name for the rule.
     """
@@ -175,6 +175,7 @@ def _rule(state: JsonObject) -> str:
     normalizer = (state.get("normalizer") or {}).get("type")
     rule = _comparable(state.get("pre_tokenizer"))
     for name, make in PRE_TOKENIZERS.items():
+        # A tokenizer with the rule of that name, to compare as JSON.
         example = Tokenizer(models.BPE())
         example.pre_tokenizer = make()
         known_rule = _comparable(json.loads(example.to_str())["pre_tokenizer"])
@@ -190,9 +191,11 @@ def _rule(state: JsonObject) -> str:
 
 
 def _comparable(rule: object) -> object:
-    """A copy of a tokenizer's rule, or of a part of it, that can be compared with others: without
-    "trim_offsets", which does not change the ids of tokens, and with "use_regex", which some files
-    leave out because true is its default."""
+    """A copy of a tokenizer's rule, or of a part of it, for comparison with others.
+
+    It lacks "trim_offsets", which does not change the ids of tokens. A "ByteLevel" always has
+    "use_regex" in it, whose default (true) some files leave out.
+    """
     if isinstance(rule, list):
         return [_comparable(part) for part in rule]
     if isinstance(rule, dict):
@@ -214,7 +217,7 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
     if end_ids:
         values.setdefault(_END_OF_TEXT, end_ids[0])
         others = [token_id for token_id in end_ids if token_id != values[_END_OF_TEXT]]
-        if others:  # GGUF has a key for one more, the end of a turn
+        if others:  # GGUF has a key for one more, the end of a turn; the rest are left out
             values["tokenizer.ggml.eot_token_id"] = others[0]
     if _END_OF_TEXT not in values:
         raise NotExportable("its tokenizer names no end token")
@@ -222,8 +225,8 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
 
 
 def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
-    """The ids of the tokens that `settings`, the content of tokenizer_config.json, names, under
-    GGUF's keys; `ids` maps the text of every token to its id."""
+    """The ids of the special tokens that `settings` (the content of tokenizer_config.json) names,
+    under GGUF's keys; tokens without an id are left out. `ids`: text of a token -> its id."""
     values: JsonObject = {}
     for name, key in _SPECIAL_KEYS.items():
         text = settings.get(name)
@@ -241,7 +244,7 @@ def _end_ids(folder: Path) -> list[int]:
         if (folder / name).is_file():
             value = model_files.load_json(folder / name).get("eos_token_id")
             values = value if isinstance(value, list) else [value]
-            end_ids = [value for value in values if isinstance(value, int)]
+            end_ids = [value for value in values if isinstance(value, int)]  # [] for null
             if end_ids:
                 return end_ids
     return []

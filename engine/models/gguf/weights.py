@@ -51,7 +51,7 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
 
     Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
     """
-    # The factors of the rotary positions become a part of config.json.
+    # The factors of the rotary positions are no weight here: they become a part of config.json.
     tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
     stored = [_stored_tensor(tensor, config) for tensor in tensors]
     _require_layers(config, _names_by_layer(tensor.name for tensor in tensors))
@@ -100,7 +100,8 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
     `tensors_of_layer` holds, by the number of the layer, GGUF's names of its tensors without that
     number, such as "attn_q.weight".
     """
-    choices = names.LAYER_TENSORS[config["model_type"]]  # without biases, with biases
+    # One set of names, or two where an architecture may have biases: without and with them.
+    choices = names.LAYER_TENSORS[config["model_type"]]
     first_layer = tensors_of_layer.get(0, set())
     # The choice that differs least from the first layer: with biases, if that layer has some.
     wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
@@ -114,7 +115,8 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 def _require_layer(
     layer: int, actual: AbstractSet[str], wanted: AbstractSet[str], model_type: str
 ) -> None:
-    """Raise NotImportable unless a layer has the tensors that it should have, and no others."""
+    """Raise NotImportable unless a layer has exactly the tensors `wanted`; `actual` are those it
+    has."""
     if missing := wanted - actual:
         raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
     if unknown := actual - wanted:
@@ -134,7 +136,7 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
     last norm is missing."""
     shapes = _matrix_shapes(config)
     for each in stored:
-        part = each.name.split(".")[-2]
+        part = each.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
         # The parts that are not in `shapes` are norms of the hidden state.
         shape = shapes.get(part, (config["hidden_size"],))
         if each.name.endswith(".bias"):
@@ -148,7 +150,8 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
 
 
 def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
-    """The shapes of the matrices, and of the norms of queries and keys, by transformers' names."""
+    """The shapes that the weights must have, by transformers' names: (outputs, inputs) for a
+    matrix, (length,) for the norms of queries and keys."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
@@ -169,8 +172,8 @@ def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
-    """The number of heads in the rows of a layer's `part` (GGUF's name of a projection), if
-    llama.cpp stores these rows in another order than transformers; 0 if it does not."""
+    """How many heads share the rows of a layer's `part` (GGUF's name of a projection), if llama.cpp
+    stores these rows in another order than transformers; 0 if the order is the same."""
     # Rotary positions turn two rows together. In models of the type llama, llama.cpp puts them side
     # by side; in all others they stand half a head apart, as in transformers.
     if config["model_type"] != "llama":
@@ -204,7 +207,7 @@ def _header(stored: list[StoredTensor]) -> bytes:
     entries: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
     for each in stored:
-        bytes_per_number = 4 if each.dtype == "F32" else 2
+        bytes_per_number = 4 if each.dtype == "F32" else 2  # the other types have 16 bits
         end = offset + prod(each.shape) * bytes_per_number
         entries[each.name] = {
             "dtype": each.dtype,
@@ -219,8 +222,8 @@ def _header(stored: list[StoredTensor]) -> bytes:
 def _array(stored: StoredTensor) -> "np.ndarray":
     """The values of a tensor as they are written to the safetensors file.
 
-    Raises NotImportable if one is NaN, infinite or too large for float16, or if the GGUF file holds
-    them in a type that is not known.
+    Raises NotImportable if a value is NaN, infinite, or too large for a tensor that becomes
+    float16, or if the GGUF file holds the tensor in a type that is not known.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
@@ -263,10 +266,10 @@ def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
-    """The rows of a projection in transformers' order instead of llama.cpp's.
+    """The rows of a projection, which come in llama.cpp's order, in transformers' order.
 
-    The two rows that rotary positions turn together stand side by side in llama.cpp, and half a
-    head apart in transformers.
+    Rotary positions turn two rows of a head together: these stand side by side in llama.cpp, and
+    half a head apart in transformers.
     """
     pairs_per_head = array.shape[0] // heads // 2
     by_pair = array.reshape(heads, pairs_per_head, 2, *array.shape[1:])
