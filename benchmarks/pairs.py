@@ -184,16 +184,16 @@ def verdicts(job: Job, rounds: Sequence[Round]) -> list[Verdict]:
 def table(lines: Sequence[Verdict]) -> str:
     """The verdicts as a Markdown table, a job's memory and loss judged beside its ratios."""
     head = (
-        "| job | TRL | rounds | ours | TRL's | ratio | per CPU-s | target | matmul share (of torch.matmul) "
-        "| peak memory | loss gap | verdict |"
+        "| job | TRL | rounds | ours | TRL's | ratio | per CPU-s | target "
+        "| matmul share (of torch.matmul) | peak memory | loss gap | verdict |"
     )
     rows = [head, "|" + "---|" * 12]
     for line in lines:
         rows.append(
             f"| {line.job} | {line.variant} | {line.rounds} | {line.ours:,.4g} "
             f"| {line.theirs:,.4g} | **{line.ratio:.2f}** | {line.ratio_cpu:.2f} "
-            f"| {line.target or '':} | {line.share:.0%} ({line.torch_share:.0%}) | {line.memory:.2f} "
-            f"| {'' if line.loss_gap is None else f'{line.loss_gap:.1e}'} | {judged(line)} |"
+            f"| {line.target or '':} | {line.share:.0%} ({line.torch_share:.0%}) "
+            f"| {line.memory:.2f} | {'' if line.loss_gap is None else f'{line.loss_gap:.1e}'} | {judged(line)} |"
         )
     return "\n".join(rows)
 
