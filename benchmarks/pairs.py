@@ -193,7 +193,8 @@ def table(lines: Sequence[Verdict]) -> str:
             f"| {line.job} | {line.variant} | {line.rounds} | {line.ours:,.4g} "
             f"| {line.theirs:,.4g} | **{line.ratio:.2f}** | {line.ratio_cpu:.2f} "
             f"| {line.target or '':} | {line.share:.0%} ({line.torch_share:.0%}) "
-            f"| {line.memory:.2f} | {'' if line.loss_gap is None else f'{line.loss_gap:.1e}'} | {judged(line)} |"
+            f"| {line.memory:.2f} "
+            f"| {'' if line.loss_gap is None else f'{line.loss_gap:.1e}'} | {judged(line)} |"
         )
     return "\n".join(rows)
 
