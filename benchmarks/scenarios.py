@@ -145,7 +145,7 @@ SCENARIOS: dict[str, Scenario] = {
     "too_few_steps": Scenario(
         Tasks(draw=skills.ends, answer="It begins with {gold}", train=320),
         "sft",
-        {"epochs": 1, "eval_rows": 160},
+        {"epochs": 1, "batch_size": 32, "eval_rows": 160},
         ("too_short",),
         "steps up | epochs up",
         "21, 22",

@@ -16,7 +16,7 @@ from engine.home.run_dir import Home
 from engine.processes import deployments
 from engine.serving.chat_request import Patience
 from mcp_server.api import verbs
-from mcp_server.protocol import tools
+from mcp_server.protocol import threads
 from mcp_server.protocol.app import build_server
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,7 +39,7 @@ def served(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def gate(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A real deployment samples as many tokens as this file says; each of them is reported."""
     stand_in(monkeypatch, server=TESTS / "helpers" / "gated_server.py")
-    monkeypatch.setattr(tools, "TOKENS_EVERY_S", 0.0)
+    monkeypatch.setattr(threads, "TOKENS_EVERY_S", 0.0)
     file = home.root / "tokens"
     file.write_text("100000")
     yield file
