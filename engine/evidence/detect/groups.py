@@ -24,8 +24,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
     """Detect groups that give no gradient because their answers are alike without being right.
 
     None in these cases:
-        too few steps are done, or enough groups give a gradient;
-        the run learns;
+        too few steps are done, enough groups give a gradient, or the run learns;
         the texts differ, and few groups earn equal rewards without being solved;
         the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
     """
@@ -173,10 +172,8 @@ def _steps_at_end(shares: Sequence[float], enough: float) -> int:
 def _solved_finding(
     facts: Facts, solved_at: int, solved_steps: int, heldout_share: float | None
 ) -> Finding:
-    """The finding that every group is right since step `solved_at`, for `solved_steps` steps.
-
-    `heldout_share` is what was solved of the held-out tasks last, None where it was not measured.
-    """
+    """The finding that every group is right since step `solved_at`, for `solved_steps` steps. The
+    share `heldout_share` of the held-out tasks was solved last; None where it was not measured."""
     evidence = {
         "solved_since": solved_at,
         "steps_without_gradient": solved_steps,
@@ -543,10 +540,8 @@ def is_learning(facts: Facts) -> bool:
 
 
 def never_solved(facts: Facts) -> bool:
-    """Whether hardly any answer is right.
-
-    Where the environment reports no success: whether nearly all groups count as too hard.
-    """
+    """Whether hardly any answer is right; where the environment reports no success, whether nearly
+    all groups count as too hard."""
     solved_shares = window(facts.view_values("solved_share"))
     if solved_shares:
         return mean(solved_shares) <= limits.SOLVED_NEVER
@@ -583,10 +578,8 @@ def _nearly_all_solved(solved_share: float) -> bool:
 
 
 def _not_all_solved(facts: Facts) -> bool:
-    """Whether the first steps left tasks unsolved; True where success is not reported.
-
-    Groups of equal answers are a fault only then: a model that knows its tasks answers equally.
-    """
+    """Whether the first steps left tasks unsolved; True where success is not reported. Groups of
+    equal answers are a fault only then: a model that knows its tasks answers equally."""
     solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
 
