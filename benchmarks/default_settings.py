@@ -15,11 +15,12 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import exact_rows
 from benchmarks.estimates import done
 from engine.core.files import read_json
 from engine.environments import push
@@ -28,24 +29,6 @@ from engine.models import library
 from engine.records.settings import GivenSettings
 
 HELDOUT = 200  # rows of each task that are asked, half of them to choose the checkpoint
-SCORER = '''
-from envs import Score, SingleTurnEnv, Task
-import json, pathlib
-
-class Exact(SingleTurnEnv):
-    """One right answer for each prompt."""
-
-    def tasks(self):
-        text = (pathlib.Path(__file__).parent / "rows.jsonl").read_text()
-        return [Task(**json.loads(line)) for line in text.splitlines()]
-
-    def score(self, task, completion):
-        right = completion.strip() == task.answer
-        return Score(reward=float(right), success=right)
-
-def load_environment(**params):
-    return Exact()
-'''
 
 Row = tuple[str, str]  # prompt, answer
 LETTERS = "abcdefghijklmnoprstuvw"
@@ -137,7 +120,7 @@ def plural(chance: random.Random) -> Row:
 class Case:
     """Tasks to train on: how a row is made, and how many train rows there are."""
 
-    make: Callable[[random.Random], Row]
+    make: exact_rows.Draw
     rows: int
     model: str = "pebble"
 
@@ -171,24 +154,9 @@ HALVES = {
 def write_environment(folder: Path, case: Case) -> Path:
     """An environment of unique prompts; those that are asked are never trained on."""
     chance = random.Random(f"{case.make.__name__} {case.rows}")
-    rows: dict[str, str] = {}
-    while len(rows) < case.rows + HELDOUT:
-        prompt, answer = case.make(chance)
-        rows[prompt] = answer
-    lines = [
-        {
-            "id": f"t{number}",
-            "prompt": prompt,
-            "answer": answer,
-            "split": "train" if number < case.rows else "heldout",
-        }
-        for number, (prompt, answer) in enumerate(rows.items())
-    ]
+    rows = exact_rows.unique_rows(case.make, chance, case.rows + HELDOUT)
     path = folder / case.make.__name__
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "environment.py").write_text(SCORER)
-    (path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return exact_rows.write(path, rows, heldout=range(case.rows, len(rows)))
 
 
 def drawn(chance: random.Random, trained: int, usual_rate: float) -> GivenSettings:

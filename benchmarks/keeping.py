@@ -10,14 +10,14 @@ word on it; then for each task and share the means over the seeds.
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import exact_rows
 from engine.environments import push
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import Home
@@ -27,24 +27,6 @@ from engine.runs.submit.requests import TrainRequest
 EXAMPLES = Path(__file__).resolve().parents[1] / "envs" / "examples"
 OPEN = ("queued", "preparing", "running", "stopping")
 TRAIN_ROWS, HELDOUT_ROWS = 320, 120
-ENVIRONMENT = """
-import json
-from pathlib import Path
-from envs import Score, SingleTurnEnv, Task
-
-ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
-
-class Rows(SingleTurnEnv):
-    def tasks(self):
-        return [Task(**row) for row in ROWS]
-
-    def score(self, task, completion):
-        right = completion.strip() == task.answer_text
-        return Score(float(right), success=right)
-
-def load_environment():
-    return Rows()
-"""
 
 
 def word(rng: random.Random) -> str:
@@ -74,14 +56,16 @@ class Task:
         settings: those that somebody chose.
     """
 
-    draw: Callable[[random.Random], tuple[str, str]] | None
+    draw: exact_rows.Draw | None
     settings: Mapping[str, object]
 
 
+# 120 steps, long enough to forget.
+LONG = {"epochs": 12, "batch_size": 32, "eval_every": 30, "stop_early": "none"}
 TASKS: dict[str, dict[str, Task]] = {
     "pebble": {
-        "ends": Task(ends, {"epochs": 12, "eval_every": 30}),
-        "tag": Task(tag, {"epochs": 12, "eval_every": 30}),
+        "ends": Task(ends, LONG),
+        "tag": Task(tag, LONG),
     },
     "smollm2": {
         name: Task(
@@ -132,24 +116,9 @@ def pushed(home: Home, name: str, task: Task) -> str:
     """The id of the task's environment, pushed."""
     if task.draw is None:
         return push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES]).env_id
-    rng = random.Random(name)
-    rows: dict[str, str] = {}
-    while len(rows) < TRAIN_ROWS + HELDOUT_ROWS:
-        prompt, answer = task.draw(rng)
-        rows[prompt] = answer
-    listed = [
-        {
-            "id": f"row-{number}",
-            "prompt": prompt,
-            "answer": answer,
-            "split": "heldout" if number < HELDOUT_ROWS else "train",
-        }
-        for number, (prompt, answer) in enumerate(rows.items())
-    ]
+    rows = exact_rows.unique_rows(task.draw, random.Random(name), TRAIN_ROWS + HELDOUT_ROWS)
     folder = home.root.parent / "tasks" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rows.json").write_text(json.dumps(listed))
-    (folder / "environment.py").write_text(ENVIRONMENT)
+    exact_rows.write(folder, rows, heldout=range(HELDOUT_ROWS))
     return push.push_env(home, str(folder), roots=[folder]).env_id
 
 

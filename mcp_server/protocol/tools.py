@@ -54,6 +54,29 @@ Sampling = Annotated[
 Cursor = Annotated[str, Field(description="next_cursor of the previous call")]
 Limit = Annotated[int, Field(ge=1, le=200)]
 Objects = list[JsonObject]
+GpuHours = Annotated[
+    float,
+    Field(gt=0, le=10_000, description="Cap: refused if estimated above, checkpointed there."),
+]
+Resumed = Annotated[
+    str,
+    Field(
+        description="Stopped or failed run to continue from its last checkpoint; besides it only "
+        "max_gpu_hours and request_id."
+    ),
+]
+NextSteps = Annotated[
+    Objects,
+    Field(
+        default_factory=list,
+        description="Plan: next steps, each from the best before, e.g. "
+        '[{"algorithm":"grpo","settings":{}},{"algorithm":"evaluate"}]',
+    ),
+]
+Varied = Annotated[
+    dict[str, Any],
+    Field(default_factory=dict, description='Plan: once per value of {"seed":[1,2]}'),
+]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
@@ -149,36 +172,13 @@ class Tools:
             Literal["", "better", "no_difference"], Field(description="Your prediction.")
         ] = "",
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
-        max_gpu_hours: Annotated[
-            float,
-            Field(
-                gt=0,
-                le=10_000,
-                description="Cap: refused if estimated above, checkpointed there.",
-            ),
-        ] = DEFAULT_GPU_HOURS,
+        max_gpu_hours: GpuHours = DEFAULT_GPU_HOURS,
         request_id: Annotated[
             str, Field(description='Makes a retry safe: same id, same run, e.g. "try-1".')
         ] = "",
-        resume: Annotated[
-            str,
-            Field(
-                description="Stopped or failed run to continue from its last checkpoint; besides "
-                "it only max_gpu_hours and request_id."
-            ),
-        ] = "",
-        then: Annotated[
-            Objects,
-            Field(
-                default_factory=list,
-                description="Plan: next steps, each from the best before, e.g. "
-                '[{"algorithm":"grpo","settings":{}},{"algorithm":"evaluate"}]',
-            ),
-        ],
-        vary: Annotated[
-            dict[str, Any],
-            Field(default_factory=dict, description='Plan: once per value of {"seed":[1,2]}'),
-        ],
+        resume: Resumed = "",
+        then: NextSteps,
+        vary: Varied,
     ) -> Any:
         """Queue a training run (sft imitates reference answers, dpo learns from pairs, grpo
         maximises reward, distill learns from settings.teacher), or a plan of several, capped as

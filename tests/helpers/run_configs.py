@@ -119,6 +119,27 @@ ESTIMATE: dict[str, Any] = {
     "calibrated_on_runs": 0,
     "uncalibrated": {"seconds": {"startup": 10.0, "training": 350.0}, "memory": 600},
 }
+# manifest.json of a training run on the CPU.
+MANIFEST: dict[str, Any] = {
+    "run_id": "sums-grpo-1",
+    "time": 1.5,
+    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
+    "model": {"ref": "pebble", "files": {"config.json": "00"}, "start_adapter": None},
+    "settings_sha256": "00",
+    "seed": 3,
+    "parent": "",
+    "note": "",
+    "reward_risk_accepted": False,
+    "versions": {"python": "3.11"},
+    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
+    "matrix_flops": 1e9,
+    "quantization": "none",
+    "precision": "float32",
+    "forward": {"kind": "own", "why": ""},
+    "kernels": {"kind": "torch", "why": ""},
+    "isolation": "",
+    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
+}
 
 
 def sft_settings(**changes: Any) -> SFTSettings:

@@ -6,31 +6,13 @@ import pytest
 from as_json import kept_skills, records, run_verdict
 from hypothesis import given
 from hypothesis import strategies as st
+from run_configs import MANIFEST
 
 from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
 from engine.records.manifest import ReplayUsed
 
-MANIFEST = {
-    "time": 1.5,
-    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
-    "model": {"ref": "pebble", "files": {}, "start_adapter": None},
-    "settings_sha256": "00",
-    "seed": 3,
-    "parent": "",
-    "note": "",
-    "reward_risk_accepted": False,
-    "versions": {"python": "3.11"},
-    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
-    "matrix_flops": 1e9,
-    "quantization": "none",
-    "precision": "float32",
-    "forward": {"kind": "own", "why": ""},
-    "kernels": {"kind": "torch", "why": ""},
-    "isolation": "",
-    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
-}
 SKILLS = ("reverse", "copy", "count", "upper")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import MANIFEST
 
 from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -115,35 +116,16 @@ def test_a_metric_that_is_no_number_has_no_value():
     assert [line.value(name) for name in ("loss", "model", "lr", "x")] == [None, None, 1.0, None]
 
 
-MANIFEST: dict[str, Any] = {
-    "run_id": "sums-grpo-1",
-    "time": 1.5,
-    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
-    "model": {"ref": "pebble", "files": {"config.json": "00"}, "start_adapter": None},
-    "settings_sha256": "00",
-    "seed": 3,
-    "parent": "",
-    "note": "",
-    "reward_risk_accepted": False,
-    "versions": {"python": "3.11"},
-    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
-    "matrix_flops": 1e9,
-    "quantization": "none",
-    "precision": "float32",
-    "forward": {"kind": "own", "why": ""},
-    "kernels": {"kind": "torch", "why": ""},
-    "isolation": "",
-    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
-    "replayed": {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800},
-}
+REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800}
+MANIFEST_WITH_REPLAY = {**MANIFEST, "replayed": REPLAYED}
 
 
 def test_a_manifest_is_written_as_it_was_read(tmp_path: Path):
     path = tmp_path / "manifest.json"
-    Manifest.model_validate(MANIFEST).write(path)
-    assert path.read_text() == json.dumps(MANIFEST, indent=1) + "\n"
+    Manifest.model_validate(MANIFEST_WITH_REPLAY).write(path)
+    assert path.read_text() == json.dumps(MANIFEST_WITH_REPLAY, indent=1) + "\n"
     assert read_manifest(path).model.files == {"config.json": "00"}
-    path.write_text(json.dumps({k: v for k, v in MANIFEST.items() if k != "precision"}))
+    path.write_text(json.dumps({k: v for k, v in MANIFEST_WITH_REPLAY.items() if k != "precision"}))
     with pytest.raises(DamagedRecord, match=r"manifest\.json is damaged: precision"):
         read_manifest(path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from as_json import kept_skills
-from loops import go, make_run, push, save_random_model
+from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
 
 from engine.cost.flops import KEEP_TASKS
 from engine.evidence.stats.results import load_rows
@@ -15,25 +15,6 @@ from engine.home.run_dir import Home
 from engine.worker.evaluation import language_skills
 from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.evaluation.prior_skills import SKILLS, TASKS_PER_SKILL, pebble_tasks
-
-ENDS = """
-import json
-from pathlib import Path
-from envs import Score, SingleTurnEnv, Task
-
-ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
-
-class Ends(SingleTurnEnv):
-    def tasks(self):
-        return [Task(**row) for row in ROWS]
-
-    def score(self, task, completion):
-        right = completion.strip() == task.answer_text
-        return Score(float(right), success=right)
-
-def load_environment():
-    return Ends()
-"""
 
 
 def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
@@ -63,7 +44,7 @@ def test_learning_one_skill_costs_the_others_unless_they_are_replayed(
     (folder / "rows.json").write_text(json.dumps(lessons(replay)))
     settings = {"steps": 30, "learning_rate": 3e-3, "batch_size": 24}
     settings |= {"eval_every": 30, "eval_rows": 40}
-    result = go(make_run(home, push(home, folder, ENDS, "ends"), "sft", settings))
+    result = go(make_run(home, push(home, folder, ROWS_ENVIRONMENT, "ends"), "sft", settings))
     kept = result["evidence"]["kept_skills"]
     assert result["verdict"] == "better", "the new skill is learned either way"
     assert kept["verdict"] == word, kept["summary"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import go, make_run, push
+from loops import ROWS_ENVIRONMENT, go, make_run, push
 
 from engine.core.split import prompt_key
 from engine.home.run_dir import Home, RunDir
@@ -20,24 +20,6 @@ from engine.worker.evaluation.practice import practice_of
 from engine.worker.evaluation.prior_skills import pebble_tasks, says_answer
 from engine.worker.evaluation.replay import Replay
 
-ENDS = """
-import json
-from pathlib import Path
-from envs import Score, SingleTurnEnv, Task
-
-ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
-
-class Ends(SingleTurnEnv):
-    def tasks(self):
-        return [Task(**row) for row in ROWS]
-
-    def score(self, task, completion):
-        right = completion.strip() == task.answer_text
-        return Score(float(right), success=right)
-
-def load_environment():
-    return Ends()
-"""
 SETTINGS: dict[str, Any] = {
     "steps": 30,
     "learning_rate": 3e-3,
@@ -59,7 +41,7 @@ def push_ends(home: Home, folder: Path, count: int = 200, heldout: int = 40) -> 
     listed = [{"id": f"row-{at}", **row} for at, row in enumerate(rows.values())]
     folder.mkdir()
     (folder / "rows.json").write_text(json.dumps(listed))
-    return push(home, folder, ENDS, "ends")
+    return push(home, folder, ROWS_ENVIRONMENT, "ends")
 
 
 def trained_with(home: Home, env_id: str, run_id: str, **settings: Any) -> dict[str, Any]:
