@@ -11,6 +11,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
 from engine.home.progress import Progress, answer_count, read_progress
 from engine.home.rows import HOLDS_DEVICE, RunRow
@@ -173,6 +174,7 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
     status = status | result_fields | {"warnings": warnings + new_warnings}
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
+        status["warnings"] += audit_sentences(run.find_config())
     return _errors_first(run, row, status)
 
 
