@@ -34,6 +34,7 @@ SFT = {"steps": 12, "eval_rows": 40, "learning_rate": 3e-3}
 GRPO = {"steps": 3, "prompts_per_step": 4, "group_size": 4, "eval_rows": 40}
 EVALUATION = {"algorithm": "evaluate", "rows": 60}
 _ENDS = ("deploy", "chat")  # tools at which a task is over
+_LOOKS = ("read_rollouts", "diagnose", "read_playbook")  # each is followed once
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ TASKS = [
     Task("gamed reward", OWN / "gamed", told_before_training("REWARD_RISK", '"risk"'), grpo()),
     Task("impossible", OWN / "impossible", not_better, sft(steps=40), [EVALUATION]),
     Task("leaking data", OWN / "leaking", told_before_training("overlap"), sft(steps=30)),
-    Task("gets nowhere", OWN / "nowhere", nowhere, grpo(steps=4), [EVALUATION]),
+    Task("gets nowhere", OWN / "nowhere", nowhere, grpo(steps=8), [EVALUATION]),
 ]
 
 
@@ -173,20 +174,26 @@ class Follower:
         """Carry out a task from push to comparison; returns what it took."""
         reply = await self.call("push_env", {"path": str(task.env)})
         last_plan: Mapping[str, Any] = {}
-        while reply["next"]:
-            tool, arguments = reply["next"][0]["tool"], dict(reply["next"][0]["arguments"])
-            if tool in _ENDS or (tool in ("read_rollouts", "diagnose") and tool in self.calls):
-                break
+        while (call := self._next_call(reply)) is not None:
+            tool, arguments = call["tool"], dict(call["arguments"])
             if tool == "dry_run" and tool not in self.calls:
                 arguments |= task.first
             if tool == "submit_train":
                 arguments |= {"then": list(task.then), "vary": dict(task.vary)}
-            if self.steps[-1].refused and self.calls[-1] == tool:
-                break  # what refused the call suggests it again
             reply = await self.call(tool, arguments)
             if reply.get("kind") == "plan":
                 last_plan = reply
         return self._cost(task, last_plan)
+
+    def _next_call(self, reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The first call that a reply suggests and that is not only a second look; None at the end
+        of the task, or where what refused a call suggests it again."""
+        for call in reply["next"]:
+            if call["tool"] in _ENDS or (self.steps[-1].refused and self.calls[-1] == call["tool"]):
+                return None
+            if call["tool"] not in _LOOKS or call["tool"] not in self.calls:
+                return call
+        return None
 
     def _cost(self, task: Task, last_plan: Mapping[str, Any]) -> Cost:
         """What the calls took, and what came of them."""
