@@ -119,7 +119,7 @@ def dry_run(
 
     Raises UserError if the environment, the model or a setting cannot be used.
     """
-    from engine import dry_run as engine_dry_run
+    from engine.dry_run import dry_run as engine_dry_run
 
     if paths.names_data(env_id):
         return inspect_data(home, env_id, model, roots, wait_s=_DATA_WAIT_S)

@@ -5,7 +5,7 @@ import pytest
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.cost.estimate import estimate_cost
-from engine.dry_run import dry_run
+from engine.dry_run.dry_run import dry_run
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes import launcher

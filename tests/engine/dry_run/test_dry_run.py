@@ -10,11 +10,11 @@ from command_line import call
 from official_templates import REASON, TEMPLATES, source
 from stand_ins import stand_in
 
-from engine import dry_run
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import append_line, write_json
 from engine.core.hardware import Device, Hardware
+from engine.dry_run import checks, dry_run
 from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
@@ -28,7 +28,7 @@ from envs.isolation.sandbox import Sandbox
 from tests import tiny_model
 
 GB = 1 << 30
-EXAMPLES = Path(dry_run.__file__).parents[1] / "envs" / "examples"
+EXAMPLES = Path(dry_run.__file__).parents[2] / "envs" / "examples"
 ORDER = [
     "env",
     "model",
@@ -64,7 +64,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
     monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    worker = Path(__file__).with_name("fake_probe.py")
+    worker = Path(__file__).parents[1] / "fake_probe.py"
     stand_in(monkeypatch, trainer=worker)
     monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
 
@@ -77,7 +77,7 @@ def test_a_sandbox_too_weak_for_its_owner_fails_by_name(
         raise EnvProblem("ENV_SANDBOX", "held by limits alone", hint="another kernel")
 
     home.config_file.write_text('sandbox = "required"\n')
-    monkeypatch.setattr(dry_run, "isolation_here", refuse)
+    monkeypatch.setattr(checks, "isolation_here", refuse)
     found = check(dry_run.dry_run(home, add(home)), "isolation")
     assert (found["status"], found["code"], found["fix"]) == (
         "fail",
@@ -471,7 +471,7 @@ def test_a_probe_that_outlasts_the_call_is_named_and_found_later(
 ):
     add(home)
     monkeypatch.setenv("HONESMITH_TEST_HOLD", str(tmp_path / "go"))
-    monkeypatch.setattr(dry_run, "CALL_S", 0.3)
+    monkeypatch.setattr(checks, "CALL_S", 0.3)
     report = dry_run.dry_run(home, "sums", samples=4)
     run_id = report["run_id"]
     assert check(report, "probe")["status"] == "skip" and run_id in check(report, "probe")["fix"]

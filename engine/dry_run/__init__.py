@@ -1,0 +1,7 @@
+"""The checks of a run before anything is spent. Start with `dry_run.py`.
+
+checks.py       one run: each check, and what the checks store for each other
+dry_run.py      the dry run of a run, with a probe of the model
+probe_check.py  the check that lets the model answer some tasks
+report.py       the reply: what the checks came to, in words and in numbers
+"""
