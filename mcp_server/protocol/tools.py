@@ -16,7 +16,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from engine.core.files import JsonObject
-from engine.core.reply import Reply
+from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS, Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
@@ -255,8 +255,8 @@ class Tools:
             str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'max_tokens'\"")
         ] = "",
         tokens: Annotated[bool, Field(description="Also token ids and loss mask.")] = False,
-        limit: Limit = 3,
-        max_chars: Annotated[int, Field(ge=50, le=8000)] = 1200,
+        limit: Annotated[int, Field(ge=1, le=MOST_ROLLOUTS)] = 3,
+        max_chars: Annotated[int, Field(ge=LEAST_ROLLOUT_CHARS, le=MOST_ROLLOUT_CHARS)] = 1200,
         cursor: Cursor = "",
     ) -> Reply:
         """What the model wrote and what it earned: prompt, turns, completion, reward, metrics,
