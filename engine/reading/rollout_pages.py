@@ -194,7 +194,8 @@ def fit(
     elif len(shown_items) < len(items):
         warnings = [
             f"{len(shown_items)} of {len(items)} fit into one result of {RESULT_CHARS:,} "
-            "characters: next_cursor goes on with the others, a smaller max_chars shows more at once."
+            "characters: next_cursor goes on with the others, a smaller max_chars shows more at "
+            "once."
         ]
     next_cursor = _cursor_after(reading, len(shown_items), total, step_mark)
     return Fitted(shown_items, warnings, next_cursor)
