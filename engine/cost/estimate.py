@@ -61,7 +61,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class _PlannedRun:
+class PlannedRun:
     """A run that could be submitted, checked and with its settings resolved."""
 
     env_id: str
@@ -87,7 +87,7 @@ def estimate_cost(
     Raises UserError if a submit would refuse the environment, the model or the settings.
     """
     settings = dict(settings or {})
-    run = _planned_run(home, env_id, model, algorithm, settings)
+    run = planned_run(home, env_id, model, algorithm, settings)
     resolved = run.resolved
     teacher = teachers.resolve_teacher(home, resolved.settings, run.model)
     throughput.ensure(home, run.hardware, PROBE_WAIT_S)
@@ -106,9 +106,9 @@ def estimate_cost(
     return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
 
 
-def _planned_run(
+def planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
-) -> _PlannedRun:
+) -> PlannedRun:
     """The run that these arguments describe, on this machine. Raises UserError if a submit would
     refuse the environment, the model or the settings."""
     settings_schema.validate(algorithm, settings)  # before the rows are counted, which takes longer
@@ -126,7 +126,7 @@ def _planned_run(
         inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    return _PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
+    return PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
 
 
 def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str, object]) -> Call:

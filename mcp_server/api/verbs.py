@@ -461,6 +461,14 @@ def build_env(home: Home, folder: str) -> Reply:
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
 
 
+def diff_settings(home: Home, before: str, after: str) -> Reply:
+    """List what two trainings were told differently; each is a run or a TOML file, and neither must
+    be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
+    from engine.runs import diff
+
+    return with_head(diff.diff(home, before, after), f"Compared {before} and {after}.")
+
+
 def diff_envs(home: Home, before: str, after: str) -> Reply:
     """List the files and lines in which two versions of an environment differ. Raises UserError
     ENV_NOT_FOUND."""

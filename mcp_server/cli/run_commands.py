@@ -318,6 +318,17 @@ def compare(
 
 
 @command
+def diff(
+    before: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="A run or a TOML file.")],
+    after: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="Another.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What two trainings were told differently; neither must be evaluated, or even be queued."""
+    show(verbs.diff_settings(home_of(home), before, after), as_json)
+
+
+@command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
     show(verbs.diagnose(home_of(home), run_id), as_json, paint="diagnosis")
