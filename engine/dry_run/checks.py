@@ -234,7 +234,7 @@ class DryRun:
 
     def check_contamination(self) -> Outcome:
         """Whether training rows contain held-out tasks."""
-        overlap = contamination.of_training(self.home, required(self.facts.record), self.model)
+        overlap = self.overlap()
         headline = overlap.headline
         if overlap.verdict == "clean":
             return Outcome("pass", headline)
@@ -242,6 +242,10 @@ class DryRun:
         if overlap.verdict == "leak":
             return Outcome("fail", headline, f"{fix} The verdict leaves such tasks out.")
         return Outcome("warn", headline, fix)
+
+    def overlap(self) -> contamination.Contamination:
+        """Which held-out tasks stand in the training rows, or in those the model was trained on."""
+        return contamination.of_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
         """What the stored reward audit says of the scorer, by its verdict: "ok", "warn" or "risk".

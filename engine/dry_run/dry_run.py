@@ -10,13 +10,34 @@ from collections.abc import Callable
 from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.dry_run.checks import DryRun
+from engine.dry_run.plan import dry_run_plan
 from engine.dry_run.probe_check import check_probe
 from engine.dry_run.report import report_of, results_of
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.records.settings import GivenSettings
+from engine.runs.submit.requests import DryRunRequest
 
 MOST_SAMPLES = 256
+
+
+def dry_run_request(
+    home: Home, request: DryRunRequest, cap_function: Callable[[float], float] | None = None
+) -> Reply:
+    """Check the run or the plan that could be submitted with this request; see `dry_run` and
+    `plan.dry_run_plan`."""
+    if not request.is_plan:
+        return dry_run(
+            home,
+            request.env_id,
+            request.model,
+            request.algorithm,
+            request.settings,
+            request.samples,
+            cap_function,
+        )
+    _check_samples(request.samples)
+    return dry_run_plan(home, request, cap_function)
 
 
 @reports_unwritable_disk

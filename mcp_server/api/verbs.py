@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
@@ -96,24 +96,16 @@ def push_env(
 
 def dry_run(
     home: Home,
-    env_id: str,
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: GivenSettings | None = None,
-    samples: int = 0,
+    request: DryRunRequest,
     key: Key = LOCAL,
     roots: Sequence[Path] | None = None,
 ) -> Reply:
-    """Check the plan of a training run without training, or look into a data file.
+    """Check a training run or a plan without training, or look into a data file.
 
     Args:
         home: the home that holds the environment.
-        env_id: the environment to train on; or the path of a data file, or the id of a dataset on
-            the hub, for what `inspect_data` says of it in tokens of `model`.
-        model: the model to train.
-        algorithm: sft, dpo, grpo or distill.
-        settings: settings that differ from the defaults; None for none.
-        samples: how many tasks to try the model on (a probe); 0: none. A long probe becomes a run.
+        request: what could be submitted; its `env_id` may also be the path of a data file, or the
+            id of a dataset on the hub, for what `inspect_data` says of it in tokens of its model.
         key: the caller, to whose quota the hours of the probe count.
         roots: folders that a data file must lie in; None: any folder.
 
@@ -121,30 +113,25 @@ def dry_run(
     """
     from engine.dry_run import dry_run as engine_dry_run
 
-    if paths.names_data(env_id):
-        return inspect_data(home, env_id, model, roots, wait_s=_DATA_WAIT_S)
-    reply = engine_dry_run.dry_run(
-        home, env_id, model, algorithm, dict(settings or {}), samples, _cap_function(home, key)
-    )
-    return with_head(reply, f"Checked {algorithm} of {model} on {env_id}.")
+    if paths.names_data(request.env_id):
+        return inspect_data(home, request.env_id, request.model, roots, wait_s=_DATA_WAIT_S)
+    reply = engine_dry_run.dry_run_request(home, request, _cap_function(home, key))
+    return with_head(reply, f"Checked {_in_words(request)}.")
 
 
-def estimate_cost(
-    home: Home,
-    env_id: str,
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: GivenSettings | None = None,
-) -> Reply:
-    """Estimate time, memory and money of a run, from the same plan as a dry run.
+def estimate_cost(home: Home, request: TrainRequest) -> Reply:
+    """Estimate time, memory and money of a run or a plan, from the same request as a dry run.
 
-    `settings` are those that the caller gives; the others get defaults. Raises UserError if the
-    environment, the model or a setting cannot be used.
+    Raises UserError if the environment, the model or a setting cannot be used.
     """
-    from engine.cost import estimate
+    from engine.dry_run import plan_cost
 
-    reply = estimate.estimate_cost(home, env_id, model, algorithm, dict(settings or {}))
-    return with_head(reply, f"Estimated {algorithm} of {model} on {env_id}.")
+    return with_head(plan_cost.estimate_request(home, request), f"Estimated {_in_words(request)}.")
+
+
+def _in_words(request: TrainRequest) -> str:
+    """What a request trains: "grpo of pebble on arith"."""
+    return f"{request.algorithm} of {request.model} on {request.env_id}"
 
 
 def submit_train(home: Home, request: TrainRequest) -> Reply:
@@ -472,6 +459,14 @@ def build_env(home: Home, folder: str) -> Reply:
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
+
+
+def diff_settings(home: Home, before: str, after: str) -> Reply:
+    """List what two trainings were told differently; each is a run or a TOML file, and neither must
+    be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
+    from engine.runs import diff
+
+    return with_head(diff.diff(home, before, after), f"Compared {before} and {after}.")
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:

@@ -353,6 +353,7 @@ for _name, _function in {
     "rollouts": run_commands.rollouts,
     "evaluate": run_commands.evaluate,
     "compare": run_commands.compare,
+    "diff": run_commands.diff,
     "curate": run_commands.curate,
     "diagnose": run_commands.diagnose,
     "cancel": run_commands.cancel,

@@ -14,17 +14,16 @@ from engine.core.format import counted, size
 from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
-from engine.runs.submit.requests import EvaluationRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
-    Algorithm,
     CurateOptions,
     Env,
     EvaluationOptions,
     Limit,
     LogOptions,
-    Model,
+    PlanOptions,
     RolloutOptions,
     RunId,
     Scope,
@@ -147,41 +146,32 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
 
 @command
 def dry_run(
-    env: Env,
-    model: Model = "pebble",
-    algorithm: Algorithm = "grpo",
-    settings: Sets = None,
-    samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
+    options: PlanOptions,
+    samples: Annotated[int, typer.Option(min=0, max=256, help="Also try the model.")] = 0,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every check and setting, the audit.")
     ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
-    """Check a plan before spending anything."""
-    arguments = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
-    arguments["settings"] = settings_from(settings)
+    """Check a run or a plan before spending anything."""
+    planned = options.planned()
+    request = DryRunRequest(**vars(planned.request), samples=samples)
     with working(MEASURING, as_json):
-        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
-    show(reply, as_json, paint="whole_plan" if show_all else "plan")
+        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
+    show(planned.added_to(reply), as_json, paint="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
 
 
 @command
-def estimate(
-    env: Env,
-    model: Model = "pebble",
-    algorithm: Algorithm = "grpo",
-    settings: Sets = None,
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
-    """What a run will take."""
+def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+    """What a run or a plan will take."""
+    planned = options.planned()
     with working(MEASURING, as_json):
-        reply = verbs.estimate_cost(home_of(home), env, model, algorithm, settings_from(settings))
-    show(reply, as_json, paint="cost")
+        reply = verbs.estimate_cost(home_of(home), planned.request)
+    show(planned.added_to(reply), as_json, paint="cost")
 
 
 @command
@@ -189,10 +179,12 @@ def train(
     options: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    request = options.request()
+    planned = options.planned()
     located_home = home_of(home)
-    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
-    return _show_submitted(located_home, reply, wait, as_json)
+    reply = call_and_record(
+        located_home, "submit_train", verbs.submit_train, request=planned.request
+    )
+    return _show_submitted(located_home, planned.added_to(reply), wait, as_json)
 
 
 @command
@@ -323,6 +315,17 @@ def compare(
 ) -> None:
     """Did it get better?"""
     show(verbs.compare_runs(home_of(home), ids, env), as_json)
+
+
+@command
+def diff(
+    before: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="A run or a TOML file.")],
+    after: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="Another.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What two trainings were told differently; neither must be evaluated, or even be queued."""
+    show(verbs.diff_settings(home_of(home), before, after), as_json)
 
 
 @command

@@ -3,7 +3,9 @@ with `compare.py`.
 
     candidates.py     which evaluations an id stands for
     compare.py        two to eight models on the same tasks
+    described.py      what two trainings were told, side by side
     rank_changes.py   how a new reward changes the order of models, tasks and attempts
     seeds.py          seeds of one configuration as a group
     settings_diff.py  what was changed between two models
+    unevaluated.py    what can be said of runs without an evaluation
 """

@@ -14,6 +14,7 @@ from engine.evidence.compare.candidates import (
 )
 from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
+from engine.evidence.compare.unevaluated import settings_alone
 from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import (
     VALIDATION,
@@ -198,6 +199,20 @@ class Standing:
 
 
 def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+    """Compare models by their answers; see `_compare_answers`. Where a training run among `ids` was
+    not evaluated yet, the answer is how the runs were made, with the verdict "unknown"."""
+    try:
+        return _compare_answers(home, ids, env_id)
+    except UserError as error:
+        if error.code != "NO_EVALUATION":
+            raise
+        answer = settings_alone(home, _checked_ids(ids), error)
+        if answer is None:
+            raise
+        return answer
+
+
+def _compare_answers(home: Home, ids: Sequence[str], env_id: str) -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
     Runs that differ only in their seed count as one candidate (engine/evidence/compare/seeds.py).

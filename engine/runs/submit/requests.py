@@ -117,6 +117,17 @@ class TrainRequest:
 
 
 @dataclass(frozen=True)
+class DryRunRequest(TrainRequest):
+    """The check of a request that could be submitted, without training.
+
+    Attributes:
+        samples: how many tasks the model answers in a probe; 0 for none.
+    """
+
+    samples: int = 0
+
+
+@dataclass(frozen=True)
 class EvaluationRequest:
     """An evaluation of models on the same tasks, or with `regrade` the scoring of that run's
     stored answers by this environment.

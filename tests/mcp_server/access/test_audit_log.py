@@ -155,6 +155,7 @@ COMMANDS = {
     "logs r-1": "",
     "rollouts r-1": "",
     "compare r-1 r-2": "",
+    "diff r-1 r-2": "",
     "diagnose r-1": "",
     "verify r-1": "",
     "report r-1": "",

@@ -11,7 +11,7 @@ from mcp import Client
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import ChatRequest
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "56dce0db0c9c4dd5d181301663f3f4b44c8fa1acb4daffd0375ce5d8117cec49"
+SURFACE = "a06e41e350c07a6593d394bc241450fcece731ef4dd9b90f0a3283568cf725e0"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
@@ -139,6 +139,8 @@ async def test_both_eras_offer_the_same_tools(home: Home):
 
 
 REQUESTS = {
+    "dry_run": DryRunRequest,
+    "estimate_cost": TrainRequest,
     "submit_train": TrainRequest,
     "evaluate": EvaluationRequest,
     "chat": ChatRequest,
