@@ -1,5 +1,6 @@
 """How far a run is, read from its files; and STATUS.md, the same for a person with a pager."""
 
+import json
 import math
 import os
 import time
@@ -58,6 +59,30 @@ def events_end(run: RunDir) -> int:
     """The cursor after the last complete event."""
     _, cursor = events_from(run, cursor=0)
     return cursor
+
+
+def attempt_begin(run: RunDir, attempt: int) -> int:
+    """The cursor before the first event of an attempt of the run. Before a later attempt has
+    written any, it is the end: what there is belongs to earlier ones."""
+    try:
+        lines = run.events.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    begin = 0
+    for line in lines:
+        if b"attempt_started" in line and _starts_attempt(line, attempt):
+            return begin
+        begin += len(line)
+    return 0 if attempt <= 1 else events_end(run)
+
+
+def _starts_attempt(line: bytes, attempt: int) -> bool:
+    """Whether a line of events.jsonl says that this attempt has started."""
+    try:
+        event = json.loads(line)
+    except ValueError:  # a line that is being written, or damaged
+        return False
+    return event.get("event") == "attempt_started" and event.get("attempt") == attempt
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:

@@ -18,6 +18,7 @@ from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
 from engine.home.progress import (
     alerts_in,
+    attempt_begin,
     events_end,
     events_from,
     write_status,
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 UNTIL = ("end", "first_step", "next_eval", "alert", "news")
+# The event that ends a wait; "news" of one run is an alert, where the run has not ended.
+_EVENT_OF = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
@@ -80,7 +83,7 @@ def wait(
             of a step of a plan.
         timeout_s: seconds to wait; how long a client may keep a call is not known here.
         cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
-            those from now on.
+            those of the run's whole attempt, so that none is skipped that came before the call.
         on_progress: called with the status at every change and about once a second.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
@@ -95,11 +98,17 @@ def wait(
             )
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
+        begin = _start_of_events(run, row, cursor)
+        goal = _Goal(until, begin, asked_at=events_end(run), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # None shows the latest alerts of the whole run: a caller without a cursor has seen none.
-        new_alerts = alerts_in(look.events) if cursor else None
-        return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
+        # None shows the latest alerts of the whole run: a caller without a cursor has seen none,
+        # and the reply at the end is whole.
+        is_partial = bool(cursor) and look.row.state not in TERMINAL
+        new_alerts = alerts_in(look.events) if is_partial else None
+        reply = _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
+        if not cursor and look.has_reached and until in _EVENT_OF:
+            _warn_of_earlier_event(reply, look, goal)
+        return reply
 
 
 @dataclass(frozen=True)
@@ -142,11 +151,13 @@ class _Goal:
     Attributes:
         until: one of UNTIL.
         since_byte: the byte of the run's events file at which the events begin that count.
+        asked_at: the byte at which it ended when the wait began.
         deadline: when the wait ends in any case, in seconds on the monotonic clock.
     """
 
     until: str
     since_byte: int
+    asked_at: int
     deadline: float
 
 
@@ -198,6 +209,15 @@ def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
         added = _evaluation_fields(look.events, status)
     # The cursor is the end of the events just read: later events are left to the next call.
     return status | added | {"reached": look.has_reached, "cursor": str(look.events_end)}
+
+
+def _warn_of_earlier_event(reply: Reply, look: _Look, goal: _Goal) -> None:
+    """Add a warning to the reply where all that was waited for is older than the wait: the same
+    call would return the same again."""
+    if look.events_end <= goal.asked_at and look.row.state not in TERMINAL:
+        reply["warnings"].append(
+            f"this was reached before the call; cursor={reply['cursor']!r} waits for a later one"
+        )
 
 
 class _Reporter:
@@ -348,8 +368,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     if until == "first_step":
         last_metrics = last_line(run.metrics) or {}
         return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
-    event_name = "evaluated" if until == "next_eval" else "alert"
-    return any(event.get("event") == event_name for event in events)
+    return any(event.get("event") == _EVENT_OF[until] for event in events)
 
 
 def _check_until(until: str) -> None:
@@ -363,11 +382,11 @@ def _check_until(until: str) -> None:
         )
 
 
-def _start_of_events(run: RunDir, cursor: str) -> int:
-    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" their
-    present end. Raises UserError BAD_CURSOR."""
+def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
+    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" the
+    begin of the present attempt. Raises UserError BAD_CURSOR."""
     if not cursor:
-        return events_end(run)
+        return attempt_begin(run, row.attempt)
     # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
     # position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:

@@ -12,7 +12,7 @@ from engine.core.files import last_line, read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.progress import alerts_in, events_end, events_from, read_progress
+from engine.home.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -84,12 +84,14 @@ class PlanLook:
 
 
 def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
-    """The marks that a cursor holds; for the cursor "" those of now.
+    """The marks that a cursor holds; for the cursor "" those from which everything of the present
+    attempts is new.
 
     Raises UserError BAD_CURSOR.
     """
     if not cursor:
-        return [Marks(row.state, row.attempt, events_end(home.run(row.run_id))) for row in rows]
+        begins = [attempt_begin(home.run(row.run_id), row.attempt) for row in rows]
+        return [Marks("queued", attempt=0, events_end=begin) for begin in begins]
     try:
         marks = [Marks.load(part) for part in cursor.split("_")]
     except ValueError:
@@ -134,13 +136,15 @@ def has_reached(home: Home, look: PlanLook, until: str) -> bool:
 def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = False) -> Reply:
     """Where a plan stands: a line for each step.
 
-    `only_new` leaves out the steps that ended before the cursor and those that have not begun.
+    `only_new` leaves out the steps that ended before the cursor and those that have not begun. At
+    the end of the plan all its alerts are shown.
     """
     plan_id = look.rows[0].plan
     shown = [row for row in look.rows if not only_new or _is_news(row, look)]
+    whole = look_at(home, look.rows, marks_of(home, look.rows, cursor="")) if look.is_over else look
     alerts = [
         {"run_id": row.run_id, **alert}
-        for row, events in zip(look.rows, look.events, strict=True)
+        for row, events in zip(look.rows, whole.events, strict=True)
         for alert in alerts_in(events)
     ]
     status: Reply = {
@@ -152,8 +156,8 @@ def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = Fals
         "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
         "max_gpu_hours": look.rows[0].max_gpu_hours,
         "cursor": look.cursor,
-        "next": [call.to_json() for call in _next_calls(look)],
-        "warnings": [],
+        "next": [*(call.to_json() for call in _next_calls(look)), *_remedies(home, look)],
+        "warnings": [text for row in shown for text in _warnings_of(home, row)],
     }
     status["summary"] = _summary(home, store, look)
     return status
@@ -203,11 +207,33 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
     """What a run that is done has shown: a training run its verdict, an evaluation of several
     models how each compares with the first."""
     if row.kind == "train":
-        evidence = read_object(home.run(row.run_id).result).get("evidence")
-        shown = evidence if isinstance(evidence, dict) else {}
+        shown = _evidence_of(home, row)
         kept = {name: shown[name] for name in _EVIDENCE_KEYS if shown.get(name) is not None}
         return {"verdict": row.verdict, **kept}
     return _comparison(home, row) if len(models) > 1 else {}
+
+
+def _warnings_of(home: Home, row: RunRow) -> list[str]:
+    """What the verdict of a training run that is done warns of, such as skills that were lost, with
+    the run's name before it."""
+    if row.kind != "train" or row.state != "done":
+        return []
+    return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
+
+
+def _remedies(home: Home, look: PlanLook) -> list[Reply]:
+    """The trainings that the last verdict of a plan that is over suggests instead."""
+    trained = [row for row in look.rows if row.kind == "train" and row.state == "done"]
+    if not look.is_over or not trained:
+        return []
+    calls = _evidence_of(home, trained[-1]).get("next") or ()
+    return [call for call in calls if call.get("tool") == "submit_train"]
+
+
+def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
+    """The evidence for the verdict of a training run that is done; {} where its file is gone."""
+    evidence = read_object(home.run(row.run_id).result).get("evidence")
+    return evidence if isinstance(evidence, dict) else {}
 
 
 def _comparison(home: Home, row: RunRow) -> Reply:

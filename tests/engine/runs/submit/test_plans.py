@@ -8,7 +8,7 @@ import pytest
 
 from engine.core import hardware
 from engine.core.errors import UserError
-from engine.core.files import append_line, read_json
+from engine.core.files import append_line, read_json, write_json
 from engine.core.hints import Call
 from engine.cost import estimate
 from engine.cost.estimate import estimate_cost
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 SFT = {"steps": 3, "learning_rate": 1e-3, "lora_rank": 4}
 GRPO = {"algorithm": "grpo", "settings": {"steps": 2}}
 EVALUATION = {"algorithm": "evaluate", "rows": 4}
+DEPLOY = {"tool": "deploy", "arguments": {"run_id": "sums-sft-1@best"}}
 NAMES = ["sums-sft-1", "sums-grpo-1", "sums-eval-1"]
 
 
@@ -83,6 +84,23 @@ def test_every_step_says_how_it_ended(bench, env):
     ]
     assert status["summary"] == "sums-plan-1 is done: 2 of 2 runs done."
     assert status["next"][-1]["arguments"] == {"run_id": "sums-grpo-1@best"}
+
+
+def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(bench, env):
+    plan(bench, env, then=[GRPO])
+    done = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)
+    cure = {"tool": "submit_train", "arguments": {"env_id": env, "settings": {"keep": 0.2}}}
+    for name, lost in (("sums-sft-1", "upper"), ("sums-grpo-1", "reverse")):
+        evidence = {"warnings": [f"Forgotten: {lost}."], "next": [DEPLOY, cure]}
+        write_json(bench.home.run(name).result, {"verdict": "better", "evidence": evidence})
+    append_line(bench.home.run("sums-sft-1").events, {"time": 1.0, "event": "alert", "id": "flat"})
+    said = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
+    assert said["warnings"] == ["sums-sft-1: Forgotten: upper.", "sums-grpo-1: Forgotten: reverse."]
+    assert [alert["id"] for alert in said["alerts"]] == ["flat"]
+    assert said["next"][-1] == cure
+    assert [call["tool"] for call in said["next"]] == ["read_rollouts", "deploy", "submit_train"]
+    later = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=said["cursor"])
+    assert [alert["id"] for alert in later["alerts"]] == ["flat"]
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
@@ -180,8 +198,10 @@ def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, 
     assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["reached"]
     event = {"time": 1.0, "event": "evaluated", "step": 3, "heldout_success": 0.5}
     append_line(bench.home.run("sums-sft-1").events, event)
-    arguments = {"until": "next_eval", "timeout_s": 0, "cursor": now["cursor"]}
-    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"]
+    arguments = {"until": "next_eval", "timeout_s": 0}
+    since = lifecycle.wait(bench.home, "sums-plan-1", cursor=now["cursor"], **arguments)
+    assert since["reached"]
+    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"], "it is not skipped"
 
 
 def test_a_wait_reports_how_far_the_whole_is(bench, env, held):
