@@ -197,7 +197,7 @@ class CommonSettings(Settings):
     )
     eval_every: int = _setting(
         "Steps between evaluations on held-out rows; step 0 and the last always have one.",
-        "sft and dpo a fifth of all steps, grpo a third",
+        "sft an eighth of all steps, dpo a fifth, grpo a third",
         ge=1,
     )
     eval_rows: int = _setting(

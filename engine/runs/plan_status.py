@@ -13,7 +13,7 @@ from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.progress import alerts_in, attempt_begin, events_from, read_progress
-from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow
+from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
@@ -65,12 +65,8 @@ class PlanLook:
 
     @property
     def state(self) -> str:
-        """The state of the whole: "running" as long as a run is open and any has begun; of one
-        that is over "done" only where all runs are."""
-        states = [row.state for row in self.rows]
-        if any(state in OPEN for state in states):
-            return "queued" if set(states) == {"queued"} else "running"
-        return next((state for state in ("failed", "cancelled") if state in states), "done")
+        """The state of the whole."""
+        return plan_state(self.rows)
 
     @property
     def is_over(self) -> bool:
@@ -133,20 +129,16 @@ def has_reached(home: Home, look: PlanLook, until: str) -> bool:
     return any(event.get("event") == name for events in look.events for event in events)
 
 
-def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = False) -> Reply:
-    """Where a plan stands: a line for each step.
+def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = False) -> Reply:
+    """Where a plan stands: a line for each step, and its alerts.
 
-    `only_new` leaves out the steps that ended before the cursor and those that have not begun. At
-    the end of the plan all its alerts are shown.
+    For a caller who `has_cursor`, from an earlier answer, while the plan goes on only alerts since
+    then count, and the steps are left out that ended before or have not begun.
     """
     plan_id = look.rows[0].plan
+    only_new = has_cursor and not look.is_over
     shown = [row for row in look.rows if not only_new or _is_news(row, look)]
-    whole = look_at(home, look.rows, marks_of(home, look.rows, cursor="")) if look.is_over else look
-    alerts = [
-        {"run_id": row.run_id, **alert}
-        for row, events in zip(look.rows, whole.events, strict=True)
-        for alert in alerts_in(events)
-    ]
+    alerts = _alerts_since(look) if only_new else _all_alerts(home, look.rows)
     status: Reply = {
         "run_id": plan_id,
         "kind": "plan",
@@ -156,7 +148,10 @@ def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = Fals
         "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
         "max_gpu_hours": look.rows[0].max_gpu_hours,
         "cursor": look.cursor,
-        "next": [*(call.to_json() for call in _next_calls(look)), *_remedies(home, look)],
+        "next": [
+            *(call.to_json() for call in _next_calls(look, alerts)),
+            *_remedies(home, look),
+        ],
         "warnings": [text for row in shown for text in _warnings_of(home, row)],
     }
     status["summary"] = _summary(home, store, look)
@@ -174,6 +169,24 @@ def progress_of(home: Home, look: PlanLook) -> Reply:
             done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
             report |= {"now": row.run_id, "eta_s": progress.eta_s}
     return report | {"step": round(done, 2), "total_steps": len(look.rows)}
+
+
+def _alerts_since(look: PlanLook) -> list[Reply]:
+    """The alerts of all runs since the cursor, each with its run."""
+    return [
+        {"run_id": row.run_id, **alert}
+        for row, events in zip(look.rows, look.events, strict=True)
+        for alert in alerts_in(events)
+    ]
+
+
+def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
+    """The latest alerts of each run from its beginning on, each with its run."""
+    return [
+        {"run_id": row.run_id, **alert}
+        for row in rows
+        for alert in read_progress(home.run(row.run_id), row).alerts
+    ]
 
 
 def _is_news(row: RunRow, look: PlanLook) -> bool:
@@ -274,16 +287,12 @@ def _summary(home: Home, store: Store, look: PlanLook) -> str:
     return f"{text}."
 
 
-def _next_calls(look: PlanLook) -> list[Call]:
-    """The calls to make next: wait on; at the end see what came out, or why it did not."""
+def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
+    """The calls to make next: wait on, before that diagnose the newest of the `alerts`; at the end
+    see what came out, or why it did not."""
     plan_id = look.rows[0].plan
     if not look.is_over:
-        alerting = [
-            row.run_id
-            for row, events in zip(look.rows, look.events, strict=True)
-            if alerts_in(events)
-        ]
-        looks = [Call("diagnose", {"run_id": run_id}) for run_id in alerting[:1]]
+        looks = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
         return [*looks, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
     failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
     if failed:

@@ -190,6 +190,13 @@ class Training:
         without progress.
         """
         while self.done < self.total and not self.ended_by_alert:
+            # Before a step and not after one: an attempt that was killed when the run had ended
+            # trains no step more.
+            if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
+                self.job.event(
+                    "stopped_early", f"no better exam since step {self.evaluation.best.step}"
+                )
+                return
             self.job.check_stop()
             step = self.done + 1
             # A step's random draws (mostly dropout) follow from the seed and its number, so that a
@@ -197,11 +204,6 @@ class Training:
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step):
                 yield step
-            if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
-                self.job.event(
-                    "stopped_early", f"no better exam since step {self.evaluation.best.step}"
-                )
-                return
         if self.ended_by_alert:
             alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)

@@ -1,4 +1,8 @@
-"""Calls that block, in a thread: they report progress, and end when the client cancels them."""
+"""Calls that block, in a thread: they report progress, and end when the client cancels them.
+
+Such a call may hold for an hour. It takes none of the threads in which all other calls are answered
+(40, by the library's default), so that many held waits do not silence a server.
+"""
 
 import threading
 import time
@@ -8,6 +12,7 @@ from functools import partial
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 from mcp.server.mcpserver import Context
 
 from engine.core.reply import Reply
@@ -15,6 +20,8 @@ from engine.serving.chat_request import ChatRequest, Heard
 
 _LEAST_PROGRESS = 1e-6  # of a step, between two reports of a wait
 TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
+_MOST_HELD = 400  # calls at once; further ones begin when one of them has ended
+_limiter_of_loop: RunVar[anyio.CapacityLimiter] = RunVar("honesmith-held-calls")
 
 
 class _ClientCancelled(Exception):
@@ -97,10 +104,21 @@ async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> R
     """Run a blocking call in a thread and return its reply. If the client cancels the call,
     `cancelled` is set, so that the thread can end, and this returns at once."""
     try:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(
+            call, abandon_on_cancel=True, limiter=_held_calls_limiter()
+        )
     except anyio.get_cancelled_exc_class():
         cancelled.set()
         raise
+
+
+def _held_calls_limiter() -> anyio.CapacityLimiter:
+    """The limit of calls at once of the event loop that runs now."""
+    limiter = _limiter_of_loop.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(_MOST_HELD)
+        _limiter_of_loop.set(limiter)
+    return limiter
 
 
 def _progress_line(status: Reply) -> str:

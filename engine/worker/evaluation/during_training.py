@@ -72,7 +72,9 @@ def best_after(best: Best, step: int, result: HalfResult) -> Best:
     solved, a loss clearly below every earlier one is progress too: a success of 0 can hide for long
     that the answers come nearer.
     """
-    loss = math.inf if result.loss is None else result.loss  # not measured: decides nothing
+    loss = math.inf  # not measured, or not a number: decides nothing
+    if result.loss is not None and math.isfinite(result.loss):
+        loss = result.loss
     score = -loss if result.score is None else result.score  # the higher the better
     is_solved = result.curves.get("heldout_success") == 1.0
     is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)

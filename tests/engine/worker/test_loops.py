@@ -220,7 +220,10 @@ def test_a_run_without_progress_stops_early_when_asked(home: Home, env_id: str) 
         "stop_early": "heldout",
     }
     run = make_run(home, env_id, "sft", settings)
-    assert go(run)["steps"] < 40
+    ended_after = go(run)["steps"]
+    assert ended_after < 40
+    # An attempt after a kill that came before the result was written trains no step more.
+    assert go(run)["steps"] == ended_after
 
 
 GAME = """

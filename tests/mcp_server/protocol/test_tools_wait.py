@@ -62,19 +62,24 @@ async def test_a_wait_that_nobody_waits_for_ends(
         assert await anyio.to_thread.run_sync(ended.wait, 4)
 
 
-async def test_other_calls_are_answered_while_one_waits(
+async def test_other_calls_are_answered_while_many_wait(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    go_on = threading.Event()
+    many = 60  # more than the threads that answer other calls
+    go_on, waiting = threading.Event(), threading.Semaphore(0)
 
     def wait(*args, **kwargs):
+        waiting.release()
         go_on.wait(4)
         return {"state": "done"}
 
     monkeypatch.setattr(verbs, "wait_run", wait)
     async with Client(build_server(home, [])) as client, anyio.create_task_group() as group:
-        group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
+        for _ in range(many):
+            group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
         with anyio.fail_after(3):
+            for _ in range(many):
+                await anyio.to_thread.run_sync(waiting.acquire)
             result = await client.call_tool("read_playbook", {})
         assert not result.is_error
         go_on.set()
