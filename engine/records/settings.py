@@ -380,6 +380,12 @@ class GRPOSettings(RolloutSettings):
         "Sample the next batch while training on this one, by the policy one update behind.",
         "false",
     )
+    curriculum: Literal["none", "rollouts"] = _setting(
+        "rollouts: draw tasks by what their own groups earned lately, those whose answers differ "
+        "most often; none: every task in turn, shuffled.",
+        "none",
+        default="none",
+    )
     thinking_length_penalty: float = _setting(
         "Taken off the reward: this, times the share of max_tokens spent thinking.",
         "0",

@@ -26,6 +26,7 @@ from engine.core.reply import Reply
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.compare.rank_changes import rank_changes, sentence
+from engine.evidence.signal.preview import preview
 from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
@@ -152,17 +153,24 @@ class Regrade:
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
         """The content of result.json. `regraded` holds the new rows by model."""
+        records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
-        changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
+        changes = rank_changes(records)
+        groups = preview(records)  # None where each task was answered once
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
         return {
             "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
-            "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skip_counts},
+            "regrade": {
+                **changes.to_json(),
+                **({"groups": groups.to_json()} if groups else {}),
+                "source": self.source.id,
+                "skipped": self.skip_counts,
+            },
             "source_files": {name: _digest(self.source.path / name) for name in source_files},
             "verdict": evidence["verdict"],
             "evidence": evidence,
-            "summary": sentence(changes),
+            "summary": sentence(changes) + (f" {groups.sentence()}" if groups else ""),
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:

@@ -304,6 +304,7 @@ def test_a_run_says_how_many_tasks_it_leaves_out(home: Home, tmp_path: Path) -> 
     (event,) = [each for each in events if each["event"] == "tasks_left_out"]
     assert 0 < event["left_out"] < event["tasks"]
     assert str(event["left_out"]) in event["message"] and "max_length" in event["message"]
+    assert metrics(run)[1]["tasks_left_out"] == event["left_out"]
 
 
 RAISING = """
