@@ -21,11 +21,13 @@ from engine.serving.chat_request import ChatRequest, Heard
 _LEAST_PROGRESS = 1e-6  # of a step, between two reports of a wait
 TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
 _MOST_HELD = 400  # calls at once; further ones begin when one of them has ended
+# The entry of the ASGI scope that is set when the client of a request has closed its connection.
+LEFT_IN_SCOPE = "honesmith.left"
 _limiter_of_loop: RunVar[anyio.CapacityLimiter] = RunVar("honesmith-held-calls")
 
 
 class _ClientCancelled(Exception):
-    """Ends a wait in its thread after the client has cancelled the call."""
+    """Ends a wait in its thread after the client has cancelled the call, or has left."""
 
 
 def asks_for_progress(ctx: Context) -> bool:
@@ -34,19 +36,29 @@ def asks_for_progress(ctx: Context) -> bool:
     return meta is not None and meta.get("progress_token") is not None
 
 
+def _has_left(ctx: Context) -> threading.Event:
+    """Set when the client of this call has closed the connection that waits for its answer; of a
+    call over stdio, whose end is that of the server, never set."""
+    request = ctx.request_context.request
+    left = None if request is None else request.scope.get(LEFT_IN_SCOPE)
+    return left or threading.Event()
+
+
 async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     """Run a blocking wait in a thread, report its progress to the client, and return its reply.
 
     `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
-    cancels the call, this returns at once; the thread ends when it next reports progress.
+    cancels the call, this returns at once; the thread ends when it next reports progress. So does
+    the wait of a client that has left, whom no answer can reach.
     """
     cancelled = threading.Event()
+    has_left = _has_left(ctx)
     reported = -_LEAST_PROGRESS  # the last progress that was reported
 
     def on_progress(status: Reply) -> None:
         """Report the step to the client, or end the wait if the call was cancelled."""
         nonlocal reported
-        if cancelled.is_set():
+        if cancelled.is_set() or has_left.is_set():
             raise _ClientCancelled
         # The protocol wants each report above the one before, also where nothing has moved: it
         # shows the client that the call is alive.
