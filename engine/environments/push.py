@@ -332,10 +332,10 @@ def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the seconds left, but for
-    `_LEAST_SCAN_S` at least."""
+    """What the train rows share with the held-out and the dev rows, searched for in the seconds
+    left, but for `_LEAST_SCAN_S` at least."""
     train = [row for row in rows if row["split"] == "train"]
-    heldout = [row for row in rows if row["split"] == "heldout"]
+    heldout = [row for row in rows if row["split"] != "train"]
     scan_s = min(overlap.BUDGET_S, seconds_left)
     return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
@@ -357,7 +357,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         scored=description["scored"],
         tools=description["tools"],
         params=_params_as_json(settings),
-        rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
+        rows=played.split.counts(),
         split=played.split.source,
         contamination=contamination,
         files=len(copied.files),
@@ -484,9 +484,10 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
 
 def _summary(record: registry.EnvRecord) -> str:
     """One sentence about the version that was stored."""
-    train, heldout = record.rows["train"], record.rows["heldout"]
+    train, dev, heldout = (record.rows.get(name, 0) for name in ("train", "dev", "heldout"))
+    counts = f"{train} train, {dev} dev" if dev else f"{train} train"
     return (
-        f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, {record.kind}, "
+        f"Pushed {record.env_id}: {counts} and {heldout} held-out rows, {record.kind}, "
         f"audit {record.audit.verdict}."
     )
 

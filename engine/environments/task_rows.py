@@ -18,19 +18,19 @@ _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # of a failure's text
 
 
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
-    """Set each row's `split` to "train" or "heldout"; warnings go to the draft.
+    """Set each row's `split` to "train", "dev" or "heldout"; warnings go to the draft.
 
     Returns the side of every row and how the sides were decided. Raises UserError ENV_INVALID if a
     row names an unknown split.
     """
     try:
-        decided_split = split.split_rows(rows)
+        decided_split = split.split_rows(rows, draft.settings.dev_share)
     except split.UnknownSplit as error:
         raise UserError(
             "ENV_INVALID",
             str(error),
             field="path",
-            hint='Use "train" or "heldout" ("test", "eval", "validation"), or leave it out.',
+            hint='Use "train", "dev" or "heldout" ("test", "eval", "validation"), or leave it out.',
         ) from error
     draft.warnings += decided_split.warnings
     for row, side in zip(rows, decided_split.sides, strict=True):

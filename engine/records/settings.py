@@ -202,7 +202,7 @@ class CommonSettings(Settings):
     )
     eval_rows: int = _setting(
         "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
-        "is reported.",
+        "is reported. With dev rows as many of those pick, and all held-out rows are reported.",
         "all, at most 400",
         ge=0,
         given_from=1,

@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
-from engine.core.format import counted
+from engine.core.format import counted, decimal
 from engine.core.hints import hint_of
 from engine.core.reply import Reply
 from engine.core.split import prompt_key
@@ -137,8 +137,8 @@ class Regrade:
         """Write the means of one model to events.jsonl and metrics.jsonl; `step` is the number of
         models that are done."""
         ref, reward = scores.ref, scores.reward
-        self.event("evaluated", f"{ref}: reward {reward:.3f}", **asdict(scores))
-        self._write_metrics(step, {"model": ref, "heldout_reward": reward})
+        self.event("evaluated", f"{ref}: reward {decimal(reward)}", **asdict(scores))
+        self._write_metrics(step, {"model": ref, f"{self.config.split}_reward": reward})
 
     def _nothing_scored_error(self) -> UserError:
         """The error for a regrade that could not score a single answer, with the reasons."""

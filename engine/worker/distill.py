@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.core.metrics import METRICS, names
 from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
-from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
+from engine.worker.components import environment, microbatch_tokens, prepare
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
@@ -63,7 +63,7 @@ def train(job: Job[DistillConfig]) -> Result:
         context = components.context(process, settings)
         tasks, left_out = training_tasks(job, components, context, settings)
         training.start(
-            heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
+            heldout.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,

@@ -123,12 +123,10 @@ def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | 
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
-    """The held-out tasks of the evaluations, at most `limit`. Where the environment does not score,
+    """The tasks of the evaluations, see `heldout.exam_tasks`. Where the environment does not score,
     only tasks with a pair: nothing else can be measured."""
-    tasks = tasks_of(components, "heldout")
-    if not components.env.scored:
-        tasks = [task for task in tasks if pair_of(task)]
-    return heldout.ordered(tasks, limit)
+    usable = bool if components.env.scored else pair_of
+    return heldout.exam_tasks(components.env, limit, usable)
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:

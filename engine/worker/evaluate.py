@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import Appender
+from engine.core.format import decimal
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
@@ -86,7 +87,8 @@ def _report_model(
     ref = result["ref"]
     job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
     # The number of models played so far stands in for a step.
-    job.metrics(step=evaluated_count, values={"model": ref} | _metric_curves(groups))
+    curves = _metric_curves(groups, job.config.split)
+    job.metrics(step=evaluated_count, values={"model": ref} | curves)
 
 
 def probe(job: Job[ProbeConfig]) -> Result:
@@ -235,7 +237,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             tasks=tasks,
             left_out=len(all_tasks) - len(tasks),
             # Of all tasks: which half a task is in must not depend on how many others fit.
-            half_of_task=heldout.halves(all_tasks),
+            half_of_task=heldout.halves_of_split(components.env, config.split, all_tasks),
             context=context,
             params=params,
         )
@@ -333,9 +335,9 @@ def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     }
 
 
-def _metric_curves(groups: Sequence[Group]) -> dict[str, float]:
-    """The means over all answers of one model, as columns of metrics.jsonl."""
-    return heldout.summarise(t for g in groups for t in g.members).curves()
+def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
+    """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
+    return heldout.summarise(t for g in groups for t in g.members).curves(split)
 
 
 def _result_in_words(result: Result) -> str:
@@ -346,10 +348,10 @@ def _result_in_words(result: Result) -> str:
     solved), " before it where scores failed.
     """
     if result["success"] is not None:
-        measured = f"success {result['success']:.3f} over {result['tasks']} tasks"
+        measured = f"success {decimal(result['success'])} over {result['tasks']} tasks"
         counted_as = "not solved"
     else:
-        measured = f"reward {result['reward']:.3f} over {result['tasks']} tasks"
+        measured = f"reward {decimal(result['reward'])} over {result['tasks']} tasks"
         counted_as = "reward 0"
     if not result["errors"]:
         return measured

@@ -77,7 +77,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         context = components.context(process, settings)
         tasks, left_out = training_tasks(job, components, context, settings)
         training.start(
-            heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
+            heldout.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,

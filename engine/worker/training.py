@@ -126,7 +126,7 @@ class Training:
         checkpoint was trained on another base.
 
         Args:
-            tasks: the held-out tasks, in the fixed order of `heldout.ordered`.
+            tasks: the held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
             context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most tokens of one forward pass, padding included.
@@ -146,7 +146,7 @@ class Training:
             self.meter.matrix_flops,
             self.replayed,
         )
-        self._report_start(len(tasks), self.evaluation.choosing_count)
+        self._report_start(self.evaluation)
         # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
@@ -166,19 +166,25 @@ class Training:
         self.watch.catch_up(self.done)
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
-    def _report_start(self, task_count: int, choosing_count: int) -> None:
-        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose
-        the checkpoint; the result is reported on the others."""
+    def _report_start(self, evaluation: HeldoutEvaluation) -> None:
+        """Write the event `started`: how many steps there are, how many tasks choose the checkpoint
+        and on how many others the result is reported."""
+        task_count, choosing_count = len(evaluation.tasks), evaluation.choosing_count
+        reported_count = task_count - choosing_count
         message = f"{self.total} steps, {task_count} held-out tasks"
-        if task_count > 0:
-            reported_count = task_count - choosing_count
+        if evaluation.dev_count:
+            message = f"{self.total} steps: {choosing_count} dev tasks choose the checkpoint, "
+            message += f"all {reported_count} held-out tasks are reported"
+        elif task_count > 0:
             message += f": {choosing_count} choose the checkpoint, {reported_count} are reported"
+        dev = {"dev_tasks": evaluation.dev_count} if evaluation.dev_count else {}
         self.job.event(
             "started",
             message,
             total_steps=self.total,
             heldout_tasks=task_count,
             heldout_choose=choosing_count,
+            **dev,
         )
 
     def steps(self) -> Iterator[int]:
@@ -313,7 +319,7 @@ class Training:
             self.save()
 
     def _evaluate(self, step: int) -> HalfResult:
-        """Evaluate the policy after `step` on the validation half of the held-out tasks, and return
+        """Evaluate the policy after `step` on the tasks that choose the checkpoint, and return
         the result; an empty `HalfResult` if there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})

@@ -11,6 +11,7 @@ from typing import Any
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
+MOST_DEV_SHARE = 0.5  # of the rows; the training side keeps some
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 # Names that would change how the env process itself runs.
 RESERVED_SECRETS = ("PATH", "HOME", "TMPDIR", "LANG")
@@ -52,11 +53,16 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """The contents of `environment.toml`; all of it is optional."""
+    """The contents of `environment.toml`; all of it is optional.
+
+    `dev_share` is the share of the rows that a push takes from the training rows for the split dev,
+    where no row names that split.
+    """
 
     params: dict[str, Any] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    dev_share: float = 0.0
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -76,11 +82,16 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    _refuse_unknown(data, ("params", "secrets", "limits"), text, kind="table")
+    _refuse_unknown(data, ("params", "secrets", "limits", "split"), text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
-    return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
+    return EnvSettings(
+        params,
+        secrets=_secrets(data.get("secrets", []), text),
+        limits=_limits(data, text),
+        dev_share=_dev_share(data, text),
+    )
 
 
 def _parse_toml(text: str) -> Mapping[str, Any]:
@@ -142,6 +153,25 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
         elif not isinstance(value, bool):
             raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
     return Limits(**table)
+
+
+def _dev_share(data: Mapping[str, Any], text: str) -> float:
+    """The `dev` of the table [split]: the share of the rows for that split, 0 without it.
+
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for an unknown name, and for anything but a number from 0 to 0.5.
+    """
+    table = data.get("split", {})
+    if not isinstance(table, dict):
+        raise _problem_at(text, "split", "split is a table: [split]")
+    _refuse_unknown(table, ("dev",), text, kind="split")
+    share = table.get("dev", 0)
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 <= share <= MOST_DEV_SHARE:
+        raise _problem_at(
+            text, "dev", f"split.dev is a share of the rows from 0 to {MOST_DEV_SHARE}, got {share}"
+        )
+    return float(share)
 
 
 def _check_number(name: str, value: Any, text: str) -> None:

@@ -204,7 +204,7 @@ class EvaluationOptions:
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
     ] = None
-    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout"
+    split: Annotated[Literal["heldout", "dev", "train"], typer.Option()] = "heldout"
     rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100
     attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1
     settings: Sets = None

@@ -298,7 +298,7 @@ class Tools:
                 description='e.g. ["pebble", "arith-sft-1@best"]',
             ),
         ],
-        split: Literal["heldout", "train"] = "heldout",
+        split: Literal["heldout", "dev", "train"] = "heldout",
         rows: Annotated[int, Field(ge=1, le=10_000)] = 100,
         attempts: Annotated[
             int, Field(ge=1, le=64, description="Per task; 1 is greedy, more sample.")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from engine.core.format import percent
+
 Point = tuple[float, float]
 _XOf = Callable[[float], float]  # a number -> where it is drawn, in pixels from the left
 WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
@@ -21,9 +23,8 @@ _LABEL_GAP = 12  # free beside the labels of an axis
 _LEAST_RIGHT = 44.0  # margin on the right, so that the word "step" fits
 # Half the width of a character, for text centred at a point: large, bold and small text.
 _HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
-# Of the drawing of an effect: its height, the y of its axis, and the margin left and right of it.
+# Of the drawing of an effect, then of the bar of a range: height, y of the axis, side margins.
 _STRIP_HEIGHT, _STRIP_AXIS_Y, _STRIP_MARGIN = 104, 52, 18
-# The same of the bar of a range.
 _RANGE_HEIGHT, _RANGE_AXIS_Y, _RANGE_MARGIN = 84, 40, 14
 
 
@@ -355,7 +356,7 @@ def axis_text(value: float, is_share: bool) -> str:
 def _percent_text(share: float) -> str:
     """A share as text, such as "12 %" or "1.5 %"."""
     # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-    text = f"{100 * share:.0f}" if abs(share) >= 0.0995 else f"{100 * share:.1f}"
+    text = percent(share, digits=0 if abs(share) >= 0.0995 else 1, unit="")
     return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 

@@ -52,6 +52,11 @@ def _held_out_line(dossier: Dossier) -> str:
         "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
         f"of them{half_text} and reported on the other."
     )
+    if choosing_half and choosing_half.side == "dev":
+        text = (
+            f"The best checkpoint is chosen on {choosing_half.tasks} dev tasks, which the curves "
+            "below are of, and reported on the held-out tasks, which chose nothing."
+        )
     training = dossier.verdict.training
     if training is None or not training.holdout_use.total:
         return text
@@ -125,11 +130,11 @@ def _best_step(dossier: Dossier) -> int | None:
 
 def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
     """(CSS class, meaning) of what is drawn in the chart of the held-out results."""
-    legend = [("choosing", "half that chooses")]
+    legend = [("choosing", "tasks that choose")]
     if curve.band:
         legend.append(("interval", "95 % interval"))
     if curve.marks:
-        legend.append(("reported", "half that is reported"))
+        legend.append(("reported", "tasks that are reported"))
     return legend
 
 

@@ -3,7 +3,6 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
 
     any_of_k.py       pass@k of one model, and its paired change
     bootstrap.py      a mean over tasks, with interval and p by resampling
-    distributions.py  normal, binomial, on the standard library
     inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict
     learnability.py   what sampled answers of a base say about training on them
     overlap.py        held-out tasks in training rows: exact, normalised, by word sequences

@@ -99,6 +99,7 @@ class Comparison:
             "difference": self.difference,
             "interval": self.interval,
             "n": outcome.n,
+            **({"groups": outcome.groups} if outcome.groups else {}),
             "p": self.p,
             "smallest_detectable_gap": rounded(outcome.detectable),
             "method": outcome.method,
@@ -315,6 +316,8 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
         return f"The verdict is unknown: {outcome.reason}."
     before, after = show(outcome.before, measure), show(outcome.after, measure)
     change = f"{measure_prefix}{measure} went from {before} to {after} on {outcome.n} tasks"
+    if outcome.groups:
+        change += f" of {outcome.groups} groups"
     verdict = _as_words(outcome.verdict).capitalize()
     span = _interval_text(outcome, measure)
     text = f"{verdict}: {change} (95 % interval of the change {span})"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
@@ -10,6 +11,7 @@ from engine.environments.registry import EnvRecord
 from engine.home.rows import NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.run_config import SplitName
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
@@ -119,8 +121,8 @@ def _new_run(plan: _Plan) -> NewRun:
 
 def check_tasks(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT for an unknown split, and for fewer than one task (`rows`)."""
-    if request.split not in ("heldout", "train"):
-        raise bad_argument("split", request.split, 'Use "heldout" or "train".')
+    if request.split not in get_args(SplitName):
+        raise bad_argument("split", request.split, 'Use "heldout", "dev" or "train".')
     if request.rows < 1:
         raise bad_argument("rows", request.rows, "Give a number of tasks from 1.")
 

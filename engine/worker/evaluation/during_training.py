@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.core.files import Appender, keep_lines
+from engine.core.format import decimal
 from engine.environments.registry import EnvRecord
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
@@ -96,7 +97,7 @@ class Questions:
 
     Attributes:
         env: the version of the environment that the tasks belong to.
-        tasks: held-out tasks, already `heldout.ordered`.
+        tasks: held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
         context: how they are played; None plays none.
         params: how answers are sampled.
         losses: the loss of the same tasks as conversations; None where it is not measured.
@@ -115,6 +116,7 @@ class HeldoutEvaluation:
     Attributes:
         half_of_task: VALIDATION or TEST for each task id.
         choosing_count: how many tasks choose the checkpoint.
+        dev_count: how many of the tasks are dev tasks; where there are any, they choose.
         best: the best step so far.
     """
 
@@ -145,6 +147,8 @@ class HeldoutEvaluation:
         self.half_of_task = heldout.halves(self.tasks)
         # The validation half chooses the checkpoint.
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
+        self.group_of_task = {task["id"]: task.get("group") for task in self.tasks}
+        self.dev_count = sum(heldout.is_dev(task) for task in self.tasks)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
         # How many sampled tokens, turns and episodes all evaluations had so far; see `habits`.
@@ -230,6 +234,7 @@ class HeldoutEvaluation:
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
         """The row for the evaluation file of a task in the half `half` whose loss was measured and
         that was not played."""
+        group = self.group_of_task.get(measured.task_id)
         return EvaluationRow(
             model=self.job.run.id,
             task=measured.task_id,
@@ -238,13 +243,15 @@ class HeldoutEvaluation:
             loss=measured.loss,
             tokens=measured.tokens,
             error=None,
+            **({"task_group": group} if group else {}),
         )
 
     def _report_result(self, step: int, result: HalfResult) -> None:
         """Write the event `evaluated` with the numbers of the validation half at `step`."""
         curves = result.curves
-        numbers = ", ".join(f"{name} {value:.3f}" for name, value in curves.items())
-        tasks = f"the {self.choosing_count} held-out tasks that choose the checkpoint"
+        numbers = ", ".join(f"{name} {decimal(value)}" for name, value in curves.items())
+        side = "dev" if self.dev_count else "held-out"
+        tasks = f"the {self.choosing_count} {side} tasks that choose the checkpoint"
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
 
     def habits(self) -> dict[str, float]:

@@ -100,10 +100,10 @@ def _spread_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _environment_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """The means of the environment's own metrics over the scored trajectories, by column name. A
-    trajectory that lacks a metric counts as 0."""
+    """The means of the environment's own metrics over the scored trajectories that have them, by
+    column name."""
     names = sorted({name for t in scored for name in t.metrics})
     return {
-        curve_name(name): statistics.fmean(t.metrics.get(name, 0.0) for t in scored)
+        curve_name(name): statistics.fmean(t.metrics[name] for t in scored if name in t.metrics)
         for name in names
     }

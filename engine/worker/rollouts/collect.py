@@ -93,7 +93,9 @@ def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool
 def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     """A group of `n` trajectories that hold only the task's prompt."""
     prompt = context.renderer.prompt(task["prompt"], context.tools)
-    return Group(task["id"], [Trajectory(task["id"], task["prompt"], prompt) for _ in range(n)])
+    group = task.get("group") or ""
+    members = [Trajectory(task["id"], task["prompt"], prompt, task_group=group) for _ in range(n)]
+    return Group(task["id"], members)
 
 
 def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
