@@ -352,12 +352,18 @@ def _summary_of_home(page: _Page) -> str:
 
 
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
-    """The calls to make next; [] unless the scope is "all".
+    """The calls to make next; [] for most scopes. For "models" the card of the first base model,
+    for "all":
 
     - Where a run is active or queued: wait for it.
     - Otherwise, in a home without environments: read the playbook and push one.
     - Otherwise: a dry run on the newest environment.
     """
+    if scope == "models":
+        bases = [model["ref"] for model in page.reply["models"] if model["kind"] != "run"]
+        return [
+            Call("read_playbook", {"section": f"run://{ref}/card"}).to_json() for ref in bases[:1]
+        ]
     if scope != "all":
         return []
     for row in page.open_runs:

@@ -392,10 +392,17 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
     )
 
 
-def read_playbook(section: str = "") -> str:
-    """Return a section of the playbook as Markdown; the table of contents for ""."""
+def read_playbook(section: str = "", home: Home | None = None) -> str:
+    """Return a section of the playbook as Markdown; the table of contents for "".
+
+    With a home `section` may also be an address, such as run://pebble/card.
+    """
     import playbook
 
+    if home is not None and "://" in section:
+        from mcp_server.api import addresses
+
+        return addresses.read(home, section.strip())
     return playbook.read(section)
 
 

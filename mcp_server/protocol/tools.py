@@ -424,10 +424,12 @@ class Tools:
 
     def read_playbook(
         self,
-        section: Annotated[str, Field(description='"": contents; e.g. "rewards"')] = "",
+        section: Annotated[
+            str, Field(description='"": contents; "rewards"; address: run://pebble/card')
+        ] = "",
     ) -> str:
         """How to train well: design rewards, choose settings, read curves, mend failures."""
-        return verbs.read_playbook(section)
+        return verbs.read_playbook(section, self.home)
 
 
 # The scope that a key needs for each tool: read to look, train to store something or to use a
