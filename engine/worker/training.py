@@ -73,6 +73,7 @@ class Training:
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
         self.policy = self._starting_policy()
+        self._start_weights = self.policy.adapter.state()  # the best where a run makes it worse
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
@@ -389,10 +390,32 @@ class Training:
         checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
+        if verdict["verdict"] == "worse":
+            self._make_start_the_best()
         result["summary"] = verdict.get("summary", "")
         result["measured"] = self._measurements()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
+
+    def _make_start_the_best(self) -> None:
+        """Save the adapter that the run started with as the checkpoint of step 0, and mark that as
+        the best: whoever names `@best` then gets no model that is worse than the start. The verdict
+        stays that of the best trained checkpoint."""
+        self.policy.adapter.load(self._start_weights)
+        checkpoint.save(
+            self.job.run,
+            self.policy,
+            self.optimizer,
+            checkpoint.Progress(0, {}),
+            base_ref=self.job.config.base.ref,
+            base_weights=self.base_weights,
+        )
+        checkpoint.mark_best(self.job.run, 0)
+        self.job.event(
+            "best_is_start",
+            "every checkpoint is worse than the start: @best is the start, saved as step 0",
+            step=self.done,
+        )
 
     def _report_best(self) -> Result:
         """Play the test half of the held-out tasks with the best checkpoint. Returns `best_step`

@@ -8,6 +8,7 @@ inside them because a server must answer its first request before it needs any o
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def push_env(
             PATH_OUTSIDE_ROOTS, the folder lies in none of `roots`.
     """
     from engine.environments import push
+    from engine.runs.submit import regrading
 
     if install:
         key.require("install", "push_env with install=true")
@@ -89,6 +91,8 @@ def push_env(
         roots=None if roots is None else list(roots),
         check_settings=partial(check_owner_agreed, home, key),
     )
+    # What an edited score() would have told apart is known before anything is trained.
+    reply = replace(reply, next=[*reply.next, *regrading.preview_calls(home, reply.env_id)])
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
     )

@@ -12,5 +12,6 @@ what is known. `outcome.py`, `progress.py` and `origins.py` build sections from 
     outcome.py      sections on the verdict, the models, tasks and skills
     progress.py     the section on curves
     report.html.j2  the page: each kind of block as a macro
+    stacked.py      groups by kind over the steps, as SVG
     values.py       numbers and settings as text
 """

@@ -18,7 +18,9 @@ from engine.processes import launcher
 from engine.reading.rollout_pages import RolloutQuery
 from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
+from engine.runs.submit.regrading import preview_calls
 from engine.runs.submit.requests import EvaluationRequest
+from mcp_server.api import verbs
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -94,6 +96,26 @@ def test_a_regrade_of_rollouts_says_what_the_new_reward_would_have_given_to_lear
     assert groups["effective_change"]["change"] == 0.5
     assert groups["std_change"]["change"] == 0.125  # 0.25 in half of the groups
     assert "Of 4 groups 0% differ by the old reward and 50% by the new one" in result["summary"]
+
+
+def test_a_push_of_another_version_suggests_to_score_the_groups_of_the_last_run_by_it(
+    home: Home, tmp_path: Path
+):
+    folder = tmp_path / "sums"
+    push(home, folder, name="sums")
+    assert [call["tool"] for call in verbs.push_env(home, str(folder), "sums")["next"]] == [
+        "dry_run"
+    ]
+    first = push(home, folder, name="sums")
+    training(home, first, rollouts={})  # it has no groups to score
+    run = training(home, first, rollouts={1: [answer("1+1", "2", 1.0)]})
+    assert preview_calls(home, first) == []  # the version that it trained on
+    (folder / "environment.py").write_text(CHATTY)
+    reply = verbs.push_env(home, str(folder), "sums")
+    arguments = {"env_id": reply["env_id"], "regrade": run.id, "split": "train"}
+    assert reply["next"][-1] == {"tool": "evaluate", "arguments": arguments}
+    queued = lifecycle.submit_evaluation(home, EvaluationRequest(**arguments))
+    done(home, queued)
 
 
 def test_the_process_loads_no_torch_and_needs_no_interpreter_with_it(home: Home, tmp_path: Path):
