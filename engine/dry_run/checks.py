@@ -49,6 +49,7 @@ class Facts:
         probe: the result of the probe; None until it is done.
         probe_run_id: the run of the probe; "" if none was started.
         too_hard: whether the probe shows that GRPO would learn next to nothing.
+        smoke: what the two steps of a smoke run came to; None without one.
     """
 
     record: EnvRecord | None = None
@@ -64,6 +65,7 @@ class Facts:
     probe: Reply | None = None
     probe_run_id: str = ""
     too_hard: bool = False
+    smoke: Reply | None = None
 
 
 class DryRun:

@@ -56,6 +56,7 @@ def results_of(run: DryRun) -> Reply:
     return {
         "checks": [check.to_json() for check in run.check_list.checks],
         "probe": run.facts.probe,
+        "smoke": run.facts.smoke,
         "run_id": run.facts.probe_run_id,
         "summary": _summary(run),
         "next": [call.to_json() for call in _next_calls(run)],

@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "a06e41e350c07a6593d394bc241450fcece731ef4dd9b90f0a3283568cf725e0"
+SURFACE = "b82b2a296e7f640b7db53884f628ef62757c3dd63349072671c936ef9291ce4a"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
