@@ -26,6 +26,7 @@ def report_of(run: DryRun) -> Reply:
         "statistics": facts.statistics,
         "row": facts.row,
         "audit": short_audit(audit),
+        "exam": facts.exam.to_json() if facts.exam else {},
         "estimate": estimate.shown(forecast.estimate) if forecast else {},
     }
     return report | {"report_hash": _report_hash(run, report)}
