@@ -26,6 +26,7 @@ from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
+from engine.processes.trainer_variables import trainer_variables
 from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
@@ -409,36 +410,8 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
     """The environment variables of the trainer. `lifeline` is the descriptor of the pipe by which
     the trainer learns that this process has ended."""
     row, run = watch.row, watch.run
-    return {
-        **os.environ,
-        "HONESMITH_HOME": str(run.home.root),
-        "HONESMITH_DEVICE": row.device,
-        "HONESMITH_ATTEMPT": str(row.attempt),
-        "HONESMITH_LIFELINE_FD": str(lifeline),
-        "CUDA_VISIBLE_DEVICES": _visible_devices(row.device),
-        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
-        "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
-        "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
-        "TRANSFORMERS_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _visible_devices(device: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`; "" for the CPU,
-    which hides all GPUs.
-
-    Raises ValueError when this machine no longer has the device.
-    """
-    if device == "cpu":
-        return ""
-    # Imported late: a trainer on the CPU starts sooner without it.
-    from engine.core import hardware  # noqa: PLC0415
-
-    for gpu in hardware.detect().devices:
-        if gpu.id == device:
-            return gpu.visible
-    raise ValueError(f"device {device} is gone from this machine")
+    variables = trainer_variables(run.home.root, row.device, lifeline)
+    return variables | {"HONESMITH_ATTEMPT": str(row.attempt)}
 
 
 def _inherited_lock() -> int | None:

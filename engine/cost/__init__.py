@@ -5,6 +5,7 @@
     calibration.py      corrections of the next estimate from finished runs
     estimate.py         hours, money, memory, disk: low, likely, high
     evaluation_cost.py  hours in which models answer tasks
+    exam.py             what the held-out tasks of a run can show, before it
     flops.py            operations and tokens of a run from its settings
     hours.py            hours of a run, corrected by finished runs
     lowering.py         which settings to lower until a run fits, or takes less time

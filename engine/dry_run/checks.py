@@ -15,6 +15,7 @@ from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
+from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
 from engine.home.rows import DEFAULT_GPU_HOURS
@@ -46,9 +47,11 @@ class Facts:
     Attributes:
         row: for SFT, one row as it would be trained on.
         audit: the environment's stored reward audit.
+        exam: what the held-out tasks can show; None where none is scored.
         probe: the result of the probe; None until it is done.
         probe_run_id: the run of the probe; "" if none was started.
         too_hard: whether the probe shows that GRPO would learn next to nothing.
+        smoke: what the two steps of a smoke run came to; None without one.
     """
 
     record: EnvRecord | None = None
@@ -60,10 +63,12 @@ class Facts:
     statistics: Reply = field(default_factory=dict)
     row: Reply = field(default_factory=dict)
     audit: Reply = field(default_factory=dict)
+    exam: Exam | None = None
     forecast: Forecast | None = None
     probe: Reply | None = None
     probe_run_id: str = ""
     too_hard: bool = False
+    smoke: Reply | None = None
 
 
 class DryRun:
@@ -98,6 +103,7 @@ class DryRun:
         run_check("secrets", ("env",), self.check_secrets)
         run_check("isolation", (), self.check_isolation)
         run_check("data", ("resolve",), self.check_data)
+        run_check("exam", ("resolve",), self.check_exam)
         run_check("contamination", ("env", "model"), self.check_contamination)
         run_check("reward_audit", ("env",), self.check_audit)
         run_check("estimate", ("resolve",), lambda: self.check_estimate(began))
@@ -231,6 +237,19 @@ class DryRun:
         redact = redactor_for(self.home, record.dir)
         row = preview.sft_row(tasks, record.tools, model_folder, settings, redact)
         return row.to_json() if row else {}
+
+    def check_exam(self) -> Outcome:
+        """What the held-out tasks can show, as far as that is known before the run; stores it."""
+        rows, settings = required(self.facts.rows), required(self.facts.resolved).settings
+        env_id, model = required(self.facts.record).env_id, required(self.facts.model).ref
+        exam = self.facts.exam = exam_of(self.home, env_id, model, settings, rows)
+        if exam is None:
+            return Outcome("pass", "no held-out task is scored: the loss on them is all there is")
+        doubts = exam.doubts()
+        if not doubts:
+            return Outcome("pass", exam.in_words())
+        fix = "Hold more tasks out, harder ones, or train for more than a small gain."
+        return Outcome("warn", f"{exam.in_words()}; {'; '.join(doubts)}", fix)
 
     def check_contamination(self) -> Outcome:
         """Whether training rows contain held-out tasks."""

@@ -4,7 +4,6 @@ Every refusal names its step. Runs that differ by a varied setting alone mostly 
 words: each is said once.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.core.format import counted, size, words
@@ -13,8 +12,7 @@ from engine.core.reply import Reply
 from engine.cost import estimate, plan_total
 from engine.cost.plan_total import NO_HOURS
 from engine.dry_run.planned_run import PlannedRun
-from engine.dry_run.probe_check import check_probe
-from engine.home.database import reports_unwritable_disk
+from engine.dry_run.trials import try_model
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.judgements import Check, CheckList, Outcome, required
@@ -23,22 +21,21 @@ from engine.runs.submit import evaluation
 from engine.runs.submit.plan_steps import PlannedEvaluation, steps_of
 from engine.runs.submit.requests import DryRunRequest
 
-_Cap = Callable[[float], float] | None
 
-
-@reports_unwritable_disk
-def dry_run_plan(home: Home, request: DryRunRequest, cap_function: _Cap = None) -> Reply:
+def dry_run_plan(
+    home: Home, request: DryRunRequest, began: float, cap_function: Callable[[float], float] | None
+) -> Reply:
     """Check a plan that could be submitted with the same request, without training anything.
 
     Returns for each of its runs the settings that will be used, the time and the money, and for
-    all of them together the total and the cap. A probe is of the first run alone.
+    all of them together the total and the cap. A probe or a smoke run is of the first run alone.
 
     Args:
-        cap_function: the quota of the caller's key, as in `dry_run.dry_run`.
+        began: when the call began, on the monotonic clock.
+        cap_function: the quota of the caller's key, as in `dry_run.dry_run_request`.
 
     Raises UserError BAD_ARGUMENT for a `then` or `vary` that cannot be read.
     """
-    began = time.monotonic()
     planned_trainings, planned_evaluation = steps_of(request)
     runs: list[PlannedRun] = []
     for planned in planned_trainings:
@@ -50,15 +47,8 @@ def dry_run_plan(home: Home, request: DryRunRequest, cap_function: _Cap = None) 
         plan.check_evaluation(planned_evaluation)
     plan.check_together()
     if not plan.failed:
-        _try_model(runs[0], request, began, cap_function)
+        try_model(runs[0], request, began, cap_function)
     return plan.reply()
-
-
-def _try_model(run: PlannedRun, request: DryRunRequest, began: float, cap_function: _Cap) -> None:
-    """Let the model of the first run answer tasks, as far as asked."""
-    run_check = run.check_list.run_check
-    if request.samples:
-        run_check("probe", (), lambda: check_probe(run, request.samples, began, cap_function))
 
 
 class _CheckedPlan:
@@ -174,6 +164,7 @@ class _CheckedPlan:
             "total": _total_fields(total, self.request.cap_hours) if total else {},
             "checks": entries,
             "probe": first.probe,
+            "smoke": first.smoke,
             "run_id": first.probe_run_id,
         }
 
@@ -219,7 +210,7 @@ class _CheckedPlan:
 
 def _is_to_be_shown(check: Check) -> bool:
     """Whether a check of a single run says something: it failed, warns, or tried the model."""
-    return check.status in ("fail", "warn") or check.name == "probe"
+    return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
 def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:

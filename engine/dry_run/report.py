@@ -26,6 +26,7 @@ def report_of(run: DryRun) -> Reply:
         "statistics": facts.statistics,
         "row": facts.row,
         "audit": short_audit(audit),
+        "exam": facts.exam.to_json() if facts.exam else {},
         "estimate": estimate.shown(forecast.estimate) if forecast else {},
     }
     return report | {"report_hash": _report_hash(run, report)}
@@ -56,6 +57,7 @@ def results_of(run: DryRun) -> Reply:
     return {
         "checks": [check.to_json() for check in run.check_list.checks],
         "probe": run.facts.probe,
+        "smoke": run.facts.smoke,
         "run_id": run.facts.probe_run_id,
         "summary": _summary(run),
         "next": [call.to_json() for call in _next_calls(run)],

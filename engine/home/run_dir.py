@@ -148,6 +148,10 @@ class Home:
         """How fast this machine was when it was measured; estimates are made from it."""
         return self.cache / "speed.json"
 
+    def smoke_run(self, token: str) -> "RunDir":
+        """The folder of a smoke run, thrown away when it is over; `token` tells it from others."""
+        return RunDir(self.cache / f"smoke-{token}")
+
     @property
     def comparisons(self) -> Path:
         """The models on which our own forward was compared with transformers, with the results."""

@@ -5,6 +5,7 @@ on it; start with `launcher.py`.
     launcher.py      start what is queued, tell what lives, take up what died
     outcome.py       how an attempt ended
     programs.py      which program stands behind each kind of process
+    trainer_variables.py  the environment variables of a process with torch
     waiting.py       runs that wait for the models of other runs
     vllm_process.py  a vLLM server as a child, gone with whoever started it
 """

@@ -48,6 +48,7 @@ from mcp_server.screen.terminal import (
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
 FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
+SMOKE_S = 600.0  # that a smoke run may take; a person waits longer than an agent's call does
 WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
@@ -148,6 +149,9 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
 def dry_run(
     options: PlanOptions,
     samples: Annotated[int, typer.Option(min=0, max=256, help="Also try the model.")] = 0,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Also do two real steps on 8 rows; nothing stays.")
+    ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every check and setting, the audit.")
     ] = False,
@@ -156,7 +160,8 @@ def dry_run(
 ) -> int:
     """Check a run or a plan before spending anything."""
     planned = options.planned()
-    request = DryRunRequest(**vars(planned.request), samples=samples)
+    trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S}
+    request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
     show(planned.added_to(reply), as_json, paint="whole_plan" if show_all else "plan")

@@ -140,19 +140,22 @@ class Tools:
         samples: Annotated[
             int, Field(ge=0, le=256, description="Also try the model on this many tasks, e.g. 16.")
         ] = 0,
+        smoke: bool = False,
         then: Steps,
         vary: Values,
         ctx: Context,
     ) -> Reply:
         """Check before spending what submit_train would queue: ordered checks with fixes, every
         setting, token lengths, reward audit; with samples also pass@k and the share of groups with
-        variance (a long probe: a run_id to wait for). env_id may be a data file: what is in it."""
+        variance (a long probe: a run_id to wait for); smoke does two real steps. env_id may be a
+        data file."""
         request = DryRunRequest(
             env_id=env_id,
             model=model,
             algorithm=algorithm,
             settings=settings,
             samples=samples,
+            smoke=smoke,
             then=then,
             vary=vary,
         )

@@ -289,11 +289,14 @@ def plan(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     all_checks = data.get("checks", [])
-    checks_to_mend = [item for item in all_checks if item["status"] in ("fail", "warn")]
+    # A smoke run was asked for, so what it came to is shown however it ended.
+    checks_to_mend = [
+        item for item in all_checks if item["status"] in ("fail", "warn") or item["name"] == "smoke"
+    ]
     if checks_to_mend:
         # False sorts first: the checks that fail, then those that warn.
         out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
-    _print_check_names(out, all_checks)
+    _print_check_names(out, [item for item in all_checks if item not in checks_to_mend])
     print_files(out, data.get("files", []))
     if data.get("steps"):
         print_steps(out, data["steps"], settings=False)

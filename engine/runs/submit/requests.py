@@ -122,9 +122,13 @@ class DryRunRequest(TrainRequest):
 
     Attributes:
         samples: how many tasks the model answers in a probe; 0 for none.
+        smoke: also do two optimizer steps on a few rows and throw them away.
+        smoke_s: seconds that they may take; 0 for what is left of a client's call.
     """
 
     samples: int = 0
+    smoke: bool = False
+    smoke_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ ORDER = [
     "secrets",
     "isolation",
     "data",
+    "exam",
     "contamination",
     "reward_audit",
     "estimate",
@@ -439,6 +440,25 @@ def test_the_probe_of_an_sft_plan_leaves_out_what_is_for_sft_alone(home: Home):
     config = json.loads(home.run(report["run_id"]).config.read_text())
     assert config["settings"]["seed"] == 3
     finish(home, report["run_id"])
+
+
+def test_grpo_that_cannot_start_is_told_with_the_chance_of_a_right_answer(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    hard = LEARNABLE | {"effective": 0.0, "too_easy": 0.0, "too_hard": 1.0}
+    none_right = hard | {"tasks": 32, "samples_per_task": 8, "solved_counts": [0] * 32}
+    found = judge_probe(ProbeResult.model_validate(none_right))
+    assert found.detail.startswith("out of reach for GRPO: none of 256 answers is right")
+    assert "fewer than 1.5% are, one in 68" in found.detail
+    one_right = none_right | {"solved_counts": [1] + [0] * 31}
+    assert "out of reach" not in judge_probe(ProbeResult.model_validate(one_right)).detail
+
+
+def test_the_exam_is_in_the_report(home: Home):
+    add(home, heldout=300)
+    report = dry_run.dry_run(home, "sums")
+    assert report["exam"]["reported"] == 150 and report["exam"]["asked"] == 300
+    assert "150 tasks show a difference" in check(report, "exam")["detail"]
 
 
 @pytest.mark.parametrize("samples", [-1, 257, True, 2.0])

@@ -97,6 +97,7 @@ def test_every_command_but_serve_prints_json_when_asked():
             "dry_run",
             {"env_id": "arith", "algorithm": "sft", "settings": {"steps": 4}, "samples": 8},
         ),
+        (["dry-run", "arith", "--smoke"], "dry_run", {"smoke": True, "smoke_s": 600.0}),
         (["estimate", "arith", "--model", "m"], "estimate_cost", {"env_id": "arith", "model": "m"}),
         (
             ["train", "arith", "--set", "loss=dapo", "--note", "n", "--max-gpu-hours", "0.5"],
