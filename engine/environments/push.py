@@ -477,7 +477,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
-        next=[_dry_run_call(record)],
+        next=[_next_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],
     )
 
@@ -503,9 +503,12 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
     return warnings
 
 
-def _dry_run_call(record: registry.EnvRecord) -> Call:
-    """The dry run that follows a push, by an algorithm that the environment is made for."""
+def _next_call(record: registry.EnvRecord) -> Call:
+    """The call that follows a push: an evaluation on an exam, which has no training rows; else the
+    dry run, by an algorithm that the environment is made for."""
     arguments: JsonObject = {"env_id": record.env_id}
+    if record.scored and not record.rows.get("train"):
+        return Call("evaluate", arguments | {"models": ["pebble"]})
     if not record.scored:  # the default, grpo, would only be refused
         arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return Call("dry_run", arguments)

@@ -278,20 +278,25 @@ def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     )
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
         home: the home that holds the runs and their answers.
         ids: models, runs or evaluations; the one from before the training first.
         env_id: the environment on which to compare them; "" if all were evaluated on only one.
+        metric: a named metric of the environment to judge by; "" for success, else reward.
+        group_by: a key of the tasks' metadata, to show the results by its values; "" for none.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
     from engine.evidence.compare import compare
 
-    return with_head(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+    reply = compare.compare_runs(home, list(ids), env_id, metric, group_by)
+    return with_head(reply, f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:

@@ -318,11 +318,15 @@ def evaluate(
 def compare(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Before, then after.")],
     env: Annotated[str, typer.Option("--env", "--env-id", help="Where they met.")] = "",
+    metric: Annotated[str, typer.Option(help="A named metric to judge by.")] = "",
+    group_by: Annotated[
+        str, typer.Option("--by", "--group-by", help="Also by this key of the tasks' metadata.")
+    ] = "",
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Did it get better?"""
-    show(verbs.compare_runs(home_of(home), ids, env), as_json)
+    """Did it get better? With --by a single model will do."""
+    show(verbs.compare_runs(home_of(home), ids, env, metric, group_by), as_json)
 
 
 @command

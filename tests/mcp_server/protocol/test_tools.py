@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "1b50fe3fa141d7f0aa8911ff52e1c196e9502133ceaad53101253ae7d2a3edab"
+SURFACE = "108738dd3c93e4a3accd4f090c19b73dbf133a8133d02545b37d879cd771998a"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
