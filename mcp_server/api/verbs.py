@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
@@ -431,6 +432,19 @@ def report(home: Home, run_id: str) -> Reply:
     only_report_left = run.deleted.exists() and run.report.exists()
     path = run.report if only_report_left else write_report(home, run_id)
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+
+
+def results(home: Home, run_id: str, path: Path, form: Literal["csv", "parquet"]) -> Reply:
+    """Write the answers of a run as a table into the file `path`.
+
+    Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
+    be written.
+    """
+    from engine.evidence.report.results_table import write_results
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

@@ -379,6 +379,24 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
     show(verbs.report(home_of(home), run_id), as_json)
 
 
+@command
+def results(
+    run_id: RunId,
+    csv: Annotated[Path | None, typer.Option(help="File to write as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="File to write as parquet.")] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
+    if csv is not None and parquet is None:
+        reply = verbs.results(home_of(home), run_id, csv, "csv")
+    elif parquet is not None and csv is None:
+        reply = verbs.results(home_of(home), run_id, parquet, "parquet")
+    else:
+        raise UserError("BAD_ARGUMENT", "name one file: --csv FILE or --parquet FILE", field="csv")
+    show(reply, as_json)
+
+
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
     """A page of followed logs without the fields that each page would repeat.
 

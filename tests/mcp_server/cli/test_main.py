@@ -49,6 +49,7 @@ COMMANDS = {
     "export",
     "playbook",
     "report",
+    "results",
     "verify",
     "data",
     "key",
