@@ -194,7 +194,7 @@ def _csv_cell(value: Cell) -> Cell:
 
 
 def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
-    """The table as parquet; what is absent is null. Raises UserError BAD_ARGUMENT without pyarrow."""
+    """The table as parquet; absent cells are null. Raises UserError if pyarrow is missing."""
     try:
         import pyarrow  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
         import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
