@@ -162,7 +162,9 @@ def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> l
         reason = "every row says train" if "train" in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({reason}): no verdict can be given")
     if "train" not in sides:
-        warnings.append("every row is held out: there is nothing to train on")
+        warnings.append(
+            "every row is held out: there is nothing to train on, this is an exam to evaluate on"
+        )
     return warnings
 
 

@@ -267,6 +267,8 @@ def _build_version(draft: Draft, install: bool) -> None:
     draft.python = _interpreter(draft, install)
     played = _play(draft)
     contamination = _contamination(played.rows, draft.seconds_left)
+    if contamination["leaked"]:
+        draft.problems += task_rows.leak_problems(played.rows, draft)
     task_rows.write(draft.folder / TASKS, played.rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(played.audit))
     version = _env_version(draft, played, contamination)
@@ -307,8 +309,11 @@ def _play(draft: Draft) -> _Played:
         )
         own_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
         kind = task_rows.kind_of(own_kind, rows)
+        named = [row.get("split") for row in rows]
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, own_kind, draft)
+        if draft.settings.drop_leaks:
+            split = task_rows.drop_leaks(rows, named, split, draft)
         audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
@@ -477,7 +482,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
-        next=[_dry_run_call(record)],
+        next=[_next_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],
     )
 
@@ -499,13 +504,20 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
         warnings.insert(0, f"reward audit: {record.audit.headline}")
     contamination = record.contamination
     if contamination.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {contamination['headline']}")  # before the audit's
+        remedy = ""
+        if contamination.get("leaked"):
+            remedy = "; drop_leaks = true under [split] in environment.toml leaves those rows out"
+        # Before the audit's.
+        warnings.insert(0, f"contamination: {contamination['headline']}{remedy}")
     return warnings
 
 
-def _dry_run_call(record: registry.EnvRecord) -> Call:
-    """The dry run that follows a push, by an algorithm that the environment is made for."""
+def _next_call(record: registry.EnvRecord) -> Call:
+    """The call that follows a push: an evaluation on an exam, which has no training rows; else the
+    dry run, by an algorithm that the environment is made for."""
     arguments: JsonObject = {"env_id": record.env_id}
+    if record.scored and not record.rows.get("train"):
+        return Call("evaluate", arguments | {"models": ["pebble"]})
     if not record.scored:  # the default, grpo, would only be refused
         arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return Call("dry_run", arguments)

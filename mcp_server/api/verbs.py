@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
@@ -269,20 +270,25 @@ def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     )
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
         home: the home that holds the runs and their answers.
         ids: models, runs or evaluations; the one from before the training first.
         env_id: the environment on which to compare them; "" if all were evaluated on only one.
+        metric: a named metric of the environment to judge by; "" for success, else reward.
+        group_by: a key of the tasks' metadata, to show the results by its values; "" for none.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
     from engine.evidence.compare import compare
 
-    return with_head(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+    reply = compare.compare_runs(home, list(ids), env_id, metric, group_by)
+    return with_head(reply, f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
@@ -424,6 +430,19 @@ def report(home: Home, run_id: str) -> Reply:
     only_report_left = run.deleted.exists() and run.report.exists()
     path = run.report if only_report_left else write_report(home, run_id)
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+
+
+def results(home: Home, run_id: str, path: Path, form: Literal["csv", "parquet"]) -> Reply:
+    """Write the answers of a run as a table into the file `path`.
+
+    Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
+    be written.
+    """
+    from engine.evidence.report.results_table import write_results
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

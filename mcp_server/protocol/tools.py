@@ -337,10 +337,12 @@ class Tools:
             ),
         ],
         env_id: Annotated[str, Field(description="Where they met, if in several envs.")] = "",
+        metric: str = "",
+        group_by: Annotated[str, Field(description="Metadata key")] = "",
     ) -> Reply:
         """Did it get better? Paired difference with interval, verdict (better, worse,
         no_difference, inconclusive), smallest detectable gap, flips, settings that differ."""
-        return verbs.compare_runs(self.home, ids, env_id)
+        return verbs.compare_runs(self.home, ids, env_id, metric, group_by)
 
     def diagnose(self, run_id: RunId) -> Reply:
         """Why a run did not learn, or went wrong: ranked causes with numbers, example rollouts, the

@@ -95,3 +95,45 @@ def test_training_rows_that_repeat_a_dev_row_are_told(home: Home, tmp_path: Path
         file.write("\n" + "\n".join(map(json.dumps, copies)))
     record = find_env(home, push_env(home, folder).env_id)
     assert record.contamination["leaked"] == [f"dev-{n + 1}" for n in range(6)]
+
+
+def leaky_folder(folder: Path, settings: str = "") -> Path:
+    """40 training rows, three of which ask a held-out question in other letters and two word for
+    word; 30 held-out rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train = [{"prompt": f"Name colour {n} now", "completion": str(n)} for n in range(35)]
+    train += [{"prompt": f"say NUMBER {n} again !", "completion": str(n)} for n in range(3)]
+    train += [{"prompt": f"Say number {n} again", "completion": str(n)} for n in (7, 8)]
+    exam = [{"prompt": f"Say number {n} again", "completion": str(n)} for n in range(30)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, train)))
+    (folder / "heldout.jsonl").write_text("\n".join(map(json.dumps, exam)))
+    if settings:
+        (folder / "environment.toml").write_text(settings)
+    return folder
+
+
+def test_leaking_rows_are_listed_by_file_and_line(home: Home, tmp_path: Path):
+    pushed = push_env(home, leaky_folder(tmp_path / "rows"))
+    assert pushed.rows == {"train": 38, "heldout": 32}  # equal prompts share a side
+    messages = [problem.message for problem in pushed.problems]
+    assert messages == [
+        f"train.jsonl:{36 + n} asks heldout.jsonl:{1 + n} (normalised, prompt)" for n in range(3)
+    ]
+    assert any("drop_leaks" in warning for warning in pushed.warnings)
+
+
+def test_drop_leaks_leaves_out_the_copies_and_asks_each_question_once(home: Home, tmp_path: Path):
+    folder = leaky_folder(tmp_path / "rows", "[split]\ndrop_leaks = true\n")
+    pushed = push_env(home, folder)
+    assert pushed.rows == {"train": 35, "heldout": 30}
+    assert pushed.problems == []
+    assert any(
+        "3 training rows that teach" in warning and "2 copies" in warning
+        for warning in pushed.warnings
+    )
+    record = find_env(home, pushed.env_id)
+    assert record.contamination["verdict"] == "clean"
+    # Of two rows with one prompt the one stays that says of itself that it is held out.
+    assert {row["id"] for row in read_tasks(record, "heldout")} == {
+        f"heldout-{n + 1}" for n in range(30)
+    }
