@@ -94,9 +94,13 @@ def _add_runs(add: Add, home: Home) -> None:
     """Register the MCP resources of a run: its metrics, settings, model card and report."""
 
     def run_metrics(run_id: str) -> str:
-        return _resource_text(
-            lambda: _json_text(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
-        )
+        def read() -> str:
+            full_id = _full_run_id(home, run_id)
+            return _json_text(
+                verbs.forecast(home, full_id) | verbs.read_logs(home, full_id, "metrics")
+            )
+
+        return _resource_text(read)
 
     def run_config(run_id: str) -> str:
         return _resource_text(
