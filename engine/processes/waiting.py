@@ -14,10 +14,10 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import sync_folder
 from engine.core.hints import Call, Hint
-from engine.home.progress import write_status
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import outcome
 
 _log = logging.getLogger("honesmith")

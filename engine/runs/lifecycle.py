@@ -16,16 +16,16 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.progress import (
+from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.pace.progress import (
     alerts_in,
     attempt_begin,
     events_end,
     events_from,
     write_status,
 )
-from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
-from engine.home.run_dir import Home, RunDir
-from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
 from engine.runs import plan_status

@@ -12,12 +12,13 @@ from engine.core.files import last_line, read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
+from engine.runs.forecast import Forecast, forecast_of_plan
 
 _MAX_ALERTS = 10  # that a status shows, the newest
 # What a step shows of the evidence for its verdict.
@@ -154,7 +155,12 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
         ],
         "warnings": [text for row in shown for text in _warnings_of(home, row)],
     }
-    status["summary"] = _summary(home, store, look)
+    forecast = forecast_of_plan(home, look.rows)
+    if forecast is not None:
+        status["forecast"] = forecast.to_json()
+        if forecast.cap:
+            status["warnings"].append(forecast.cap)
+    status["summary"] = _summary(home, store, look, forecast)
     return status
 
 
@@ -167,7 +173,9 @@ def progress_of(home: Home, look: PlanLook) -> Reply:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
             done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
-            report |= {"now": row.run_id, "eta_s": progress.eta_s}
+            report |= {"now": row.run_id, "eta_s": progress.eta_s, "phase": progress.phase}
+            if progress.phase_percent is not None:
+                report["percent"] = progress.phase_percent
     return report | {"step": round(done, 2), "total_steps": len(look.rows)}
 
 
@@ -205,7 +213,14 @@ def _step(home: Home, row: RunRow) -> Reply:
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
         progress = read_progress(run, row)
-        done = {"at": progress.step, "of": progress.total_steps, "eta_s": progress.eta_s}
+        done = {
+            "at": progress.step,
+            "of": progress.total_steps,
+            "phase": progress.phase or None,
+            "percent": progress.phase_percent,
+            "eta_s": progress.eta_s,
+            "stalled": progress.stalled or None,
+        }
         return entry | {name: value for name, value in done.items() if value is not None}
     if row.state == "queued" and row.awaited_ids:
         return entry | {"waits_for": row.awaited_ids}
@@ -270,7 +285,7 @@ def _level_text(arm: Mapping[str, Any]) -> Any:
     return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
 
 
-def _summary(home: Home, store: Store, look: PlanLook) -> str:
+def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None) -> str:
     """One sentence: how many runs are done, and what is under way or stands in the way."""
     plan_id = look.rows[0].plan
     done = sum(row.state == "done" for row in look.rows)
@@ -283,7 +298,10 @@ def _summary(home: Home, store: Store, look: PlanLook) -> str:
             progress = read_progress(home.run(row.run_id), row)
             of_total = f" of {progress.total_steps}" if progress.total_steps else ""
             at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
-            text += f"; {row.run_id} is {row.state}{at_step}"
+            stalled = f", stalled: {progress.stalled}" if progress.stalled else ""
+            text += f"; {row.run_id} is {row.state}{at_step}{stalled}"
+    if forecast is not None:
+        text += f"; {forecast.sentence}"
     return f"{text}."
 
 

@@ -29,6 +29,7 @@ from engine.worker.components import (
     prepare,
     tasks_of,
 )
+from engine.worker.core import pulse
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
@@ -285,6 +286,7 @@ class PairLoss:
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
             measured += self._losses(policy, [pairs[i] for i in members])
+            pulse.beat()
         return measured
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:

@@ -18,6 +18,7 @@ from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
 from engine.worker.components import Components, environment, prepare, tasks_of
+from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
@@ -46,6 +47,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     job.event("started", f"{len(models)} models", total_steps=len(models))
     for base_path, indices in _indices_by_base(models).items():
         with _play_setup(job, Path(base_path)) as setup:
+            answers = len(setup.tasks) * job.config.attempts
+            pulse.plan({"evaluation": answers * len(models)})
             for index in indices:
                 groups = _play_model(job, index, setup)
                 is_last_model = len(results) == len(models) - 1
@@ -127,7 +130,10 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         model = config.models[0]  # the only one
-        with adapter_loaded(components, model.adapter, base_weights):
+        answers = len(tasks) * settings.group_size
+        pulse.plan({"evaluation": answers})
+        loaded = adapter_loaded(components, model.adapter, base_weights)
+        with loaded, pulse.phase("evaluation", of=answers):
             return heldout.evaluate(
                 tasks, context, components.sampler, params, attempts=settings.group_size
             )
@@ -285,7 +291,8 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
     with adapter_loaded(setup.components, model.adapter, setup.base_weights):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        with Appender(path) as file:
+        answers = len(setup.tasks) * job.config.attempts
+        with Appender(path) as file, pulse.phase("evaluation", of=answers):
             for part_groups in _groups_by_slice(job, setup):
                 heldout.write_rows(file, part_groups, setup.half_of_task, model=model.ref)
                 groups += part_groups

@@ -28,6 +28,7 @@ from engine.worker.components import (
     prepare,
     tasks_of,
 )
+from engine.worker.core import pulse
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
@@ -243,6 +244,7 @@ def _render_all(
     """Render the conversations of all tasks, and count what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
+        pulse.beat()
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
             result.split_count += 1

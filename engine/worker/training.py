@@ -21,12 +21,14 @@ from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
+from engine.pace.heartbeat import Outlook
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.manifest import ReplayUsed
 from engine.records.run_config import TrainConfig
 from engine.records.settings import STOP_EARLY_PATIENCE
 from engine.worker.components import Components
+from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState, Result, Stopped
 from engine.worker.core.limits import AnswerLimits
@@ -48,6 +50,7 @@ from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_
 from engine.worker.update.meter import Meter, peak_memory, totals
 from engine.worker.update.profiling import Profiler
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
+from engine.worker.update.work_ahead import Exam, earliest_end, work_ahead
 from envs.json_types import TaskRow
 
 Sums = TypeVar("Sums")
@@ -151,9 +154,29 @@ class Training:
         # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
+        self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:
             self._evaluate_start(self.evaluation)
         self._catch_up_alerts()
+
+    def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
+        """Note how much this attempt will do, for the forecast of its end."""
+        exam = Exam(
+            choosing=evaluation.units(heldout.VALIDATION),
+            reported=evaluation.units(heldout.TEST),
+            questions=evaluation.prior_skills.question_count() if evaluation.tasks else 0,
+        )
+        outlook = Outlook(
+            steps_before=self.done,
+            answers_at_end=exam.reported,
+            earliest_end=self._earliest_end(evaluation.best),
+        )
+        units = work_ahead(self.settings, self.done, self.total, exam, resumed=resumed)
+        pulse.plan(units, outlook)
+
+    def _earliest_end(self, best: Best) -> int | None:
+        """The step at which `stop_early=heldout` may end this run; None where it does not."""
+        return earliest_end(self.settings, self.done, self.total, best.since)
 
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
         """Evaluate the policy before the first step, and write its metrics as those of step 0."""
@@ -209,7 +232,7 @@ class Training:
             # A step's random draws (mostly dropout) follow from the seed and its number, so that a
             # resumed run repeats them.
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
-            with self.profiler.step(step):
+            with self.profiler.step(step), pulse.phase("training"):
                 yield step
         if self.ended_by_alert:
             alerts = ", ".join(sorted(self.watch.active_alerts))
@@ -312,12 +335,12 @@ class Training:
     def _save_if_due(self, step: int) -> None:
         """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
         `save_every` asks for it, or if it is the last."""
-        if self.evaluation is not None and self.evaluation.best.step == step:
-            self.save()
-            checkpoint.mark_best(self.job.run, step)
+        is_best = self.evaluation is not None and self.evaluation.best.step == step
         is_last = step == self.total or self.ended_by_alert
-        if is_last or step % self.settings.save_every == 0:
+        if is_best or is_last or step % self.settings.save_every == 0:
             self.save()
+        if is_best:
+            checkpoint.mark_best(self.job.run, step)
 
     def _evaluate(self, step: int) -> HalfResult:
         """Evaluate the policy after `step` on the tasks that choose the checkpoint, and return
@@ -325,14 +348,16 @@ class Training:
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
-            return self.evaluation.evaluate(step, heldout.VALIDATION)
+            result = self.evaluation.evaluate(step, heldout.VALIDATION)
+        pulse.expect_end(self._earliest_end(self.evaluation.best))
+        return result
 
     def save(self) -> None:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
         best = self.evaluation.best if self.evaluation is not None else Best()
         progress = checkpoint.Progress(self.done, self._state_with_best(best))
-        with self._timed("save_s"):
+        with self._timed("save_s"), pulse.phase("checkpoint"):
             folder = checkpoint.save(
                 self.job.run,
                 self.policy,
@@ -342,7 +367,7 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        # `_save_if_due` calls this twice for a best step that is also due: one event is enough.
+        # The context of this run saves once more where it is left after a step that was saved.
         if self._last_saved_step != self.done:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
@@ -386,9 +411,10 @@ class Training:
             self._require_changed_weights()
         # Verdict and summary are filled in below; they stand here for the order of the keys.
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result |= self._report_best()
-        checkpoint.mark_best(self.job.run, result["best_step"])
-        verdict = run_verdict(self.job.run).to_json()
+        with pulse.phase("finishing"):
+            result |= self._report_best()
+            checkpoint.mark_best(self.job.run, result["best_step"])
+            verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         if verdict["verdict"] == "worse":
             self._make_start_the_best()

@@ -187,6 +187,20 @@ def wait_run(
     return full | {"next": waiting_on(full["next"], until, timeout_s)}
 
 
+def forecast(home: Home, run_id: str) -> Reply:
+    """Return `forecast`, what is left of a run that is under way; {} for any other.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
+    from engine.pace.progress import read_progress
+    from engine.runs.forecast import forecast_of_run
+
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        foreseen = forecast_of_run(home, store, row, read_progress(home.run(row.run_id), row))
+    return {} if foreseen is None else {"forecast": foreseen.to_json()}
+
+
 def read_logs(
     home: Home,
     run_id: str,

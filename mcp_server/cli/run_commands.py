@@ -495,6 +495,10 @@ class _ProgressLine:
         text = f"{status.get('run_id', '')} {status.get('state', '')}"
         if status.get("total_steps"):
             text += f" {status.get('step', 0)}/{status['total_steps']}"
+        if status.get("percent") is not None:
+            text += f" {status.get('phase', '')} {status['percent']:.0f} %"
+        if status.get("stalled"):
+            text += " stalled"
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
         if text != self._shown_text:

@@ -143,7 +143,10 @@ def _progress_line(status: Reply) -> str:
     if status.get("now"):  # of a plan, the run that is under way
         parts.append(str(status["now"]))
     if status.get("percent") is not None:
-        parts.append(f"{status['percent']:.0f} %")
+        phase = f"{status['phase']} " if status.get("phase") else ""
+        parts.append(f"{phase}{status['percent']:.0f} %")
+    if status.get("stalled"):
+        parts.append("stalled")
     if status.get("eta_s") is not None:
         parts.append(f"about {float(status['eta_s']):.0f} s left")
     return ", ".join(parts)

@@ -17,13 +17,13 @@ from engine.core.reply import Reply
 from engine.cost import plan_total
 from engine.cost.plan_total import NO_HOURS
 from engine.home.database import reports_unwritable_disk
-from engine.home.progress import write_status
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, NewRun, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.store_runs import RunMaker
 from engine.models import catalog
 from engine.models.catalog import ModelRef
+from engine.pace.progress import write_status
 from engine.processes import launcher
 from engine.records.estimate import Estimate
 from engine.records.run_config import PlanPlace, TrainConfig

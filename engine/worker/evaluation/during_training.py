@@ -16,6 +16,7 @@ from engine.environments.registry import EnvRecord
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.runs import stored_answers
+from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import HeldoutLoss, MeasuredLoss
@@ -162,7 +163,8 @@ class HeldoutEvaluation:
         Returns the result of the validation half, by which the best step is chosen; an empty
         `HalfResult` if only TEST was given.
         """
-        results = self._evaluate_halves(step, halves)
+        with pulse.phase("evaluation", of=self.units(*halves)):
+            results = self._evaluate_halves(step, halves)
         validation = results.get(heldout.VALIDATION, HalfResult({}))
         if validation.curves:
             self._report_result(step, validation)
@@ -174,6 +176,12 @@ class HeldoutEvaluation:
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()
         return validation
+
+    def units(self, *halves: str) -> int:
+        """How many answers are scored and losses measured of these halves, for percentages: one of
+        each kind that the run has for every task."""
+        tasks = sum(half in halves for half in self.half_of_task.values())
+        return tasks * ((self.context is not None) + (self.losses is not None))
 
     def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
         """Evaluate each half and write the rows to the file of `step`. Returns the results by
@@ -229,7 +237,9 @@ class HeldoutEvaluation:
         if self.losses is None:
             return ()
         task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
-        return self.losses.measure(self.policy, task_ids, self.budget)
+        measured = self.losses.measure(self.policy, task_ids, self.budget)
+        pulse.advance(len(task_ids))  # also those without an answer to measure
+        return measured
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
         """The row for the evaluation file of a task in the half `half` whose loss was measured and

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from engine.records.settings import GRPOSettings
+from engine.worker.core import pulse
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
@@ -162,9 +163,11 @@ class BatchSource:
             if batch_step == step:  # that of another step is not used
                 return batch
         sampler = self.collector.sampler
-        sampler.load(self.policy.adapter)
-        batch = self.collector.batch(step, policy_step=step - 1)
-        sampler.release_memory()  # the update comes next
+        rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
+        with pulse.phase("sampling", of=rows):
+            sampler.load(self.policy.adapter)
+            batch = self.collector.batch(step, policy_step=step - 1)
+            sampler.release_memory()  # the update comes next
         return batch
 
     @contextmanager

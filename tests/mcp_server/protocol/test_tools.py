@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "7824ccb1216adbacf14c3e9cae5ebe212e1c39eafa0667601f1a7336831693ca"
+SURFACE = "478f56821490d7ab32cbd90e387b24d7afbb155ad1ed7b33ed6cecb8723949a6"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
