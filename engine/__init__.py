@@ -2,7 +2,6 @@
 for how a run begins and at `supervisor.py` for how it goes on; nobody imports `worker`.
 
     doctor.py      what is wrong with this machine
-    dry_run.py     the checks of a run before anything is spent
     judgements.py  what the checks of a dry run come to
     supervisor.py  one per living run: caps, cancel, exit record
 """

@@ -11,6 +11,7 @@ from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import TOO_MANY_CUT, EnvFacts
 from engine.environments.registry import EnvRecord, read_tasks
+from engine.evidence.stats.inference import wilson
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.run_result import ProbeResult
 from engine.records.settings import (
@@ -392,6 +393,20 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
     return ""
 
 
+def cannot_start(result: ProbeResult) -> str:
+    """Why GRPO cannot start from here, in words: no sampled answer was right, and no group has a
+    difference of rewards to learn from; "" where that is not so, or not known."""
+    answers = result.tasks * result.samples_per_task
+    if not answers or result.effective > 0 or not result.solved_counts or any(result.solved_counts):
+        return ""
+    highest_rate = wilson(0, answers).high
+    return (
+        f"out of reach for GRPO: none of {answers} answers is right (with 95 % certainty fewer "
+        f"than {highest_rate:.1%} are, one in {1 / highest_rate:.0f}), and all of a task earn the "
+        "same"
+    )
+
+
 def too_hard(result: ProbeResult) -> bool:
     """Whether GRPO would learn next to nothing because hardly any answer is right.
 
@@ -474,9 +489,10 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
             fix += " If the groups stay too hard: train by SFT first."
         return Outcome("warn", detail, fix)
     if too_hard(result):
+        reason = cannot_start(result)
         return Outcome(
             "warn",
-            detail,
+            f"{reason}; {detail}" if reason else detail,
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )

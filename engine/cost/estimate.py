@@ -17,12 +17,12 @@ from engine.core.format import size, words
 from engine.core.hardware import Device, Hardware
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
-from engine.cost import flops, lowering, run_work, throughput
+from engine.cost import lowering, run_work, throughput
 from engine.cost import memory as footprint
 from engine.cost.batteries import batteries
 from engine.cost.calibration import Experience, experience
-from engine.cost.flops import LoadedModel, Plan, SamplingPlan, Seen
-from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD, PredictedTime, predicted_time
+from engine.cost.flops import Plan
+from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.home.database import reports_unwritable_disk
@@ -36,11 +36,9 @@ from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Wo
 from engine.records.settings import GivenSettings, RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings import start_models, teachers
-from engine.settings.defaults import SamplingLimits
 from engine.settings.teachers import ResolvedTeacher
 
 PROBE_WAIT_S = 20.0  # that an estimate waits for the machine to be measured
-_USUAL_RANK = 16  # assumed for an adapter that is evaluated
 _TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
 DISK_RESERVE = 500_000_000  # bytes that must stay free
 
@@ -63,7 +61,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class _PlannedRun:
+class PlannedRun:
     """A run that could be submitted, checked and with its settings resolved."""
 
     env_id: str
@@ -89,7 +87,7 @@ def estimate_cost(
     Raises UserError if a submit would refuse the environment, the model or the settings.
     """
     settings = dict(settings or {})
-    run = _planned_run(home, env_id, model, algorithm, settings)
+    run = planned_run(home, env_id, model, algorithm, settings)
     resolved = run.resolved
     teacher = teachers.resolve_teacher(home, resolved.settings, run.model)
     throughput.ensure(home, run.hardware, PROBE_WAIT_S)
@@ -108,9 +106,9 @@ def estimate_cost(
     return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
 
 
-def _planned_run(
+def planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
-) -> _PlannedRun:
+) -> PlannedRun:
     """The run that these arguments describe, on this machine. Raises UserError if a submit would
     refuse the environment, the model or the settings."""
     settings_schema.validate(algorithm, settings)  # before the rows are counted, which takes longer
@@ -128,7 +126,7 @@ def _planned_run(
         inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    return _PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
+    return PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
 
 
 def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str, object]) -> Call:
@@ -191,7 +189,7 @@ def estimate(
     """
     teacher_model = teacher.model if teacher else None
     download_bytes = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
-    speed, past_runs = _speed_here(home, hardware, resolved.settings.precision)
+    speed, past_runs = speed_here(home, hardware, resolved.settings.precision)
     plan = Plan(
         resolved.settings,
         model,
@@ -204,7 +202,7 @@ def estimate(
     )
     return _forecast(
         plan,
-        _with_score_time(speed, env),
+        with_score_time(speed, env),
         past_runs,
         algorithm=resolved.algorithm,
         download_bytes=download_bytes,
@@ -213,7 +211,7 @@ def estimate(
     )
 
 
-def _speed_here(
+def speed_here(
     home: Home, hardware: Hardware, precision: str
 ) -> tuple[throughput.Speed, Experience]:
     """The speed of this machine at a precision, and the finished runs that correct what is
@@ -309,7 +307,7 @@ def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) ->
     return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
 
 
-def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
+def with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
     """The speed with the time of a score that the environment's audit measured, if it did."""
     return replace(speed, score_s=env.score_s + _TRANSFER_S) if env.score_s else speed
 
@@ -327,94 +325,6 @@ def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
         first=not plan.seen.runs,
         memory=memory,
     )
-
-
-def evaluation_hours(
-    home: Home,
-    limits: SamplingLimits,
-    models: Sequence[tuple[ModelFacts, Path]],
-    env: EnvFacts,
-    hardware: Hardware,
-    *,
-    rows: int,
-    attempts: int,
-) -> float:
-    """An upper estimate of the device hours in which `models` are evaluated, one after the other.
-
-    Args:
-        limits: the most tokens and turns of an answer.
-        models: the facts of each model, and the folder of its base model.
-        rows: number of tasks.
-        attempts: number of answers to each task.
-    """
-    device = hardware.device
-    precision = "bfloat16" if device.bf16 else "float32"
-    speed, past_runs = _speed_here(home, hardware, precision)
-    speed = _with_score_time(speed, env)
-    factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-    answers = rows * attempts
-    seconds = 0.0  # of all models
-    for model_facts, base_path in models:
-        loaded = _evaluated_model(model_facts, precision)
-        plan = _evaluation_plan(loaded, env, device, limits, past_runs.seen(str(base_path)))
-        seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=answers)
-        seconds += hub.missing_bytes(base_path) / DOWNLOAD_RATE
-        seconds += _env_step_seconds(plan, answers)
-    # The margin that an estimate gets at its high end.
-    _, high_factor = SPREAD["measured" if speed.measured else "model"]
-    return high_factor * seconds / 3600
-
-
-def _env_step_seconds(plan: SamplingPlan, answers: int) -> float:
-    """The most seconds that the environment's step() takes for so many answers; 0 if it has none.
-
-    No audit has timed step(): each call, one for each turn, is assumed to take as long as a score.
-    """
-    if not plan.env.multi_turn:
-        return 0.0
-    return answers * plan.turns("high") * plan.env.score_s
-
-
-def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
-    """The model as an evaluation loads it, with an adapter of the usual rank."""
-    return LoadedModel(
-        model,
-        precision,
-        quantization="none",
-        lora_rank=_USUAL_RANK,
-        lora_targets=model.targets,
-    )
-
-
-def _evaluation_plan(
-    loaded: LoadedModel, env: EnvFacts, device: Device, limits: SamplingLimits, seen: Seen
-) -> SamplingPlan:
-    """How the model answers the tasks of the environment; `seen` is what finished runs of its base
-    measured."""
-    return SamplingPlan(loaded, env, device, limits, seen, guessed_prompt=limits.max_length / 4)
-
-
-def _sampling_seconds(
-    plan: SamplingPlan,
-    speed: throughput.Speed,
-    factors: Mapping[str, float],
-    rows: int,
-    answers: int,
-) -> float:
-    """The most seconds that it takes to load a model, to sample its answers and to score them.
-
-    Args:
-        factors: for each phase, the factor by which finished runs correct the prediction. One below
-            1 counts as 1, so that the result stays an upper estimate.
-        rows: number of tasks.
-        answers: number of answers to all tasks together.
-    """
-    work = flops.rollouts(plan, rows, answers, plan.episode("high"))
-    no_work = flops.Work()  # an evaluation neither trains nor saves
-    works = {"training": no_work, "evaluation": work, "saving": no_work}
-    model = plan.loaded.model
-    phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
-    return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
 
 
 def summary(figures: Estimate) -> str:
@@ -521,7 +431,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
         trained = episodes * episode.total
         sampled = episodes * episode.turn_tokens * episode.turns
     if plan.env.scored:  # without scores an evaluation samples no answers
-        sampled += plan.evaluated_rows * episode.turn_tokens * episode.turns
+        sampled += run_work.evaluated_rows(plan) * episode.turn_tokens * episode.turns
     return TokenCounts(trained=int(trained), generated=int(sampled))
 
 

@@ -148,6 +148,10 @@ class Home:
         """How fast this machine was when it was measured; estimates are made from it."""
         return self.cache / "speed.json"
 
+    def smoke_run(self, token: str) -> "RunDir":
+        """The folder of a smoke run, thrown away when it is over; `token` tells it from others."""
+        return RunDir(self.cache / f"smoke-{token}")
+
     @property
     def comparisons(self) -> Path:
         """The models on which our own forward was compared with transformers, with the results."""
@@ -325,6 +329,16 @@ class RunDir:
     def deleted(self) -> Path:
         """Exists where the run was deleted: only its config and its result are left."""
         return self.path / "deleted.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        """What the trainer is doing, and how long its work has taken; renewed while it lives."""
+        return self.path / "heartbeat.json"
+
+    @property
+    def pins(self) -> Path:
+        """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
+        return self.path / "pins.json"
 
     @property
     def rollouts_dir(self) -> Path:

@@ -10,12 +10,20 @@ from collections.abc import Mapping
 from typing import Literal
 
 Kind = Literal[
-    "supervisor", "trainer", "regrader", "speed_probe", "merger", "gguf_importer", "server"
+    "supervisor",
+    "trainer",
+    "smoke",
+    "regrader",
+    "speed_probe",
+    "merger",
+    "gguf_importer",
+    "server",
 ]
 
 PROGRAMS: Mapping[Kind, str] = {
     "supervisor": "engine.supervisor",
     "trainer": "engine.worker",
+    "smoke": "engine.worker.smoke",
     "regrader": "engine.runs.regrade",
     "speed_probe": "engine.worker.probe_speed",
     "merger": "engine.worker.serving.merge",

@@ -374,7 +374,8 @@ def _curve_sentence(
     heldout_note = ""
     if choosing_half is not None:
         task_count, all_count = choosing_half.tasks, choosing_half.of
-        heldout_note = f" (heldout_*: {task_count} of {all_count} tasks, which choose)"
+        of_all = "dev" if choosing_half.side == "dev" else f"of {all_count}"
+        heldout_note = f" (heldout_*: {task_count} {of_all} tasks, which choose)"
     step = lines[-1]["step"]
     measured_text = ", ".join(changes) or f"{', '.join(shown_curves.columns)} not measured yet"
     return (

@@ -102,3 +102,46 @@ class ProbeResult(Record):
     length: AnswerLengths | None = None
     advice: list[Advice] = Field(default_factory=list)
     summary: str = ""
+
+
+SMOKE_SAVED = "smoke_saved"  # the event after the steps, before the adapter is read back
+
+
+class SmokeStep(Record):
+    """One optimizer step.
+
+    Attributes:
+        loss: before the step's update; None under an algorithm that has no such metric.
+        reward_mean: of the step's completions; None under an algorithm that samples none.
+        grad_norm: before clipping; 0 where nothing could move the policy.
+        seconds: sampling, scoring and training, without evaluations and checkpoints.
+    """
+
+    step: int
+    loss: float | None = None
+    reward_mean: float | None = None
+    grad_norm: float
+    seconds: float
+
+
+class SmokeResult(Record):
+    """What the two steps came to.
+
+    Attributes:
+        rows: train rows at most that were used.
+        loss_before, loss_after: mean loss on the rows before the first update and after the last,
+            the latter with the adapter as it was read back; None where no loss can be compared.
+        peak_memory: bytes on the device.
+        finite: whether every gradient was a finite number.
+        updated: whether a step moved the adapter; GRPO has steps without a difference of rewards.
+        adapter_bytes: of the saved weights, which were read back and put on the base again.
+    """
+
+    rows: int
+    steps: list[SmokeStep]
+    loss_before: float | None = None
+    loss_after: float | None = None
+    peak_memory: float
+    finite: bool
+    updated: bool
+    adapter_bytes: int

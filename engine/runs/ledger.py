@@ -38,7 +38,8 @@ def entry(home: Home, row: RunRow) -> Reply:
 
 def _parent_fields(home: Home, row: RunRow) -> Reply:
     """`parent`, the run that a run was derived from, and `changed`, what differs from it: setting
-    or choice -> [the parent's value, this run's value]. Each is left out where it is empty."""
+    or choice -> [the parent's value, this run's value], the seed last. Each is left out where it is
+    empty."""
     parent = parent_of(row, home.run(row.run_id).find_config())
     if not parent:
         return {}
@@ -74,6 +75,8 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
         return {}
     parent_choices, run_choices = of_parent.choices(), of_run.choices()
     names = changed_names(of_parent, of_run)
+    if of_parent.seed != of_run.seed:
+        names = [*names, "seed"]
     # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
@@ -134,8 +137,10 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
         f"{name} {_short_value(parent_value)}→{_short_value(value)}"
         for name, (parent_value, value) in entry.get("changed", {}).items()
     ]
+    if len(changes) > _MAX_CHANGES:  # the last one stays: it is the seed, where that differs
+        changes = [*changes[: _MAX_CHANGES - 1], changes[-1]]
     if changes:
-        text += f" ({', '.join(changes[:_MAX_CHANGES])})"
+        text += f" ({', '.join(changes)})"
     return text
 
 

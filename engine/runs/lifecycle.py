@@ -16,16 +16,16 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.progress import (
+from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.pace.progress import (
     alerts_in,
     attempt_begin,
     events_end,
     events_from,
     write_status,
 )
-from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
-from engine.home.run_dir import Home, RunDir
-from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
 from engine.runs import plan_status
@@ -52,6 +52,8 @@ _EVENT_OF = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
+# States of an open run that nobody has asked to stop.
+_WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
 _EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
 
 
@@ -132,8 +134,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
         reached = plan_status.has_reached(home, look, goal.until)
         now = time.monotonic()
         if reached or look.is_over or now >= goal.deadline:
-            only_new = bool(goal.cursor) and not look.is_over
-            status = plan_status.status_of(home, store, look, only_new=only_new)
+            status = plan_status.status_of(home, store, look, has_cursor=bool(goal.cursor))
             return status | {"reached": reached}
         if goal.on_progress is not None and now >= report_at:
             goal.on_progress(plan_status.progress_of(home, look))
@@ -293,24 +294,27 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
     rows = store.plan_runs(plan_id)
     look = plan_status.look_at(home, rows, plan_status.marks_of(home, rows, cursor=""))
     status = plan_status.status_of(home, store, look)
-    resume = Call("submit_train", {"resume": plan_id})
-    return status | {"next": [resume.to_json()] if look.is_over else status["next"]}
+    if not look.is_over or look.state == "done":  # of a plan that is done nothing can be resumed
+        return status
+    return status | {"next": [Call("submit_train", {"resume": plan_id}).to_json()]}
 
 
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
     """Set a run without a process to "cancelled" and one with a process to "stopping". A run that
     is stopping already or has ended stays as it is."""
     values = {"reason_kind": "cancelled", "reason": reason}
-    was_cancelled = store.set_state(
-        run.id,
-        "cancelled",
-        only_from={"queued", "interrupted"},
-        ended=time.time(),
-        hint=outcome.resume_hint(run),
-        **values,
-    )
-    if not was_cancelled:
-        store.set_state(run.id, "stopping", only_from={"preparing", "running"}, **values)
+    # Again, because a run may change from one of the two kinds to the other in between.
+    while store.get_run(run.id).state in (*_WITHOUT_PROCESS, *_WITH_PROCESS):
+        was_cancelled = store.set_state(
+            run.id,
+            "cancelled",
+            only_from=set(_WITHOUT_PROCESS),
+            ended=time.time(),
+            hint=outcome.resume_hint(run),
+            **values,
+        )
+        if not was_cancelled:
+            store.set_state(run.id, "stopping", only_from=set(_WITH_PROCESS), **values)
 
 
 def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:

@@ -9,6 +9,6 @@
     start_models.py  the model that a run starts from or asks, also one still being made
     teachers.py    what the teacher of a distillation is
     value_errors.py  the error for values of the wrong type or out of range
-    resolution.py  settings checked and resolved, each with its source; TOML files; the reference
-                   page
+    train_files.py  a run as TOML files: read, merged in order, what each changed
+    resolution.py  settings checked and resolved, each with its source; the reference page
 """

@@ -5,17 +5,13 @@ value cannot work is refused, with what to write instead. The schema is engine/r
 the defaults are in engine/settings/defaults.py. Each resolved value has a source.
 """
 
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
 from engine.core.errors import UserError
-from engine.core.files import JsonObject
 from engine.core.hardware import Hardware
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
@@ -42,9 +38,6 @@ from engine.records.settings import (
 from engine.settings import aliases, defaults, env_checks, setting_checks, teachers
 from engine.settings.lora_targets import with_own_targets
 from engine.settings.value_errors import invalid_values_error
-
-# The keys of a settings file beside the table [settings]: name -> value where it is missing.
-_TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
 
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
@@ -76,18 +69,6 @@ class ResolvedSampling:
     settings: SamplingSettings
     sources: dict[str, str]
     warnings: list[str]
-
-
-class TrainFile(NamedTuple):
-    """The content of a TOML file; `env` is "" if the file names none. `then` and `vary` make it a
-    plan (engine/runs/submit/plan_steps.py)."""
-
-    model: str
-    algorithm: str
-    env: str
-    settings: GivenSettings
-    then: list[JsonObject]
-    vary: JsonObject
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
@@ -354,98 +335,6 @@ def _list_names(names: list[str]) -> str:
     if len(names) <= _MOST_NAMES:
         return names_text
     return f"{names_text} and {len(names) - _MOST_NAMES} more"
-
-
-def load_toml(path: Path) -> TrainFile:
-    """Read `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
-    tables `[[then]]` from a TOML file, and check the settings.
-
-    Raises UserError BAD_ARGUMENT if there is no such file, and SETTING_UNKNOWN, SETTING_INVALID and
-    every error of `validate` with file and line.
-    """
-    text, content = _read_toml(path)
-    for name, value in content.items():
-        _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
-    # The keys beside the table, each a text with a default.
-    texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
-    settings = content.get("settings", {})
-    try:
-        validate(texts["algorithm"], settings)
-    except UserError as error:
-        line = _line_of(text, error.field.removeprefix("settings."))
-        raise UserError(
-            error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
-        ) from error
-    plan_keys = {"then": content.get("then", []), "vary": content.get("vary", {})}
-    return TrainFile(**texts, settings=settings, **plan_keys)
-
-
-def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """The text of a TOML file, and what it holds. Raises UserError BAD_ARGUMENT if there is no such
-    file, SETTING_INVALID if it is not TOML or cannot be read."""
-    try:
-        text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
-        return text, tomllib.loads(text)
-    except FileNotFoundError as error:
-        raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
-        ) from error
-
-
-def _check_file_key(place: str, name: str, value: Any) -> None:
-    """Check a key of a settings file and the type of its value; `place` is file and line.
-
-    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
-    """
-    if name in ("settings", "vary"):
-        if not isinstance(value, dict):
-            raise _file_error(place, f"{name} is not a table", f"Put the {name} under [{name}].")
-    elif name == "then":
-        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-            raise _file_error(place, "then is no list of tables", "Write each under [[then]].")
-    elif name not in _TEXT_KEYS:
-        raise _unknown_key_error(place, name, value)
-    elif not isinstance(value, str):
-        raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
-
-
-def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
-    """The error for an unknown key or table of a settings file; `place` is file and line."""
-    if any(name in schema.model_fields for schema in TRAINERS.values()):
-        hint = f"Put {name} under [settings]."
-    else:
-        # Any algorithm will do here: the name is compared with the keys of the file only.
-        hint = aliases.suggest(name, "grpo", [*_TEXT_KEYS, "settings", "then", "vary"])
-    is_table = isinstance(value, dict)
-    fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
-    return UserError(
-        "SETTING_UNKNOWN",
-        f"{place}: {fault}",
-        hint=hint or "A file has model, algorithm, env and the table [settings].",
-        field=name,
-    )
-
-
-def _file_error(place: str, fault: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for a settings file; `place` is file and line."""
-    return UserError("SETTING_INVALID", f"{place}: {fault}", hint=hint)
-
-
-def _line_of(text: str, name: str) -> int:
-    """The number of the line that sets `name` or opens its table; 1 if no line does.
-
-    It recognises `name = ...`, `name.key = ...`, `[name]` and `[settings.name]`, with or without
-    quotes around the name.
-    """
-    quoted = rf"[\"']?{re.escape(name)}[\"']?"
-    pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
-    for number, line in enumerate(text.splitlines(), 1):
-        if pattern.match(line):
-            return number
-    return 1
 
 
 def settings_reference() -> str:

@@ -63,8 +63,10 @@ def _read_written(reader: Callable[[], str], address: str) -> str:
 
 
 def run_metrics(home: Home, run_id: str) -> str:
-    """The curves of a run, down-sampled, as JSON. Raises UserError RUN_NOT_FOUND."""
-    return _json_text(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
+    """The curves of a run, down-sampled, and when it is likely to end, as JSON. Raises UserError
+    RUN_NOT_FOUND."""
+    full_id = _full_run_id(home, run_id)
+    return _json_text(verbs.forecast(home, full_id) | verbs.read_logs(home, full_id, "metrics"))
 
 
 def run_config(home: Home, run_id: str) -> str:

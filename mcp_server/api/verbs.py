@@ -8,13 +8,15 @@ inside them because a server must answer its first request before it needs any o
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
@@ -77,6 +79,7 @@ def push_env(
             PATH_OUTSIDE_ROOTS, the folder lies in none of `roots`.
     """
     from engine.environments import push
+    from engine.runs.submit import regrading
 
     if install:
         key.require("install", "push_env with install=true")
@@ -89,6 +92,8 @@ def push_env(
         roots=None if roots is None else list(roots),
         check_settings=partial(check_owner_agreed, home, key),
     )
+    # What an edited score() would have told apart is known before anything is trained.
+    reply = replace(reply, next=[*reply.next, *regrading.preview_calls(home, reply.env_id)])
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
     )
@@ -96,55 +101,42 @@ def push_env(
 
 def dry_run(
     home: Home,
-    env_id: str,
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: GivenSettings | None = None,
-    samples: int = 0,
+    request: DryRunRequest,
     key: Key = LOCAL,
     roots: Sequence[Path] | None = None,
 ) -> Reply:
-    """Check the plan of a training run without training, or look into a data file.
+    """Check a training run or a plan without training, or look into a data file.
 
     Args:
         home: the home that holds the environment.
-        env_id: the environment to train on; or the path of a data file, or the id of a dataset on
-            the hub, for what `inspect_data` says of it in tokens of `model`.
-        model: the model to train.
-        algorithm: sft, dpo, grpo or distill.
-        settings: settings that differ from the defaults; None for none.
-        samples: how many tasks to try the model on (a probe); 0: none. A long probe becomes a run.
+        request: what could be submitted; its `env_id` may also be the path of a data file, or the
+            id of a dataset on the hub, for what `inspect_data` says of it in tokens of its model.
         key: the caller, to whose quota the hours of the probe count.
         roots: folders that a data file must lie in; None: any folder.
 
     Raises UserError if the environment, the model or a setting cannot be used.
     """
-    from engine import dry_run as engine_dry_run
+    from engine.dry_run import dry_run as engine_dry_run
 
-    if paths.names_data(env_id):
-        return inspect_data(home, env_id, model, roots, wait_s=_DATA_WAIT_S)
-    reply = engine_dry_run.dry_run(
-        home, env_id, model, algorithm, dict(settings or {}), samples, _cap_function(home, key)
-    )
-    return with_head(reply, f"Checked {algorithm} of {model} on {env_id}.")
+    if paths.names_data(request.env_id):
+        return inspect_data(home, request.env_id, request.model, roots, wait_s=_DATA_WAIT_S)
+    reply = engine_dry_run.dry_run_request(home, request, _cap_function(home, key))
+    return with_head(reply, f"Checked {_in_words(request)}.")
 
 
-def estimate_cost(
-    home: Home,
-    env_id: str,
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: GivenSettings | None = None,
-) -> Reply:
-    """Estimate time, memory and money of a run, from the same plan as a dry run.
+def estimate_cost(home: Home, request: TrainRequest) -> Reply:
+    """Estimate time, memory and money of a run or a plan, from the same request as a dry run.
 
-    `settings` are those that the caller gives; the others get defaults. Raises UserError if the
-    environment, the model or a setting cannot be used.
+    Raises UserError if the environment, the model or a setting cannot be used.
     """
-    from engine.cost import estimate
+    from engine.dry_run import plan_cost
 
-    reply = estimate.estimate_cost(home, env_id, model, algorithm, dict(settings or {}))
-    return with_head(reply, f"Estimated {algorithm} of {model} on {env_id}.")
+    return with_head(plan_cost.estimate_request(home, request), f"Estimated {_in_words(request)}.")
+
+
+def _in_words(request: TrainRequest) -> str:
+    """What a request trains: "grpo of pebble on arith"."""
+    return f"{request.algorithm} of {request.model} on {request.env_id}"
 
 
 def submit_train(home: Home, request: TrainRequest) -> Reply:
@@ -193,6 +185,20 @@ def wait_run(
     run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     full = with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
     return full | {"next": waiting_on(full["next"], until, timeout_s)}
+
+
+def forecast(home: Home, run_id: str) -> Reply:
+    """Return `forecast`, what is left of a run that is under way; {} for any other.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
+    from engine.pace.progress import read_progress
+    from engine.runs.forecast import forecast_of_run
+
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        foreseen = forecast_of_run(home, store, row, read_progress(home.run(row.run_id), row))
+    return {} if foreseen is None else {"forecast": foreseen.to_json()}
 
 
 def read_logs(
@@ -278,20 +284,25 @@ def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     )
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
         home: the home that holds the runs and their answers.
         ids: models, runs or evaluations; the one from before the training first.
         env_id: the environment on which to compare them; "" if all were evaluated on only one.
+        metric: a named metric of the environment to judge by; "" for success, else reward.
+        group_by: a key of the tasks' metadata, to show the results by its values; "" for none.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
     from engine.evidence.compare import compare
 
-    return with_head(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+    reply = compare.compare_runs(home, list(ids), env_id, metric, group_by)
+    return with_head(reply, f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
@@ -435,6 +446,19 @@ def report(home: Home, run_id: str) -> Reply:
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
+def results(home: Home, run_id: str, path: Path, form: Literal["csv", "parquet"]) -> Reply:
+    """Write the answers of a run as a table into the file `path`.
+
+    Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
+    be written.
+    """
+    from engine.evidence.report.results_table import write_results
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
+
+
 def verify(home: Home, run_id: str) -> Reply:
     """Compare a run's files with the hashes taken at its end. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.verdict import provenance
@@ -479,6 +503,14 @@ def build_env(home: Home, folder: str) -> Reply:
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
+
+
+def diff_settings(home: Home, before: str, after: str) -> Reply:
+    """List what two trainings were told differently; each is a run or a TOML file, and neither must
+    be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
+    from engine.runs import diff
+
+    return with_head(diff.diff(home, before, after), f"Compared {before} and {after}.")
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:

@@ -14,17 +14,16 @@ from engine.core.format import counted, size
 from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
-from engine.runs.submit.requests import EvaluationRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
-    Algorithm,
     CurateOptions,
     Env,
     EvaluationOptions,
     Limit,
     LogOptions,
-    Model,
+    PlanOptions,
     RolloutOptions,
     RunId,
     Scope,
@@ -49,6 +48,7 @@ from mcp_server.screen.terminal import (
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
 FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
+SMOKE_S = 600.0  # that a smoke run may take; a person waits longer than an agent's call does
 WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
@@ -147,41 +147,36 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
 
 @command
 def dry_run(
-    env: Env,
-    model: Model = "pebble",
-    algorithm: Algorithm = "grpo",
-    settings: Sets = None,
-    samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
+    options: PlanOptions,
+    samples: Annotated[int, typer.Option(min=0, max=256, help="Also try the model.")] = 0,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Also do two real steps on 8 rows; nothing stays.")
+    ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every check and setting, the audit.")
     ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
-    """Check a plan before spending anything."""
-    arguments = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
-    arguments["settings"] = settings_from(settings)
+    """Check a run or a plan before spending anything."""
+    planned = options.planned()
+    trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S}
+    request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
-        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
-    show(reply, as_json, paint="whole_plan" if show_all else "plan")
+        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
+    show(planned.added_to(reply), as_json, paint="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
 
 
 @command
-def estimate(
-    env: Env,
-    model: Model = "pebble",
-    algorithm: Algorithm = "grpo",
-    settings: Sets = None,
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
-    """What a run will take."""
+def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+    """What a run or a plan will take."""
+    planned = options.planned()
     with working(MEASURING, as_json):
-        reply = verbs.estimate_cost(home_of(home), env, model, algorithm, settings_from(settings))
-    show(reply, as_json, paint="cost")
+        reply = verbs.estimate_cost(home_of(home), planned.request)
+    show(planned.added_to(reply), as_json, paint="cost")
 
 
 @command
@@ -189,10 +184,12 @@ def train(
     options: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    request = options.request()
+    planned = options.planned()
     located_home = home_of(home)
-    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
-    return _show_submitted(located_home, reply, wait, as_json)
+    reply = call_and_record(
+        located_home, "submit_train", verbs.submit_train, request=planned.request
+    )
+    return _show_submitted(located_home, planned.added_to(reply), wait, as_json)
 
 
 @command
@@ -318,11 +315,26 @@ def evaluate(
 def compare(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Before, then after.")],
     env: Annotated[str, typer.Option("--env", "--env-id", help="Where they met.")] = "",
+    metric: Annotated[str, typer.Option(help="A named metric to judge by.")] = "",
+    group_by: Annotated[
+        str, typer.Option("--by", "--group-by", help="Also by this key of the tasks' metadata.")
+    ] = "",
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Did it get better?"""
-    show(verbs.compare_runs(home_of(home), ids, env), as_json)
+    """Did it get better? With --by a single model will do."""
+    show(verbs.compare_runs(home_of(home), ids, env, metric, group_by), as_json)
+
+
+@command
+def diff(
+    before: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="A run or a TOML file.")],
+    after: Annotated[str, typer.Argument(metavar="RUN|FILE.toml", help="Another.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What two trainings were told differently; neither must be evaluated, or even be queued."""
+    show(verbs.diff_settings(home_of(home), before, after), as_json)
 
 
 @command
@@ -373,6 +385,24 @@ def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
     show(verbs.report(home_of(home), run_id), as_json)
+
+
+@command
+def results(
+    run_id: RunId,
+    csv: Annotated[Path | None, typer.Option(help="File to write as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="File to write as parquet.")] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
+    if csv is not None and parquet is None:
+        reply = verbs.results(home_of(home), run_id, csv, "csv")
+    elif parquet is not None and csv is None:
+        reply = verbs.results(home_of(home), run_id, parquet, "parquet")
+    else:
+        raise UserError("BAD_ARGUMENT", "name one file: --csv FILE or --parquet FILE", field="csv")
+    show(reply, as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
@@ -465,6 +495,10 @@ class _ProgressLine:
         text = f"{status.get('run_id', '')} {status.get('state', '')}"
         if status.get("total_steps"):
             text += f" {status.get('step', 0)}/{status['total_steps']}"
+        if status.get("percent") is not None:
+            text += f" {status.get('phase', '')} {status['percent']:.0f} %"
+        if status.get("stalled"):
+            text += " stalled"
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
         if text != self._shown_text:

@@ -10,7 +10,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
-from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS
+from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS, Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.runs.submit.requests import TrainRequest
 from engine.serving.chat_request import DRAW_SEED, ChatRequest
@@ -18,8 +18,6 @@ from mcp_server.screen.terminal import Sets, settings_from
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
 Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
-Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
-Algorithm = Annotated[Literal["sft", "dpo", "grpo", "distill"], typer.Option("--algorithm")]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Until = Annotated[Literal["end", "first_step", "next_eval", "alert", "news"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
@@ -29,13 +27,20 @@ Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """Options of `honesmith train`; "" stands for the value in the TOML file, or the default."""
+class PlanOptions:
+    """What to train, of `honesmith train`, `dry-run` and `estimate`; "" stands for the value in the
+    TOML files, or the default."""
 
     env: Annotated[
-        str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENV|FILE.toml...]",
+            help="An environment, or TOML files: a later one replaces what earlier ones say.",
+        ),
+    ] = None
+    model: Annotated[
+        str, typer.Option(help="pebble, a path, a hub id or a run. Default: pebble, or the file's.")
     ] = ""
-    model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = ""
     algorithm: Annotated[
         Literal["", "sft", "dpo", "grpo", "distill"],
         typer.Option(
@@ -46,28 +51,14 @@ class TrainOptions:
         str, typer.Option(help="Of distill: a model as --model takes it, or a URL.")
     ] = ""
     settings: Sets = None
-    note: Annotated[str, typer.Option(help="Why this run.")] = ""
-    expect: Annotated[
-        Literal["", "better", "no_difference"],
-        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
-    ] = ""
-    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = ""
     max_gpu_hours: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Cap on device hours.",
+            help="Cap on device hours, of a plan on all its runs together.",
             show_default=f"{DEFAULT_GPU_HOURS}, a resumed one: its own",
         ),
     ] = None
-    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = ""
-    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = ""
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
-    ] = False
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
-    ] = False
     then: Annotated[
         list[str] | None,
         typer.Option(
@@ -83,39 +74,97 @@ class TrainOptions:
         ),
     ] = None
 
-    def request(self) -> TrainRequest:
-        """Make the request for the run, from the options and the TOML file, if one was named.
+    def planned(self) -> "PlannedRequest":
+        """The request for the run or the plan, from the options and the TOML files that are named.
 
-        An option replaces the value in the file; `--set` replaces single settings of the file. A
-        resumed run (`--resume`) keeps its environment, so `env` is ignored.
-
-        Raises:
-            UserError: the TOML file cannot be read, or a `--set` is not NAME=VALUE.
+        An option replaces the value in the files; `--set` replaces single settings. Raises
+        UserError where a file cannot be read, or a `--set` is not NAME=VALUE.
         """
         request = TrainRequest(
+            max_gpu_hours=self.max_gpu_hours,
+            then=_json_objects("then", self.then),
+            vary=_varied(self.vary),
+        )
+        files: list[JsonObject] = []
+        names = self.env or []
+        if any(name.endswith(".toml") for name in names):
+            request, files = _with_toml_files(request, names)
+        elif len(names) > 1:
+            raise _second_env_error(names)
+        else:
+            request = replace(request, env_id=names[0] if names else "")
+        request = replace(
+            request,
+            model=self.model or request.model,
+            algorithm=self.algorithm or request.algorithm,
+        )
+        return self._with_own_settings(request, files)
+
+    def _with_own_settings(
+        self, request: TrainRequest, files: list[JsonObject]
+    ) -> "PlannedRequest":
+        """The request with the settings of the command line, which replace those of the files;
+        `files` says what each of those changed."""
+        teacher = {"teacher": self.teacher} if self.teacher else {}
+        own_settings = {**teacher, **settings_from(self.settings)}
+        if not files:
+            settings = {**request.settings, **own_settings}
+            return PlannedRequest(replace(request, settings=settings))
+        # Imported late: loading the schema of the settings takes longer than all else here.
+        from engine.settings.train_files import with_settings  # noqa: PLC0415
+
+        settings, changed = with_settings(request.settings, own_settings, "--set")
+        said = [*files, changed.to_json()] if own_settings else files
+        return PlannedRequest(replace(request, settings=settings), said)
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """What the options ask for, and what each TOML file said of it, in order; [] without files."""
+
+    request: TrainRequest
+    files: Sequence[JsonObject] = ()
+
+    def added_to(self, reply: Reply) -> Reply:
+        """The reply to the request, with what the files said where several were merged."""
+        return reply | {"files": list(self.files)} if len(self.files) > 1 else reply
+
+
+@dataclass(frozen=True)
+class TrainOptions(PlanOptions):
+    """Options of `honesmith train`."""
+
+    note: Annotated[str, typer.Option(help="Why this run.")] = ""
+    expect: Annotated[
+        Literal["", "better", "no_difference"],
+        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
+    ] = ""
+    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = ""
+    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = ""
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = ""
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
+    ] = False
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
+    ] = False
+
+    def planned(self) -> PlannedRequest:
+        """The request for the run, as `PlanOptions` makes it. A resumed run (`--resume`) keeps its
+        environment, so `env` is ignored."""
+        options = replace(self, env=None) if self.resume else self
+        planned = PlanOptions.planned(options)
+        request = replace(
+            planned.request,
             note=self.note,
             expect=self.expect,
             parent=self.parent,
-            max_gpu_hours=self.max_gpu_hours,
             request_id=self.request_id,
             resume=self.resume,
             approved=self.yes,
             profile=self.profile,
-            then=_json_objects("then", self.then),
-            vary=_varied(self.vary),
         )
-        if not self.resume:
-            if self.env.endswith(".toml"):
-                request = _with_toml_file(request, Path(self.env))
-            else:
-                request = replace(request, env_id=self.env)
-        teacher = {"teacher": self.teacher} if self.teacher else {}
-        return replace(
-            request,
-            model=self.model or request.model,
-            algorithm=self.algorithm or request.algorithm,
-            settings={**request.settings, **teacher, **settings_from(self.settings)},
-        )
+        return replace(planned, request=request)
 
 
 @dataclass(frozen=True)
@@ -155,7 +204,7 @@ class EvaluationOptions:
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
     ] = None
-    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout"
+    split: Annotated[Literal["heldout", "dev", "train"], typer.Option()] = "heldout"
     rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100
     attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1
     settings: Sets = None
@@ -270,17 +319,22 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
     return varied
 
 
-def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
-    """Return `request` with the model, algorithm, environment and settings of a TOML file.
+def _with_toml_files(
+    request: TrainRequest, names: Sequence[str]
+) -> tuple[TrainRequest, list[JsonObject]]:
+    """(`request` with the model, algorithm, environment and settings of the TOML files `names`,
+    merged in order; what each file said). Options given on the command line stay.
 
-    A model or algorithm that the file does not name stays as it is in `request`; environment and
-    settings are always those of the file. Raises UserError if the file cannot be read.
+    Raises UserError if a file cannot be read, or something else stands among them.
     """
+    other_names = [name for name in names if not name.endswith(".toml")]
+    if other_names:
+        raise _second_env_error(other_names)
     # Imported late: loading the schema of the settings takes longer than all else here.
-    from engine.settings import resolution  # noqa: PLC0415
+    from engine.settings.train_files import load_files  # noqa: PLC0415
 
-    plan = resolution.load_toml(path)
-    return replace(
+    plan = load_files([Path(name) for name in names])
+    merged = replace(
         request,
         model=plan.model or request.model,
         algorithm=plan.algorithm or request.algorithm,
@@ -288,4 +342,15 @@ def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
         settings=plan.settings,
         then=request.then or plan.then,
         vary={**plan.vary, **request.vary},
+    )
+    return merged, [changed.to_json() for changed in plan.files]
+
+
+def _second_env_error(names: Sequence[str]) -> UserError:
+    """The error for environments beside each other or beside a TOML file, which names its own."""
+    return UserError(
+        "BAD_ARGUMENT",
+        f"{' '.join(names)[:200]} cannot stand here",
+        hint="Name one environment, or TOML files alone: the environment is their key env.",
+        field="env_id",
     )

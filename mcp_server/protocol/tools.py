@@ -19,7 +19,7 @@ from engine.core.files import JsonObject
 from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS, Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
-from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
@@ -77,6 +77,9 @@ Varied = Annotated[
     dict[str, Any],
     Field(default_factory=dict, description='Plan: once per value of {"seed":[1,2]}'),
 ]
+# The same two where another tool has described them already.
+Steps = Annotated[Objects, Field(default_factory=list)]
+Values = Annotated[JsonObject, Field(default_factory=dict)]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
@@ -137,15 +140,26 @@ class Tools:
         samples: Annotated[
             int, Field(ge=0, le=256, description="Also try the model on this many tasks, e.g. 16.")
         ] = 0,
+        smoke: bool = False,
+        then: Steps,
+        vary: Values,
         ctx: Context,
     ) -> Reply:
-        """Check a plan before spending: ordered checks with fixes, every setting and its source,
-        token lengths, reward audit; with samples also pass@k and the share of groups with variance
-        (a longer probe returns a run_id to wait for). env_id may be a data file: what is in it."""
-        key = guard.caller_of(ctx)
-        return verbs.dry_run(
-            self.home, env_id, model, algorithm, settings, samples, key, self.roots
+        """Check before spending what submit_train would queue: ordered checks with fixes, every
+        setting, token lengths, reward audit; with samples also pass@k and the share of groups with
+        variance (a long probe: a run_id to wait for); smoke does two real steps. env_id may be a
+        data file."""
+        request = DryRunRequest(
+            env_id=env_id,
+            model=model,
+            algorithm=algorithm,
+            settings=settings,
+            samples=samples,
+            smoke=smoke,
+            then=then,
+            vary=vary,
         )
+        return verbs.dry_run(self.home, request, guard.caller_of(ctx), self.roots)
 
     def estimate_cost(
         self,
@@ -154,10 +168,20 @@ class Tools:
         model: Model = "pebble",
         algorithm: Algorithm = "grpo",
         settings: Settings,
+        then: Steps,
+        vary: Values,
     ) -> Reply:
         """What a run will take: hours, GPU-hours, money (low/likely/high), peak memory, disk,
         whether it fits and which setting to lower."""
-        return verbs.estimate_cost(self.home, env_id, model, algorithm, settings)
+        request = TrainRequest(
+            env_id=env_id,
+            model=model,
+            algorithm=algorithm,
+            settings=settings,
+            then=then,
+            vary=vary,
+        )
+        return verbs.estimate_cost(self.home, request)
 
     async def submit_train(
         self,
@@ -277,7 +301,7 @@ class Tools:
                 description='e.g. ["pebble", "arith-sft-1@best"]',
             ),
         ],
-        split: Literal["heldout", "train"] = "heldout",
+        split: Literal["heldout", "dev", "train"] = "heldout",
         rows: Annotated[int, Field(ge=1, le=10_000)] = 100,
         attempts: Annotated[
             int, Field(ge=1, le=64, description="Per task; 1 is greedy, more sample.")
@@ -313,10 +337,12 @@ class Tools:
             ),
         ],
         env_id: Annotated[str, Field(description="Where they met, if in several envs.")] = "",
+        metric: str = "",
+        group_by: Annotated[str, Field(description="Metadata key")] = "",
     ) -> Reply:
         """Did it get better? Paired difference with interval, verdict (better, worse,
         no_difference, inconclusive), smallest detectable gap, flips, settings that differ."""
-        return verbs.compare_runs(self.home, ids, env_id)
+        return verbs.compare_runs(self.home, ids, env_id, metric, group_by)
 
     def diagnose(self, run_id: RunId) -> Reply:
         """Why a run did not learn, or went wrong: ranked causes with numbers, example rollouts, the

@@ -17,6 +17,7 @@ from engine.core.format import counted, size, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD_FIELDS, compact
+from mcp_server.screen.plan_tables import print_files, print_steps
 from mcp_server.screen.shell import as_command
 from mcp_server.screen.values import (
     MARKS,
@@ -288,11 +289,17 @@ def plan(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     all_checks = data.get("checks", [])
-    checks_to_mend = [item for item in all_checks if item["status"] in ("fail", "warn")]
+    # A smoke run was asked for, so what it came to is shown however it ended.
+    checks_to_mend = [
+        item for item in all_checks if item["status"] in ("fail", "warn") or item["name"] == "smoke"
+    ]
     if checks_to_mend:
         # False sorts first: the checks that fail, then those that warn.
         out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
-    _print_check_names(out, all_checks)
+    _print_check_names(out, [item for item in all_checks if item not in checks_to_mend])
+    print_files(out, data.get("files", []))
+    if data.get("steps"):
+        print_steps(out, data["steps"], settings=False)
     _print_user_settings(out, data.get("settings", {}), data.get("sources", {}))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
@@ -304,8 +311,8 @@ def _warnings_beside(
     printed_checks: Sequence[Mapping[str, Any]], warnings: Sequence[str]
 ) -> list[str]:
     """The warnings that do not repeat a check which was printed already."""
-    repeated = [f"{item['name']}: {item.get('detail', '')}" for item in printed_checks]
-    return [warning for warning in warnings if warning not in repeated]
+    repeated = tuple(f"{item['name']}: {item.get('detail', '')}" for item in printed_checks)
+    return [warning for warning in warnings if not warning.endswith(repeated)]
 
 
 def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) -> None:
@@ -338,6 +345,9 @@ def whole_plan(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     out.print(checks(data.get("checks", [])))
+    print_files(out, data.get("files", []))
+    if data.get("steps"):
+        print_steps(out, data["steps"], settings=True)
     _print_all_settings(out, data.get("settings", {}), data.get("sources", {}))
     probes = (data.get("audit") or {}).get("probes")
     if probes:
@@ -368,6 +378,11 @@ def cost(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     out.print(grid(["", *LEVELS], _level_rows(data)))
+    print_files(out, data.get("files", []))
+    if data.get("steps"):  # a plan: its parts take memory and tokens of their own
+        print_steps(out, data["steps"], settings=False)
+        _print_advice(out, data)
+        return
     for name, value in _cost_fields(data).items():
         if value not in ("", {}):
             out.print(field(name, value))

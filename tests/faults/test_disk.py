@@ -21,7 +21,7 @@ from engine.processes import launcher
 from engine.processes.programs import STAND_INS
 from engine.reading import logs
 from engine.runs import lifecycle
-from engine.runs.submit.requests import TrainRequest
+from engine.runs.submit.requests import DryRunRequest, TrainRequest
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from tests.engine.conftest import add_env
@@ -289,9 +289,11 @@ def test_f14_half_and_empty_files_of_a_run_are_told_in_words_or_passed_over(benc
 # --- what only plans, and folders for temporary files -----------------------------------------
 
 ASKS: dict[str, Callable[[Home, str], dict[str, Any]]] = {
-    "estimate_cost": lambda home, env: verbs.estimate_cost(home, env),
-    "dry_run": lambda home, env: verbs.dry_run(home, env),
-    "dry_run with samples": lambda home, env: verbs.dry_run(home, env, samples=2),
+    "estimate_cost": lambda home, env: verbs.estimate_cost(home, TrainRequest(env_id=env)),
+    "dry_run": lambda home, env: verbs.dry_run(home, DryRunRequest(env_id=env)),
+    "dry_run with samples": lambda home, env: verbs.dry_run(
+        home, DryRunRequest(env_id=env, samples=2)
+    ),
 }
 
 
@@ -304,7 +306,7 @@ def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
     home = small_home("size=4m,nr_inodes=220")
     env = add_env(home, "sums")
     if before == "asked before":
-        verbs.dry_run(home, env)
+        verbs.dry_run(home, DryRunRequest(env_id=env))
     left = [fill(home.root)] if what == "bytes" else use_up_inodes(home.root)
     if what == "read-only":
         for path in left:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from stand_ins import stand_in
 
-from engine import dry_run
 from engine.core.errors import UserError
+from engine.dry_run import dry_run
 from engine.environments import push
 from engine.environments.registry import find_env
 from engine.home.run_dir import Home

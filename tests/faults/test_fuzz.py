@@ -23,7 +23,7 @@ from stand_ins import stand_in
 from engine.core.errors import UserError
 from engine.environments import datasets
 from engine.home.run_dir import Home
-from engine.settings import resolution
+from engine.settings import train_files
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 from mcp_server.access.log import log_file
@@ -326,7 +326,7 @@ def timed(call: Any, *refusals: type[Exception]) -> Any:
 def test_any_plan_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes):
     path = tmp_path_factory.getbasetemp() / "plan.toml"
     path.write_bytes(data)
-    timed(lambda: resolution.load_toml(path), UserError)
+    timed(lambda: train_files.load_toml(path), UserError)
 
 
 @fuzz(200)

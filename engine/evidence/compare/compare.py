@@ -1,20 +1,23 @@
 """Compare two to eight models on the same tasks: which is better, by how much, and why."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
+from engine.evidence.compare import remarks
+from engine.evidence.compare.by_metadata import ByMetadata, by_metadata, of_one_model
 from engine.evidence.compare.candidates import (
     MOST_CANDIDATES,
     Candidate,
     Sampling,
     find_candidates,
 )
+from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
 from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
+from engine.evidence.compare.unevaluated import settings_alone
 from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import (
     VALIDATION,
@@ -40,10 +43,8 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
-from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
-from engine.evidence.verdict.sides import Sides
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import Redactor, json_chars, redactor_for
+from engine.home.sanitize import json_chars
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
@@ -148,6 +149,7 @@ class Standing:
         flips: tasks won and lost in the main contest.
         notes: sentences that belong to the verdict: what the reward did where success ties, and
             the word of a failed reward audit.
+        by: the results by a key of the tasks' metadata, None where none was named.
     """
 
     candidates: Sequence[CandidateRow]
@@ -160,6 +162,7 @@ class Standing:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     next_calls: Sequence[Call] = ()
+    by: ByMetadata | None = None
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
@@ -176,6 +179,7 @@ class Standing:
         sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             **self._headline(),
+            **(self.by.to_json() if self.by else {}),
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
@@ -187,10 +191,13 @@ class Standing:
 
     def _headline(self) -> dict[str, object]:
         """The first entries of the result: what came out, and what was compared where."""
+        measure_name = self.main.comparison.metric_name or self.measure
+        by_sentence = [self.by.sentence(str(measure_name))] if self.by else []
+        summary = _summary(self.main, len(self.contests))
         return {
-            "summary": " ".join([_summary(self.main, len(self.contests)), *self.notes]),
+            "summary": " ".join([summary, *by_sentence, *self.notes]),
             "verdict": self.main.comparison.outcome.verdict,
-            "metric": self.measure,
+            "metric": measure_name,
             "env_id": self.main.first.env_id,
             "reference": self.main.first.label,
         }
@@ -203,7 +210,25 @@ class Standing:
         }
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
+    """Compare models by their answers; see `_compare_answers`. Where a training run among `ids` was
+    not evaluated yet, the answer is how the runs were made, with the verdict "unknown"."""
+    try:
+        return _compare_answers(home, ids, env_id, metric, group_by)
+    except UserError as error:
+        if error.code != "NO_EVALUATION":
+            raise
+        answer = settings_alone(home, _checked_ids(ids), error)
+        if answer is None:
+            raise
+        return answer
+
+
+def _compare_answers(
+    home: Home, ids: Sequence[str], env_id: str, metric: str, group_by: str
+) -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
     Runs that differ only in their seed count as one candidate (engine/evidence/compare/seeds.py).
@@ -215,17 +240,31 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
             checkpoint was chosen on), evaluation runs (all their models), or references of models
             that were evaluated.
         env_id: the environment to compare on; "" takes the newest that all have in common.
+        metric: a named metric of the environment to judge by, higher taken as better; "" for
+            success, else reward, else loss.
+        group_by: a key of the tasks' metadata by whose values the results are shown too; a single
+            model will do then.
 
     Raises:
         UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
             or NOT_COMPARABLE (environments or sampling settings differ).
     """
-    candidates, warnings = _candidates_to_compare(home, ids, env_id)
+    metric = "" if metric in OWN_MEASURES else metric
+    candidates, warnings = _candidates_to_compare(home, ids, env_id, fewest=1 if group_by else 2)
+    if metric:
+        candidates = by_metric(candidates, metric)
     first, others = candidates[0], candidates[1:]
+    if not others:
+        return of_one_model(home, first, group_by, metric, warnings)
     # How often each was evaluated against the first: every time was a chance of a false result.
     evaluation_counts = [_times_evaluated(home, first, other) for other in others]
-    contests = _contests(home, first, others, evaluation_counts)
+    contests = _contests(home, first, others, evaluation_counts, metric)
     standing = _standing(home, candidates, contests)
+    if group_by:
+        shown = standing.main.other.label
+        by = by_metadata(home, candidates, group_by, standing.measure, shown)
+        standing = replace(standing, by=by)
+        warnings += by.warnings
     more_evidence = _evidence_to_gather(home, standing.main)
     all_warnings = [
         *warnings,
@@ -233,7 +272,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         *pair_warnings(max(evaluation_counts)),
         *_cautions(home, candidates, [contest.comparison for contest in contests]),
     ]
-    next_calls = [*more_evidence.calls, *_diagnosis(home, standing.main), *standing.next_calls]
+    next_calls = [*more_evidence.calls, *standing.next_calls]
     return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
 
 
@@ -245,7 +284,8 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
-    redact = _redactor(home, main.first.source)
+    redact = remarks.redactor_of(home, main.first.source)
+    changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     return Standing(
         candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
@@ -254,51 +294,38 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
         settings=_first_settings(differing_settings(home, candidates)),
         sampling=main.first.sampling,
         flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
-        notes=_side_notes(home, main),
-        next_calls=[Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})],
+        notes=remarks.notes(home, main.first, main.other, main.comparison),
+        next_calls=[*remarks.diagnosis(home, main.other, main.comparison), changed],
     )
 
 
-def _diagnosis(home: Home, contest: Contest) -> list[Call]:
-    """Where a trained model did not get better, the call that says why; else []."""
-    if contest.comparison.outcome.verdict == "better" or contest.other.members:
-        return []
-    run_id = contest.other.label.partition("@")[0]
-    with Store(home) as store, contextlib.suppress(UserError):  # it may be no run
-        if store.get_run(run_id).run_id == run_id:
-            return [Call("diagnose", {"run_id": run_id})]
-    return []
-
-
-def _side_notes(home: Home, contest: Contest) -> list[str]:
-    """What a verdict says beside its comparison, as sentences; see verdict/side_notes.py."""
-    first, other = contest.first, contest.other
-    sides = Sides(first.rows, other.rows, first.label, other.label)
-    config = home.run(other.source).find_config()
-    return [*tie_sentences(sides, contest.comparison), *audit_sentences(config)]
-
-
 def _candidates_to_compare(
-    home: Home, ids: Sequence[str], env_id: str
+    home: Home, ids: Sequence[str], env_id: str, fewest: int
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, warnings), with seeds joined and without tasks that were trained on.
-
-    `ids` and `env_id` are those of `compare_runs`, and so are the errors.
+    """(the candidates, at least `fewest`; warnings), with seeds joined and without tasks that were
+    trained on. `ids` and `env_id` are those of `compare_runs`, and so are the errors.
     """
-    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
+    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id, fewest)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
 
 
 def _contests(
-    home: Home, first: Candidate, others: Sequence[Candidate], evaluation_counts: Sequence[int]
+    home: Home,
+    first: Candidate,
+    others: Sequence[Candidate],
+    evaluation_counts: Sequence[int],
+    metric: str,
 ) -> list[Contest]:
     """Each of the other candidates compared with the first; the p values are corrected.
 
     They are corrected for the number of comparisons, and for how often each candidate was evaluated
-    against the first (`evaluation_counts`).
+    against the first (`evaluation_counts`). `metric` names what the rows are judged by, "" for
+    their own measure.
     """
-    comparisons = [compare_candidates(home, first, other) for other in others]
+    comparisons = [
+        replace(compare_candidates(home, first, other), metric_name=metric) for other in others
+    ]
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
     return [
         Contest(
@@ -312,12 +339,6 @@ def _contests(
         )
         for other, (comparison, p) in zip(others, corrected_comparisons, strict=True)
     ]
-
-
-def _redactor(home: Home, run_id: str) -> Redactor:
-    """The redactor for the environment of a run; a general one where its config is gone."""
-    config = home.run(run_id).find_config()
-    return redactor_for(home, config.env_dir if config else None)
 
 
 def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:

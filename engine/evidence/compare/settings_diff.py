@@ -26,6 +26,7 @@ NEUTRAL = frozenset(
         "save_every",
     }
 )
+_LENGTH = ("steps", "epochs")  # both say how long to train; steps are known of every run
 # Sources of a setting that somebody chose; a value from any other source is a computed default.
 _CHOSEN = ("user", "parent run")
 _MOST_GENERATIONS = 12  # of ancestors; longer chains are cut, so that a search always ends
@@ -261,7 +262,7 @@ def _trainings_since(home: Home, descendant: Making, ancestor: str) -> list[str]
     return [f"training of {run_id}" for run_id in runs_since]
 
 
-def _was_chosen(making: Making, name: str) -> bool:
+def was_chosen(making: Making, name: str) -> bool:
     """Whether the value of a setting was chosen by somebody, for this run or for its parent run.
 
     A setting whose source was not recorded counts as chosen.
@@ -282,9 +283,22 @@ def changed_names(first: Making, second: Making) -> list[str]:
     ]
     changed_settings = _changed_settings(first, second)
     chosen_settings = [
-        name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
+        name for name in changed_settings if was_chosen(first, name) or was_chosen(second, name)
     ]
-    return (changed_choices + chosen_settings) or changed_settings
+    return once_per_length((changed_choices + chosen_settings) or changed_settings)
+
+
+def once_per_length(names: Sequence[str]) -> list[str]:
+    """The names without the second way to say how long to train, where both are among them."""
+    if not all(name in names for name in _LENGTH):
+        return list(names)
+    kept, *others = _LENGTH
+    return [name for name in names if name not in others or name == kept]
+
+
+def continues(second: Making, first: Making) -> bool:
+    """Whether a training starts from what the run of another made."""
+    return bool(first.run_id) and second.start.partition("@")[0] == first.run_id
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:

@@ -6,7 +6,6 @@ Every check raises a UserError that says what to change; none of them changes an
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from engine.core import hardware
@@ -15,15 +14,14 @@ from engine.core.format import size
 from engine.core.hints import Call, Change, Hint
 from engine.cost import estimate
 from engine.cost.estimate import Forecast
+from engine.cost.evaluation_cost import Asking, evaluation_hours
 from engine.environments import registry
-from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
-from engine.records.estimate import Estimate
+from engine.records.estimate import Estimate, Range
 from engine.records.settings import GRPOSettings, TrainSettings
-from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
 # An evaluation without a cap on device hours ends when it has written no answer for so long.
@@ -34,28 +32,11 @@ SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how 
 CapFunction = Callable[[float], float]
 
 
-@dataclass(frozen=True)
-class SamplingWork:
-    """What an evaluation or a probe samples: `task_count` tasks, `attempts` times each."""
-
-    limits: SamplingLimits
-    env: EnvFacts
-    task_count: int
-    attempts: int
-
-
-def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -> float:
-    """An upper estimate, in device hours, of sampling the tasks and scoring the answers, for all
+def sampling_hours(home: Home, models: Sequence[ModelRef], asking: Asking) -> Range:
+    """The device hours, from low to high, of sampling the tasks and scoring the answers, for all
     `models` together."""
-    return estimate.evaluation_hours(
-        home,
-        work.limits,
-        [(ref.facts, ref.base_path) for ref in models],
-        work.env,
-        hardware.detect(home.root),
-        rows=work.task_count,
-        attempts=work.attempts,
-    )
+    facts = [(ref.facts, ref.base_path) for ref in models]
+    return evaluation_hours(home, asking, facts, hardware.detect(home.root))
 
 
 def scoring_hours(record: EnvRecord, answers: int) -> float:

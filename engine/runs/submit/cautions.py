@@ -5,7 +5,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, changed_names, making_of_run
+from engine.evidence.compare.settings_diff import (
+    Making,
+    changed_names,
+    continues,
+    making_of_run,
+)
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -14,7 +19,9 @@ from engine.records.run_config import TrainConfig
 NEAR = 0.1  # two numbers whose ratio is at most 1.1 count as the same idea
 LOOK_BACK = 200  # the newest runs that are compared: older ones say little about a new one
 # Kinds of failure that are not caused by a setting of the run.
-_OUTSIDE = frozenset({"infra", "budget", "killed", "interrupted", "cancelled", "timeout"})
+_OUTSIDE = frozenset(
+    {"infra", "budget", "killed", "interrupted", "cancelled", "timeout", "stalled"}
+)
 _MAX_NAMES = 4  # of settings in a caution
 
 
@@ -95,7 +102,8 @@ def verdict_in_words(row: RunRow) -> str:
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """A warning where the new run differs from the run it is compared with in several choices: its
     settings, model, environment or algorithm. A difference in the result could then not be
-    attributed to one of them. [] where it differs in none or one, or there is no such run.
+    attributed to one of them. [] where it differs in none or one, or there is no such run, or where
+    it goes on from what that run made.
 
     `earlier` are earlier runs and how they were made, the newest first; one of them is compared
     with only if the new run has no parent.
@@ -103,6 +111,8 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     base = _making_to_compare_with(home, new, earlier)
     # No such run; or nothing is known of how it was made.
     if base is None or not base.config:
+        return []
+    if continues(new, base):  # what comes of it is held against its start, not against settings
         return []
     changes = changed_names(base, new)
     if len(changes) < 2:

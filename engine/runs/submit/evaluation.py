@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.core.format import counted, words
 from engine.core.reply import Reply
+from engine.cost.evaluation_cost import Asking
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -14,12 +16,12 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
+from engine.records.estimate import Range
 from engine.records.settings import EvaluationSettings, SamplingSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     CapFunction,
-    SamplingWork,
     bad_argument,
     cap_of,
     cap_warnings,
@@ -62,7 +64,7 @@ class ResolvedEvaluation:
         resolved: the sampling settings, where each comes from, and warnings about them.
         settings: the same settings with the longest sequence that every model can read.
         tasks: the tasks that are asked.
-        hours: the device hours that it takes at most, as estimated.
+        hours: the device hours that it takes, as estimated.
         cap: the most device hours that the run may take, 0 for no cap.
     """
 
@@ -71,7 +73,7 @@ class ResolvedEvaluation:
     resolved: resolution.ResolvedSampling
     settings: EvaluationSettings
     tasks: Tasks
-    hours: float
+    hours: Range
     cap: float
 
 
@@ -107,8 +109,16 @@ def submit_evaluation(
         "models": list(request.models),
         "rows": plan.tasks.used,
         "attempts": request.attempts,
-        "estimate": {"gpu_hours": round(plan.hours, 4)},
+        "estimate": {"gpu_hours": round(plan.hours.high, 4), "hours": plan.hours.to_json()},
+        "summary": f"{reply['summary'].removesuffix('.')}: {_time_in_words(plan)}.",
     }
+
+
+def _time_in_words(plan: ResolvedEvaluation) -> str:
+    """What is asked and how long it takes: "2 models, 100 tasks, about 3 min (2 min to 6 min)"."""
+    hours = plan.hours
+    asked = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
+    return f"{asked}, about {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
 
 
 def files_of(
@@ -145,11 +155,11 @@ def resolve(
     for model in models:
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
-    tasks = _chosen_tasks(request, facts)
+    tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
     work = _sampling_work(settings, facts, tasks, request.attempts)
     hours = sampling_hours(home, models, work)
-    cap = cap_of_hours(hours)
+    cap = cap_of_hours(hours.high)
     return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap)
 
 
@@ -164,10 +174,10 @@ def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation
     ]
 
 
-def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> Tasks:
+def _chosen_tasks(request: EvaluationRequest, record: EnvRecord) -> Tasks:
     """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
     that the split does not have."""
-    available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    available = record.rows.get(request.split, 0)
     # [] where the request names no positions: then the first `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
     return Tasks(available, indices, used=len(indices) or min(request.rows, available))
@@ -188,10 +198,10 @@ def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> 
 
 def _sampling_work(
     settings: EvaluationSettings, facts: EnvFacts, tasks: Tasks, attempts: int
-) -> SamplingWork:
+) -> Asking:
     """How much each model has to sample, from which the device hours are estimated."""
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    return SamplingWork(limits, facts, tasks.used, attempts)
+    return Asking(limits, facts, tasks.used, attempts)
 
 
 def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
@@ -203,7 +213,7 @@ def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
         env_id=plan.record.env_id,
         model=", ".join(request.models),
         max_gpu_hours=plan.cap,
-        estimated_hours=plan.hours,
+        estimated_hours=plan.hours.high,
         waits_for=_awaited_ids(plan.models),
     )
 

@@ -8,24 +8,29 @@ on. Its runs share one cap on device hours, which each supervisor watches.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.core.errors import UserError
-from engine.core.format import size
+from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.cost import estimate
+from engine.cost import plan_total
+from engine.cost.plan_total import NO_HOURS
 from engine.home.database import reports_unwritable_disk
-from engine.home.progress import write_status
-from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow
+from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, NewRun, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.store_runs import RunMaker
 from engine.models import catalog
 from engine.models.catalog import ModelRef
+from engine.pace.progress import write_status
 from engine.processes import launcher
-from engine.records.estimate import Estimate, Range
+from engine.records.estimate import Estimate
 from engine.records.run_config import PlanPlace, TrainConfig
+from engine.records.settings import TrainSettings
 from engine.runs.submit import contamination, evaluation, training
+from engine.runs.submit.admission import check_hours_left, check_not_deleted
+from engine.runs.submit.cautions import cautions
 from engine.runs.submit.contamination import Contamination
 from engine.runs.submit.evaluation import ResolvedEvaluation
 from engine.runs.submit.plan_steps import PlannedEvaluation, PlannedTraining, steps_of
@@ -35,8 +40,9 @@ from engine.settings import start_models
 
 
 @dataclass(frozen=True)
-class _Training:
-    """A training run of a plan with everything resolved, except the ids of the runs before it."""
+class PlanTraining:
+    """A training run of a plan with everything resolved, except the ids of the runs before it.
+    `parent` is the run to compare its settings with; "" for a later step of a chain."""
 
     planned: PlannedTraining
     resolved: ResolvedTraining
@@ -45,7 +51,7 @@ class _Training:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
+class PlanEvaluation:
     """The evaluation at the end of a plan, resolved in the same way."""
 
     planned: PlannedEvaluation
@@ -54,11 +60,31 @@ class _Evaluation:
 
 
 @dataclass(frozen=True)
+class ResolvedSteps:
+    """Every step of a plan with everything resolved, and warnings that name their step."""
+
+    trainings: Sequence[PlanTraining]
+    evaluation: PlanEvaluation | None
+    warnings: Sequence[str]
+
+    @property
+    def figures(self) -> list[Estimate]:
+        """The estimates of the training runs."""
+        return [each.resolved.forecast.estimate for each in self.trainings]
+
+    @property
+    def total(self) -> Estimate:
+        """The estimate of all runs together, the evaluation included."""
+        evaluation_hours = self.evaluation.resolved.hours if self.evaluation else NO_HOURS
+        return plan_total.total(self.figures, evaluation_hours)
+
+
+@dataclass(frozen=True)
 class _Plan:
     """Everything resolved; `figures` is the estimate of all of it, `warnings` about it."""
 
-    trainings: Sequence[_Training]
-    evaluation: _Evaluation | None
+    trainings: Sequence[PlanTraining]
+    evaluation: PlanEvaluation | None
     figures: Estimate
     warnings: Sequence[str]
 
@@ -98,49 +124,93 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
     """Queue a new attempt of every run of a plan that did not get done; they may take the device
     hours of the request together, or else those of the plan.
 
-    Raises UserError BAD_ARGUMENT, NO_TORCH or RUN_STATE.
+    Raises UserError BAD_ARGUMENT, NO_TORCH, RUN_STATE, ENV_SECRETS or BUDGET.
     """
     training.check_request(request)
     training.refuse_other_arguments(request)
     launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     with Store(home) as store:
+        if store.requested_run(request.request_id, request.body()) is not None:
+            rows = store.plan_runs(request.resume)
+            return _reply(home, rows, ["this request was answered before"])
+        check_hours_left(home, store)
         cap = request.max_gpu_hours or store.plan_runs(request.resume)[0].max_gpu_hours
         rows = store.resume_plan(
             request.resume,
             max_gpu_hours=float(cap or DEFAULT_GPU_HOURS),
             request_id=request.request_id,
             body=request.body(),
+            check=partial(_check_resumable, home),
         )
+    for row in rows:
+        if row.state == "queued":
+            training.note_resumed(home.run(row.run_id), row)
     return _start_and_reply(home, rows, []) | {"resumed_from": request.resume}
+
+
+def _check_resumable(home: Home, row: RunRow) -> None:
+    """Raises UserError RUN_STATE where the files of a run were deleted, ENV_SECRETS where this
+    server lacks a secret that it needs."""
+    run = home.run(row.run_id)
+    check_not_deleted(run)
+    training.check_secrets_of(run, row)
 
 
 def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     """Resolve every step of a plan, and check that all of it can be carried out and paid for.
     Raises the errors of a submit; those of a step name it."""
-    planned_trainings, planned_evaluation = steps_of(request)
     parent, parent_warnings = training.full_parent(store, request)
-    warnings = [*parent_warnings]
-    trainings: list[_Training] = []
+    steps = resolved_steps(home, request, parent)
+    plan_total.check_disk(steps.figures, steps.trainings[0].resolved.machine.disk_free)
+    warnings = [*parent_warnings, *steps.warnings]
+    for each in steps.trainings:
+        warnings += _of_step(each.planned.step, _cautions(home, store, each))
+    warnings += training.admit_cost(home, store, request, steps.total)
+    unique_warnings = list(dict.fromkeys(warnings))
+    return _Plan(steps.trainings, steps.evaluation, steps.total, unique_warnings)
+
+
+def resolved_steps(
+    home: Home, request: TrainRequest, parent: str = "", *, is_admitted: bool = True
+) -> ResolvedSteps:
+    """Every step of a plan, resolved. Raises the errors of a submit; those of a step name it.
+
+    Args:
+        parent: the whole id of the run that the request names as its parent, "" for none.
+        is_admitted: also refuse steps that cannot be carried out, such as one that is too large;
+            without it the steps are only resolved, for an estimate.
+    """
+    planned_trainings, planned_evaluation = steps_of(request)
+    warnings: list[str] = []
+    trainings: list[PlanTraining] = []
     for planned in planned_trainings:
+        step_warnings: list[str] = []
         with _naming_step(planned.step, planned.label):
             resolved = _resolved_training(home, planned, trainings)
-            step_warnings = training.admit(home, planned.request, resolved)
-        before = _trained_on(trainings, planned.behind)
+            if is_admitted:
+                step_warnings = training.admit(home, planned.request, resolved)
+        before = trained_on(trainings, planned.behind)
         start = trainings[0].resolved.model.ref if trainings else resolved.model.ref
         report = contamination.of_training(home, resolved.record, start, before)
         warnings += _of_step(planned.step, [*step_warnings, *report.warnings])
-        trainings.append(_Training(planned, resolved, parent, report))
+        own_parent = parent if planned.behind is None else ""
+        trainings.append(PlanTraining(planned, resolved, own_parent, report))
     evaluated = None
     if planned_evaluation is not None:
         with _naming_step(planned_evaluation.step):
             evaluated = _resolved_evaluation(home, request, planned_evaluation, trainings)
-        report_warnings = evaluated.contamination.warnings
-        warnings += _of_step(planned_evaluation.step, report_warnings)
-    _check_disk(trainings)
-    figures = _total(trainings, evaluated)
-    warnings += training.admit_cost(home, store, request, figures)
-    return _Plan(trainings, evaluated, figures, list(dict.fromkeys(warnings)))
+        warnings += _of_step(planned_evaluation.step, evaluated.contamination.warnings)
+    return ResolvedSteps(trainings, evaluated, warnings)
+
+
+def _cautions(home: Home, store: Store, each: PlanTraining) -> list[str]:
+    """What earlier runs say about a run that starts a chain; [] for a later one, whose start model
+    no run has had."""
+    if each.planned.behind is not None:
+        return []
+    config = training.config_of(each.planned.request, each.resolved, each.parent)
+    return cautions(home, store, training.as_train_config(config))
 
 
 def _of_step(step: int, warnings: Sequence[str]) -> list[str]:
@@ -163,7 +233,7 @@ def _naming_step(step: int, label: str = "") -> Iterator[None]:
 
 
 def _resolved_training(
-    home: Home, planned: PlannedTraining, before: Sequence[_Training]
+    home: Home, planned: PlannedTraining, before: Sequence[PlanTraining]
 ) -> ResolvedTraining:
     """A training run with everything resolved; `before` are the runs that come before it."""
     if planned.behind is None:
@@ -172,13 +242,18 @@ def _resolved_training(
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
-def _made_by(maker: _Training) -> ModelRef:
-    """The model that a run of the plan is to make. Its reference is set when the run has an id."""
-    base = replace(maker.resolved.model, ref="")
-    return catalog.made_by(base, "", maker.resolved.resolved.settings)
+def _made_by(maker: PlanTraining) -> ModelRef:
+    """The model that a run of the plan is to make."""
+    return model_made(maker.resolved.model, maker.resolved.resolved.settings)
 
 
-def _trained_on(trainings: Sequence[_Training], place: int | None) -> list[str]:
+def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
+    """The model that a run of a plan is to make of `start` with these settings. Its reference is
+    set when the run has an id."""
+    return catalog.made_by(replace(start, ref=""), "", settings)
+
+
+def trained_on(trainings: Sequence[PlanTraining], place: int | None) -> list[str]:
     """The environment versions on which the chain up to the run at `place` is trained."""
     env_ids = []
     while place is not None:
@@ -188,8 +263,8 @@ def _trained_on(trainings: Sequence[_Training], place: int | None) -> list[str]:
 
 
 def _resolved_evaluation(
-    home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[_Training]
-) -> _Evaluation:
+    home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
+) -> PlanEvaluation:
     """The evaluation at the end of a plan with everything resolved."""
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
@@ -197,50 +272,10 @@ def _resolved_evaluation(
     resolved = evaluation.resolve(home, planned.request, models, lambda _hours: request.cap_hours)
     before = [each.resolved.record.env_id for each in trainings]
     report = contamination.of_models(home, resolved.record, [start.ref], before)
-    return _Evaluation(planned, resolved, report)
+    return PlanEvaluation(planned, resolved, report)
 
 
-def _check_disk(trainings: Sequence[_Training]) -> None:
-    """Raises UserError DISK_FULL where the disk has no room for what all runs together write."""
-    needed = sum(each.resolved.forecast.estimate.disk_bytes for each in trainings)
-    free = trainings[0].resolved.machine.disk_free
-    if needed > free - estimate.DISK_RESERVE:
-        raise UserError(
-            "DISK_FULL",
-            f"the runs of the plan would write {size(needed)}; {size(free)} are free, of which "
-            f"{size(estimate.DISK_RESERVE)} stay free",
-            hint="Free some space, vary fewer values, or lower keep_checkpoints.",
-            retryable=True,
-        )
-
-
-def _total(trainings: Sequence[_Training], evaluated: _Evaluation | None) -> Estimate:
-    """The estimate of a whole plan: that of its first step, with the hours of all steps. What one
-    step would do to lower them is left out."""
-    figures = [each.resolved.forecast.estimate for each in trainings]
-    extra = evaluated.resolved.hours if evaluated else 0.0
-    hours = _summed([each.hours for each in figures], extra)
-    return figures[0].model_copy(
-        update={
-            "hours": hours,
-            "gpu_hours": _summed([each.gpu_hours for each in figures], extra),
-            "money": _summed([each.money for each in figures], extra * figures[0].gpu_hour_price),
-            "steps": 0,
-            "lower_this": "",
-        }
-    )
-
-
-def _summed(ranges: Sequence[Range], extra: float) -> Range:
-    """The sum of several figures, each from low to high, and of one number."""
-    return Range(
-        low=round(sum(each.low for each in ranges), 4),
-        likely=round(sum(each.likely for each in ranges) + extra, 4),
-        high=round(sum(each.high for each in ranges) + extra, 4),
-    )
-
-
-def _training_maker(home: Home, each: _Training) -> RunMaker:
+def _training_maker(home: Home, each: PlanTraining) -> RunMaker:
     """What `Store.insert_plan` needs of a training run."""
 
     def make(plan_id: str, ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
@@ -259,7 +294,7 @@ def _training_maker(home: Home, each: _Training) -> RunMaker:
     return make
 
 
-def _evaluation_maker(home: Home, each: _Evaluation, first: _Training) -> RunMaker:
+def _evaluation_maker(home: Home, each: PlanEvaluation, first: PlanTraining) -> RunMaker:
     """What `Store.insert_plan` needs of the evaluation; `first` is the plan's first run."""
 
     def make(plan_id: str, ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
@@ -290,16 +325,20 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
 
 
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
-    """The reply about a plan that was queued, now or by an earlier call."""
+    """The reply about a plan that was queued, now or by an earlier call; its estimate is of the
+    runs that have not ended."""
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
-    hours = sum(row.estimated_hours for row in rows)
+    state = plan_state(rows)
+    ahead = [row for row in rows if row.state in OPEN]
+    hours = sum(row.estimated_hours for row in ahead)
+    of_all = "" if len(ahead) == len(rows) else f" of {len(rows)}"
     return {
         "run_id": plan_id,
-        "state": rows[0].state,
+        "state": state,
         "steps": [_step(home, row) for row in rows],
         "estimate": {"gpu_hours": round(hours, 4), "max_gpu_hours": cap},
-        "summary": f"{plan_id} is queued: {len(rows)} runs, about {60 * hours:.1f} minutes in all, "
-        f"at most {cap:g} GPU-hours together.",
+        "summary": f"{plan_id} is {state}: {counted(len(ahead), 'run')}{of_all} to go, about "
+        f"{60 * hours:.1f} minutes, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }

@@ -9,6 +9,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.reply import Reply
+from engine.cost.evaluation_cost import Asking
 from engine.environments import env_facts
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -23,7 +24,6 @@ from engine.records.settings import GRPOSettings
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     CapFunction,
-    SamplingWork,
     cap_of,
     cap_warnings,
     require_files,
@@ -122,7 +122,7 @@ def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFuncti
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
     work = _sampling_work(request, plan)
-    return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work))
+    return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work).high)
 
 
 def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
@@ -155,14 +155,14 @@ def _settings(
     )
 
 
-def _sampling_work(request: ProbeRequest, plan: _Plan) -> SamplingWork:
+def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
     """How much the model has to sample, from which the device hours are estimated."""
     settings = plan.resolved.settings
     assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
-    return SamplingWork(
+    return Asking(
         SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
         plan.facts,
-        task_count=min(request.samples, plan.facts.train_rows),
+        rows=min(request.samples, plan.facts.train_rows),
         attempts=settings.group_size,
     )
 

@@ -117,12 +117,27 @@ class TrainRequest:
 
 
 @dataclass(frozen=True)
+class DryRunRequest(TrainRequest):
+    """The check of a request that could be submitted, without training.
+
+    Attributes:
+        samples: how many tasks the model answers in a probe; 0 for none.
+        smoke: also do two optimizer steps on a few rows and throw them away.
+        smoke_s: seconds that they may take; 0 for what is left of a client's call.
+    """
+
+    samples: int = 0
+    smoke: bool = False
+    smoke_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class EvaluationRequest:
     """An evaluation of models on the same tasks, or with `regrade` the scoring of that run's
     stored answers by this environment.
 
     Attributes:
-        split: "heldout" or "train".
+        split: "heldout", "dev" or "train".
         rows: tasks at most.
         attempts: answers per task; one is greedy, more are sampled.
         settings: sampling settings that should differ from the defaults.

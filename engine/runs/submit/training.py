@@ -13,6 +13,7 @@ from engine.core.hardware import Hardware
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.cost.estimate import Forecast
+from engine.cost.exam import Exam, exam_of, first_doubts
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -89,12 +90,16 @@ def submit(home: Home, request: TrainRequest) -> Reply:
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
             return _resume(home, store, request)
-        row, warnings = _queue(home, store, request)
-    return start_and_reply(home, row, warnings)
+        row, warnings, exam = _queue(home, store, request)
+    reply = start_and_reply(home, row, warnings)
+    return reply | ({"exam": exam.to_json()} if exam is not None else {})
 
 
-def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, list[str]]:
-    """Queue a new training run. Returns its row, and warnings about the request.
+def _queue(
+    home: Home, store: Store, request: TrainRequest
+) -> tuple[RunRow, list[str], Exam | None]:
+    """Queue a new training run. Returns its row, warnings about the request, and what its held-out
+    tasks can show.
 
     Raises the errors of `submit`.
     """
@@ -107,9 +112,12 @@ def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, lis
     # Which held-out tasks stand in the rows that the model is, or was earlier, trained on.
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
+    settings = plan.resolved.settings
+    exam = exam_of(home, plan.record.env_id, plan.model.ref, settings, plan.facts)
+    warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
     row = store.insert_run(new_run(request, plan, parent), files.writer(home))
-    return row, warnings
+    return row, warnings, exam
 
 
 def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
@@ -324,25 +332,31 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    _check_secrets_of(run, row)
+    check_secrets_of(run, row)
     check_hours_left(home, store)
-    checkpoint = outcome.checkpoint_name(run)  # "" without a complete one
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
-    message = f"continues from {checkpoint}"
+    checkpoint = note_resumed(run, row)
     if not checkpoint:
-        message = "starts again from step 0"
         warnings.append("no checkpoint was complete: the run starts again from step 0")
-    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
 
 
-def _check_secrets_of(run: RunDir, row: RunRow) -> None:
+def check_secrets_of(run: RunDir, row: RunRow) -> None:
     """Raises UserError ENV_SECRETS where this server lacks a secret that the run needs."""
     missing = launcher.missing_secrets(run)
     if missing:
         raise missing_secrets_error(missing, row.env_id)
+
+
+def note_resumed(run: RunDir, row: RunRow) -> str:
+    """Write the event that a new attempt was asked for, which `row` is about. Returns the name of
+    the checkpoint from which it goes on, "" for step 0."""
+    checkpoint = outcome.checkpoint_name(run)
+    message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
+    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
+    return checkpoint
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:

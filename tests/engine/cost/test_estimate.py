@@ -20,7 +20,7 @@ from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops, lowering, throughput
 from engine.cost import hours as hours_of_run
 from engine.cost.estimate import Forecast
-from engine.dry_run import dry_run
+from engine.dry_run.dry_run import dry_run
 from engine.environments import push
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.rows import NewRun

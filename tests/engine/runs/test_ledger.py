@@ -86,6 +86,25 @@ def test_several_levers_at_once_are_named_with_the_earlier_run(home, tried):
     assert newest.id in said, "without a parent the newest run of the kind is what it follows"
 
 
+def test_going_on_from_a_run_is_no_lever_and_its_length_counts_once(home, tried):
+    first = tried({}, verdict="better")
+    more = {"learning_rate": 1e-4, "group_size": 4, "steps": 300}
+    assert asked(home, more, model=f"{first.id}@best", parent=first.id) == []
+    (said,) = asked(home, more, parent=first.id)
+    assert said.startswith("3 levers move at once")
+
+
+def test_the_tree_shows_another_seed_however_much_else_was_changed(home, tried):
+    first = tried({}, verdict="better")
+    repeated = tried({"seed": 7}, verdict="better", parent=first.id)
+    changes = {"learning_rate": 1e-4, "group_size": 4, "steps": 300, "loss": "grpo", "seed": 9}
+    moved = tried(changes, verdict="better", parent=first.id)
+    with Store(home) as store:
+        lines = tree(home, store.list_runs(20))
+    assert lines[1] == f"  {repeated.id}: better (seed 0→7)"
+    assert lines[2].startswith(f"  {moved.id}: better (") and lines[2].endswith("seed 0→9)")
+
+
 def test_the_tree_shows_what_was_moved_and_what_came_of_it(home, tried):
     first = tried({}, verdict="no_difference", expect="better")
     second = tried({"learning_rate": 3e-3}, verdict="better", parent=first.id, expect="better")

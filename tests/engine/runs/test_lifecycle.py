@@ -224,6 +224,24 @@ def test_a_queued_run_is_cancelled_at_once_and_again_without_effect(busy, bench,
     assert found["error"]["message"] == "a better idea" and f'"{run_id}"' in found["error"]["hint"]
 
 
+def test_a_run_that_is_queued_again_while_it_is_cancelled_is_cancelled(bench, env, monkeypatch):
+    run = bench.queue()
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"})
+    real = Store.set_state
+
+    def after_an_interruption(store, run_id, to, **values) -> bool:
+        """Between two looks of the cancel another process finds the trainer dead."""
+        if to == "stopping":
+            real(store, run_id, "interrupted", only_from={"preparing"})
+            real(store, run_id, "queued", only_from={"interrupted"})
+        return real(store, run_id, to, **values)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Store, "set_state", after_an_interruption)
+        assert lifecycle.cancel(bench.home, run.id)["state"] == "cancelled"
+
+
 def test_a_cancel_whose_reason_is_a_book_is_refused_and_changes_nothing(busy, bench, env):
     run_id = submit(bench.home, env)["run_id"]
     refused("BAD_ARGUMENT", lifecycle.cancel, bench.home, run_id, "x" * 100_000)

@@ -71,3 +71,36 @@ def test_a_plan_of_another_form_is_refused_by_line(
 )
 def test_an_option_that_cannot_be_read_is_refused(home: Home, argv: list[str]):
     assert call("train", "sums", *argv).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "verb"),
+    [("train", "submit_train"), ("dry-run", "dry_run"), ("estimate", "estimate_cost")],
+)
+def test_the_same_files_are_trained_checked_and_estimated(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, verb: str
+):
+    seen = spy(monkeypatch, verb, {"run_id": "sums-plan-1"})
+    base, more = tmp_path / "base.toml", tmp_path / "more.toml"
+    base.write_text('env = "sums"\nalgorithm = "sft"\n[settings]\nlora_rank = 4\nepochs = 2\n')
+    more.write_text("[settings]\nlora_rank = 8\n[[then]]\nalgorithm = 'evaluate'\n")
+    argv = [command, str(base), str(more), "--set", "steps=5", "--max-gpu-hours", "0.5", "--json"]
+    done = call(*argv)
+    assert done.exit_code == 0, done.output
+    asked = {name: seen[0][name] for name in ("env_id", "algorithm", "settings", "then")}
+    assert asked == {
+        "env_id": "sums",
+        "algorithm": "sft",
+        "settings": {"lora_rank": 8, "steps": 5},
+        "then": [{"algorithm": "evaluate"}],
+    }
+    assert seen[0]["max_gpu_hours"] == 0.5
+    changes = [entry["changes"] for entry in json.loads(done.stdout)["files"]]
+    assert changes == [{}, {"settings.lora_rank": [4, 8]}, {"settings.epochs": [2, None]}]
+
+
+def test_a_file_stands_beside_files_alone(home: Home, tmp_path: Path):
+    (tmp_path / "plan.toml").write_text('env = "sums"\n')
+    for names in (["sums", "more"], ["sums", str(tmp_path / "plan.toml")]):
+        done = call("dry-run", *names, "--json")
+        assert done.exit_code == 2 and "cannot stand here" in json.loads(done.stdout)["message"]

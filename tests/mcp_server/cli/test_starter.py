@@ -6,7 +6,7 @@ from pathlib import Path
 from command_line import call
 
 from engine.home.run_dir import Home
-from engine.settings.resolution import load_toml
+from engine.settings.train_files import load_toml
 
 
 def test_init_starts_a_project_and_a_second_one_changes_nothing(home: Home, tmp_path: Path):

@@ -11,7 +11,7 @@ from mcp import Client
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import ChatRequest
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "69a74269894a389c14546b07a3cc67c580d36fdce93cd039098e6e291481bfb8"
+SURFACE = "478f56821490d7ab32cbd90e387b24d7afbb155ad1ed7b33ed6cecb8723949a6"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
@@ -139,6 +139,8 @@ async def test_both_eras_offer_the_same_tools(home: Home):
 
 
 REQUESTS = {
+    "dry_run": DryRunRequest,
+    "estimate_cost": TrainRequest,
     "submit_train": TrainRequest,
     "evaluate": EvaluationRequest,
     "chat": ChatRequest,

@@ -10,7 +10,7 @@ from as_json import run_verdict
 from stand_ins import stand_in
 
 from engine.core.files import read_json, write_json
-from engine.dry_run import dry_run
+from engine.dry_run.dry_run import dry_run
 from engine.environments import registry
 from engine.environments.push import push_env
 from engine.evidence.compare.compare import compare_runs

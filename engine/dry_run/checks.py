@@ -1,51 +1,35 @@
-"""The checks of a run before anything is spent: environment, model, settings, machine, money.
+"""The checks of one run, a method each, in the order in which they are made.
 
-A check that needs one that failed is skipped, and nothing is queued when a check fails. The same
-call gives the same report (`report_hash`), and with `samples` the finished probe of the first call.
+A check that needs one that failed is skipped, and nothing is queued when a check fails.
 """
 
-import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.core import hardware
 from engine.core.errors import UserError
-from engine.core.files import read_json
-from engine.core.format import counted, size, words
+from engine.core.format import counted, size
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
+from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
-from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
 from engine.install import env_packages, vllm_env
-from engine.judgements import (
-    CheckList,
-    Outcome,
-    judge_data,
-    judge_probe,
-    required,
-    short_audit,
-    too_hard,
-    warn_of_degenerate,
-)
+from engine.judgements import CheckList, Outcome, judge_data, required
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.reading import preview
-from engine.records.run_result import ProbeResult
 from engine.records.settings import GivenSettings, SFTSettings
-from engine.runs import lifecycle
 from engine.runs.submit import admission, contamination
-from engine.runs.submit.requests import ProbeRequest
 from engine.settings import env_checks, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
@@ -53,9 +37,7 @@ from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
 
 CALL_S = 46.0  # the whole call, the wait for a probe included
-MOST_SAMPLES = 256
-_HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
-_SHARED_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have in common
+_SHARED_SETTINGS = ("seed", "precision")  # what an SFT run and its probe have in common
 
 
 @dataclass
@@ -65,9 +47,11 @@ class Facts:
     Attributes:
         row: for SFT, one row as it would be trained on.
         audit: the environment's stored reward audit.
+        exam: what the held-out tasks can show; None where none is scored.
         probe: the result of the probe; None until it is done.
         probe_run_id: the run of the probe; "" if none was started.
         too_hard: whether the probe shows that GRPO would learn next to nothing.
+        smoke: what the two steps of a smoke run came to; None without one.
     """
 
     record: EnvRecord | None = None
@@ -79,55 +63,12 @@ class Facts:
     statistics: Reply = field(default_factory=dict)
     row: Reply = field(default_factory=dict)
     audit: Reply = field(default_factory=dict)
+    exam: Exam | None = None
     forecast: Forecast | None = None
     probe: Reply | None = None
     probe_run_id: str = ""
     too_hard: bool = False
-
-
-@reports_unwritable_disk
-def dry_run(
-    home: Home,
-    env_id: str,
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: GivenSettings | None = None,
-    samples: int = 0,
-    cap_function: Callable[[float], float] | None = None,
-) -> Reply:
-    """Check a run that could be submitted with the same arguments, without training anything.
-
-    Args:
-        samples: how many tasks the model answers, `group_size` times each, in a probe: a short run
-            of its own, which starts only when no check fails. 0 for no probe.
-        cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
-            estimate of them, or raises a UserError. None where no quota applies.
-
-    What the reply does not know, because a check failed, is empty; `probe` is the probe's result,
-    None until it is done. Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
-    """
-    began = time.monotonic()
-    _check_samples(samples)
-    plan = DryRun(home, env_id, model, algorithm, dict(settings or {}))
-    check_list = plan.run_checks(began)
-    report = _report(plan)  # without the probe, so that a second call gives the same hash
-    if samples:
-        # Whatever was checked must have passed.
-        needs = [check.name for check in check_list.checks if check.status != "skip"]
-        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
-    return report | _results(plan)
-
-
-def _check_samples(samples: int) -> None:
-    """Raises UserError BAD_ARGUMENT unless `samples` is a whole number of tasks in its range."""
-    is_count = isinstance(samples, int) and not isinstance(samples, bool)
-    if not is_count or not 0 <= samples <= MOST_SAMPLES:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"samples = {samples!r} cannot be used",
-            hint=f"Give a whole number of tasks from 0 to {MOST_SAMPLES}; 16 says enough.",
-            field="samples",
-        )
+    smoke: Reply | None = None
 
 
 class DryRun:
@@ -162,6 +103,7 @@ class DryRun:
         run_check("secrets", ("env",), self.check_secrets)
         run_check("isolation", (), self.check_isolation)
         run_check("data", ("resolve",), self.check_data)
+        run_check("exam", ("resolve",), self.check_exam)
         run_check("contamination", ("env", "model"), self.check_contamination)
         run_check("reward_audit", ("env",), self.check_audit)
         run_check("estimate", ("resolve",), lambda: self.check_estimate(began))
@@ -296,9 +238,22 @@ class DryRun:
         row = preview.sft_row(tasks, record.tools, model_folder, settings, redact)
         return row.to_json() if row else {}
 
+    def check_exam(self) -> Outcome:
+        """What the held-out tasks can show, as far as that is known before the run; stores it."""
+        rows, settings = required(self.facts.rows), required(self.facts.resolved).settings
+        env_id, model = required(self.facts.record).env_id, required(self.facts.model).ref
+        exam = self.facts.exam = exam_of(self.home, env_id, model, settings, rows)
+        if exam is None:
+            return Outcome("pass", "no held-out task is scored: the loss on them is all there is")
+        doubts = exam.doubts()
+        if not doubts:
+            return Outcome("pass", exam.in_words())
+        fix = "Hold more tasks out, harder ones, or train for more than a small gain."
+        return Outcome("warn", f"{exam.in_words()}; {'; '.join(doubts)}", fix)
+
     def check_contamination(self) -> Outcome:
         """Whether training rows contain held-out tasks."""
-        overlap = contamination.of_training(self.home, required(self.facts.record), self.model)
+        overlap = self.overlap()
         headline = overlap.headline
         if overlap.verdict == "clean":
             return Outcome("pass", headline)
@@ -306,6 +261,10 @@ class DryRun:
         if overlap.verdict == "leak":
             return Outcome("fail", headline, f"{fix} The verdict leaves such tasks out.")
         return Outcome("warn", headline, fix)
+
+    def overlap(self) -> contamination.Contamination:
+        """Which held-out tasks stand in the training rows, or in those the model was trained on."""
+        return contamination.of_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
         """What the stored reward audit says of the scorer, by its verdict: "ok", "warn" or "risk".
@@ -337,7 +296,7 @@ class DryRun:
         The machine is measured first, if the call has time left for that; it began at `began` on
         the monotonic clock.
         """
-        wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
+        wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
         forecast = self.facts.forecast = self._forecast()
         detail = f"{estimate.summary(forecast.estimate)} Basis: {forecast.estimate.basis}."
@@ -424,177 +383,16 @@ class DryRun:
             return {}
         arguments: dict[str, object] = {**self.arguments(), "algorithm": "sft"}
         arguments.pop("settings", None)  # most of GRPO's do not apply to SFT
-        shared_settings = self._shared_settings()
+        shared_settings = self.shared_settings()
         if shared_settings:
             arguments["settings"] = shared_settings
         return arguments
 
-    def _shared_settings(self) -> GivenSettings:
+    def shared_settings(self) -> GivenSettings:
         """The settings given that SFT and GRPO have in common."""
         return {name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings}
 
-    def check_probe(
-        self, samples: int, began: float, cap_function: Callable[[float], float] | None
-    ) -> Outcome:
-        """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
-        Skipped if the environment does not score, or if the run does not end in the time that the
-        call has left; the call began at `began` on the monotonic clock. `samples` tasks are
-        answered. `cap_function` is that of `dry_run`.
-        """
-        record = required(self.facts.record)
-        if not record.scored:
-            return Outcome("skip", "the environment scores nothing")
-        maker = required(self.facts.model).waits_for
-        if maker:
-            return Outcome("skip", f"{maker} is still to make the model; the run waits for it")
-        run_id = self.facts.probe_run_id = self._start_probe(record, samples, cap_function)
-        timeout_s = _seconds_left(began)
-        status = lifecycle.wait(self.home, run_id, until="end", timeout_s=timeout_s)
-        if status["state"] == "done":
-            return self._judge_finished_probe(run_id)
-        if status["state"] in ("failed", "cancelled"):
-            return _failed_probe(run_id, status)
-        wait_call = Call("wait_run", {"run_id": run_id})
-        fix = Hint("Wait for it, or make the same dry run again.", wait_call)
-        return Outcome("skip", f"{run_id} is {status['state']}", fix)
-
-    def _start_probe(
-        self, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
-    ) -> str:
-        """Submit the probe; returns the id of its run. A probe takes the settings of GRPO, so for
-        other algorithms it gets only those that they share with GRPO."""
-        settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
-        request = ProbeRequest(record.env_id, self.model, samples, settings)
-        return lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
-
-    def _judge_finished_probe(self, run_id: str) -> Outcome:
-        """Judge the result of the probe; stores it, and whether its tasks are too hard for GRPO."""
-        path = self.home.run(run_id).result
-        self.facts.probe = read_json(path)
-        result = ProbeResult.read(path)
-        self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
-        return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
-
-
-def _seconds_left(began: float) -> float:
+def seconds_left(began: float) -> float:
     """What is left of the time of a call that began at `began` on the monotonic clock."""
     return max(0.0, CALL_S - (time.monotonic() - began))
-
-
-def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
-    returned."""
-    error = status.get("error") or {}
-    detail = f"{run_id}: {error.get('message', status['state'])}"
-    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
-    return Outcome("fail", detail, fix)
-
-
-def _report(plan: DryRun) -> Reply:
-    """The parts of the reply that are known without the probe; with `report_hash`, which is the
-    same for the same call."""
-    facts = plan.facts
-    resolved, forecast = facts.resolved, facts.forecast
-    audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
-    report = {
-        "settings": resolved.settings.model_dump() if resolved else {},
-        "sources": resolved.sources if resolved else {},
-        "statistics": facts.statistics,
-        "row": facts.row,
-        "audit": short_audit(audit),
-        "estimate": estimate.shown(forecast.estimate) if forecast else {},
-    }
-    return report | {"report_hash": _report_hash(plan, report)}
-
-
-def _report_hash(plan: DryRun, report: Reply) -> str:
-    """A hash of the report's parts that do not change from call to call. It leaves out the
-    estimate and the times of the audit, because free memory, free disk and times do change."""
-    facts = plan.facts
-    record, model = facts.record, facts.model
-    stable = {
-        "env_id": record.env_id if record else plan.env_id,
-        "model": [model.ref, str(model.adapter), model.facts.params] if model else plan.model,
-        "algorithm": plan.algorithm,
-        "given": plan.settings,
-        "checks": [(check.name, check.status) for check in plan.check_list.checks],
-        "settings": report["settings"],
-        "sources": report["sources"],
-        "statistics": report["statistics"],
-        "audit": {key: value for key, value in facts.audit.items() if "seconds" not in key},
-    }
-    text = json.dumps(stable, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
-
-
-def _results(plan: DryRun) -> Reply:
-    """The parts of the reply that tell what the checks came to, the probe included."""
-    return {
-        "checks": [check.to_json() for check in plan.check_list.checks],
-        "probe": plan.facts.probe,
-        "run_id": plan.facts.probe_run_id,
-        "summary": _summary(plan),
-        "next": [call.to_json() for call in _next_calls(plan)],
-        "warnings": _warnings(plan),
-    }
-
-
-def _summary(plan: DryRun) -> str:
-    """One sentence on the result of the dry run.
-
-    `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
-    to train, about 12 min`, each followed by the names of the checks that warn.
-    """
-    failed = plan.check_list.failed
-    if failed:
-        count_note = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-        return f"Not ready: {failed[0].name}: {failed[0].detail}{count_note}."
-    if plan.facts.too_hard:
-        sentence = _little_to_learn(plan)
-    else:
-        hours = required(plan.facts.forecast).estimate.hours.likely
-        sentence = f"Ready to train, about {words(hours)}"
-    warned = [check.name for check in plan.check_list.checks if check.status == "warn"]
-    return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
-
-
-def _little_to_learn(plan: DryRun) -> str:
-    """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
-    one task) are too hard, and what helps."""
-    probe = required(plan.facts.probe)
-    first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
-    return (
-        f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
-        f"hard; {first_step}, or take easier tasks"
-    )
-
-
-def _next_calls(plan: DryRun) -> list[Call]:
-    """The calls to suggest next.
-
-    - Where a check failed: what mends it, or the section of the playbook about it.
-    - Where GRPO would learn little: SFT, if possible, and the probe's answers.
-    - Otherwise: wait for an unfinished probe, submit the run.
-    """
-    check_list, facts = plan.check_list, plan.facts
-    if check_list.failed:
-        return check_list.remedies
-    if facts.too_hard:
-        sft = plan.sft_arguments()
-        calls = [Call("submit_train", sft)] if sft else []
-        return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
-    calls = [Call("submit_train", plan.arguments())]
-    # `check_probe` returns "skip" for a probe that has not ended in time.
-    if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
-        calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
-    return calls
-
-
-def _warnings(plan: DryRun) -> list[str]:
-    """The warnings of the reply: first one where `env_id` was only the beginning of an id, then one
-    for every check with a warning."""
-    record = plan.facts.record
-    prefix_warnings = registry.prefix_meant(plan.env_id, record) if record else []
-    warned = [check for check in plan.check_list.checks if check.status == "warn"]
-    return prefix_warnings + [f"{check.name}: {check.detail}" for check in warned]

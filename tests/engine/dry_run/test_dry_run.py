@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from command_line import call
 from official_templates import REASON, TEMPLATES, source
-from stand_ins import stand_in
 
-from engine import dry_run
 from engine.core import hardware
 from engine.core.errors import UserError
-from engine.core.files import append_line, write_json
+from engine.core.files import append_line
 from engine.core.hardware import Device, Hardware
+from engine.dry_run import checks, dry_run
 from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
@@ -26,9 +25,9 @@ from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox
 from tests import tiny_model
+from tests.engine.dry_run.conftest import GB, LEARNABLE, add_env
 
-GB = 1 << 30
-EXAMPLES = Path(dry_run.__file__).parents[1] / "envs" / "examples"
+EXAMPLES = Path(dry_run.__file__).parents[2] / "envs" / "examples"
 ORDER = [
     "env",
     "model",
@@ -39,6 +38,7 @@ ORDER = [
     "secrets",
     "isolation",
     "data",
+    "exam",
     "contamination",
     "reward_audit",
     "estimate",
@@ -46,27 +46,6 @@ ORDER = [
     "disk",
     "budget",
 ]
-LEARNABLE = {
-    "effective": 0.5,
-    "too_easy": 0.1,
-    "too_hard": 0.4,
-    "pass_at_k": {"1": 0.2, "8": 0.6},
-    "truncated_share": 0.0,
-    "error_share": 0.0,
-}
-
-
-@pytest.fixture(autouse=True)
-def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that was measured, so that no probe of its speed is started."""
-    rates = {"train_flops": 5e10, "sample_flops": 5e10, "update_s": 0.01, "decode_step_s": 0.002}
-    write_json(home.speed, {"device": "cpu", "layers": 4} | rates)
-    roomy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
-    monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    worker = Path(__file__).with_name("fake_probe.py")
-    stand_in(monkeypatch, trainer=worker)
-    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
 
 
 def test_a_sandbox_too_weak_for_its_owner_fails_by_name(
@@ -77,7 +56,7 @@ def test_a_sandbox_too_weak_for_its_owner_fails_by_name(
         raise EnvProblem("ENV_SANDBOX", "held by limits alone", hint="another kernel")
 
     home.config_file.write_text('sandbox = "required"\n')
-    monkeypatch.setattr(dry_run, "isolation_here", refuse)
+    monkeypatch.setattr(checks, "isolation_here", refuse)
     found = check(dry_run.dry_run(home, add(home)), "isolation")
     assert (found["status"], found["code"], found["fix"]) == (
         "fail",
@@ -86,37 +65,8 @@ def test_a_sandbox_too_weak_for_its_owner_fails_by_name(
     )
 
 
-def add(
-    home: Home,
-    name: str = "sums",
-    *,
-    train: int = 200,
-    heldout: int = 200,
-    answer: str | None = "46",
-    requirements: str = "",
-    **changes: Any,
-) -> str:
-    """Store a version as a push would; returns its id."""
-    folder = home.env(name, "0123456789ab")
-    (folder / "source").mkdir(parents=True)
-    (folder / "source" / "environment.py").write_text("def load_environment(): ...\n")
-    if requirements:
-        (folder / "source" / "requirements.txt").write_text(requirements)
-    rows = {"train": train, "heldout": heldout}
-    facts = {"name": name, "kind": "single", "scored": True, "tools": [], "rows": rows}
-    facts |= {"limits": {}, "secrets": []}
-    audit = changes.pop("audit", {"verdict": "ok", "headline": "ok: gold earns 1.00"})
-    write_json(folder / "env.json", facts | changes)
-    write_json(folder / "audit.json", audit)
-    for split, count in rows.items():
-        for number in range(count):
-            prompt = [{"role": "user", "content": f"{split}: {number} + 12?"}]
-            said = [] if answer is None else [{"role": "assistant", "content": answer}]
-            gold = [*prompt, *said] if said else None
-            row = {"id": f"{split}-{number}", "prompt": prompt, "split": split, "metadata": {}}
-            append_line(folder / "tasks.jsonl", row | {"answer": said or None, "gold": gold})
-    with Store(home) as store:
-        return store.add_env(name, "0123456789ab", kind="single", info={"rows": rows}).env_id
+def add(home: Home, name: str = "sums", **changes: Any) -> str:
+    return add_env(home, name, **changes)
 
 
 def check(report: dict[str, Any], name: str) -> dict[str, str]:
@@ -477,7 +427,7 @@ def test_a_probe_that_outlasts_the_call_is_named_and_found_later(
 ):
     add(home)
     monkeypatch.setenv("HONESMITH_TEST_HOLD", str(tmp_path / "go"))
-    monkeypatch.setattr(dry_run, "CALL_S", 0.3)
+    monkeypatch.setattr(checks, "CALL_S", 0.3)
     report = dry_run.dry_run(home, "sums", samples=4)
     run_id = report["run_id"]
     assert check(report, "probe")["status"] == "skip" and run_id in check(report, "probe")["fix"]
@@ -496,6 +446,25 @@ def test_the_probe_of_an_sft_plan_leaves_out_what_is_for_sft_alone(home: Home):
     config = json.loads(home.run(report["run_id"]).config.read_text())
     assert config["settings"]["seed"] == 3
     finish(home, report["run_id"])
+
+
+def test_grpo_that_cannot_start_is_told_with_the_chance_of_a_right_answer(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    hard = LEARNABLE | {"effective": 0.0, "too_easy": 0.0, "too_hard": 1.0}
+    none_right = hard | {"tasks": 32, "samples_per_task": 8, "solved_counts": [0] * 32}
+    found = judge_probe(ProbeResult.model_validate(none_right))
+    assert found.detail.startswith("out of reach for GRPO: none of 256 answers is right")
+    assert "fewer than 1.5% are, one in 68" in found.detail
+    one_right = none_right | {"solved_counts": [1] + [0] * 31}
+    assert "out of reach" not in judge_probe(ProbeResult.model_validate(one_right)).detail
+
+
+def test_the_exam_is_in_the_report(home: Home):
+    add(home, heldout=300)
+    report = dry_run.dry_run(home, "sums")
+    assert report["exam"]["reported"] == 150 and report["exam"]["asked"] == 300
+    assert "150 tasks show a difference" in check(report, "exam")["detail"]
 
 
 @pytest.mark.parametrize("samples", [-1, 257, True, 2.0])

@@ -1,0 +1,118 @@
+"""How long it takes to let models answer tasks: an evaluation, or a probe of one model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.hardware import Device, Hardware
+from engine.cost import estimate, flops
+from engine.cost.flops import LoadedModel, SamplingPlan, Seen
+from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
+from engine.cost.throughput import Speed
+from engine.environments.env_facts import EnvFacts
+from engine.home.run_dir import Home
+from engine.models import hub
+from engine.models.model_files import ModelFacts
+from engine.records.estimate import Range
+from engine.settings.defaults import SamplingLimits
+
+_USUAL_RANK = 16  # assumed for an adapter that is evaluated
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What models are asked: `rows` tasks of an environment, `attempts` times each, with answers
+    within `limits`."""
+
+    limits: SamplingLimits
+    env: EnvFacts
+    rows: int
+    attempts: int
+
+
+def evaluation_hours(
+    home: Home, asking: Asking, models: Sequence[tuple[ModelFacts, Path]], hardware: Hardware
+) -> Range:
+    """The device hours in which `models` are asked, one after the other: low, likely and high.
+
+    Args:
+        models: the facts of each model, and the folder of its base model.
+    """
+    device = hardware.device
+    precision = "bfloat16" if device.bf16 else "float32"
+    speed, past_runs = estimate.speed_here(home, hardware, precision)
+    speed = estimate.with_score_time(speed, asking.env)
+    factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
+    seconds = dict.fromkeys(LEVELS, 0.0)  # of all models
+    for model_facts, base_path in models:
+        loaded = _evaluated_model(model_facts, precision)
+        plan = _evaluation_plan(loaded, asking, device, past_runs.seen(str(base_path)))
+        for level in LEVELS:
+            seconds[level] += _sampling_seconds(plan, speed, factors, asking, level)
+            seconds[level] += hub.missing_bytes(base_path) / DOWNLOAD_RATE
+            seconds[level] += _env_step_seconds(plan, asking, level)
+    low_factor, high_factor = SPREAD["measured" if speed.measured else "model"]
+    return Range(
+        low=round(low_factor * seconds["low"] / 3600, 6),
+        likely=round(seconds["likely"] / 3600, 6),
+        high=round(high_factor * seconds["high"] / 3600, 6),
+    )
+
+
+def _env_step_seconds(plan: SamplingPlan, asking: Asking, level: str) -> float:
+    """The seconds that the environment's step() takes for all answers, at a level such as "high";
+    0 if it has none.
+
+    No audit has timed step(): each call, one for each turn, is assumed to take as long as a score.
+    """
+    if not plan.env.multi_turn:
+        return 0.0
+    return asking.rows * asking.attempts * plan.turns(level) * plan.env.score_s
+
+
+def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
+    """The model as an evaluation loads it, with an adapter of the usual rank."""
+    return LoadedModel(
+        model,
+        precision,
+        quantization="none",
+        lora_rank=_USUAL_RANK,
+        lora_targets=model.targets,
+    )
+
+
+def _evaluation_plan(
+    loaded: LoadedModel, asking: Asking, device: Device, seen: Seen
+) -> SamplingPlan:
+    """How the model answers the tasks of the environment; `seen` is what finished runs of its base
+    measured."""
+    limits = asking.limits
+    return SamplingPlan(
+        loaded, asking.env, device, limits, seen, guessed_prompt=limits.max_length / 4
+    )
+
+
+def _sampling_seconds(
+    plan: SamplingPlan,
+    speed: Speed,
+    factors: Mapping[str, float],
+    asking: Asking,
+    level: str,
+) -> float:
+    """The seconds that it takes to load a model, to sample its answers and to score them, at a
+    level such as "high".
+
+    Args:
+        factors: for each phase, the factor by which finished runs correct the prediction. At the
+            high level one below 1 counts as 1, so that the result stays an upper estimate.
+    """
+    answers = asking.rows * asking.attempts
+    work = flops.rollouts(plan, asking.rows, answers, plan.episode(level))
+    no_work = flops.Work()  # an evaluation neither trains nor saves
+    works = {"training": no_work, "evaluation": work, "saving": no_work}
+    model = plan.loaded.model
+    phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
+    least_factor = 1.0 if level == "high" else 0.0
+    return sum(
+        seconds * max(least_factor, factors.get(phase, 1.0)) for phase, seconds in phases.items()
+    )

@@ -1,0 +1,67 @@
+"""What all runs of a plan take together: their hours, their money, and the disk that they need."""
+
+from collections.abc import Sequence
+
+from engine.core.errors import UserError
+from engine.core.format import size
+from engine.cost.estimate import DISK_RESERVE
+from engine.records.estimate import Estimate, Range
+
+NO_HOURS = Range(low=0.0, likely=0.0, high=0.0)
+
+
+def total(figures: Sequence[Estimate], evaluation_hours: Range) -> Estimate:
+    """The estimate of a whole plan: that of its first run, with the hours of all runs. What one
+    step would do to lower them is left out.
+
+    Args:
+        figures: the estimates of its training runs, at least one.
+        evaluation_hours: the device hours of the evaluation at its end; `NO_HOURS` without one.
+    """
+    price = figures[0].gpu_hour_price
+    gpu_hours = summed([*(each.gpu_hours for each in figures), evaluation_hours])
+    return figures[0].model_copy(
+        update={
+            "hours": summed([*(each.hours for each in figures), evaluation_hours]),
+            "gpu_hours": gpu_hours,
+            "money": priced(gpu_hours, price),
+            "steps": 0,
+            "lower_this": "",
+        }
+    )
+
+
+def summed(ranges: Sequence[Range]) -> Range:
+    """The sum of several figures, each from low to high."""
+    return Range(
+        low=round(sum(each.low for each in ranges), 4),
+        likely=round(sum(each.likely for each in ranges), 4),
+        high=round(sum(each.high for each in ranges), 4),
+    )
+
+
+def priced(gpu_hours: Range, price: float) -> Range:
+    """What so many device hours cost at `price` for an hour."""
+    return Range(
+        low=round(price * gpu_hours.low, 4),
+        likely=round(price * gpu_hours.likely, 4),
+        high=round(price * gpu_hours.high, 4),
+    )
+
+
+def check_disk(figures: Sequence[Estimate], disk_free: int) -> int:
+    """The bytes that all runs of a plan write together, from their estimates.
+
+    Raises UserError DISK_FULL where the disk, of which `disk_free` bytes are free, has no room for
+    them.
+    """
+    needed = sum(each.disk_bytes for each in figures)
+    if needed > disk_free - DISK_RESERVE:
+        raise UserError(
+            "DISK_FULL",
+            f"the runs of the plan would write {size(needed)}; {size(disk_free)} are free, of "
+            f"which {size(DISK_RESERVE)} stay free",
+            hint="Free some space, vary fewer values, or lower keep_checkpoints.",
+            retryable=True,
+        )
+    return needed

@@ -1,0 +1,78 @@
+"""The checks of a run before anything is spent: environment, model, settings, machine, money.
+
+The same call gives the same report (`report_hash`), and with `samples` the finished probe of the
+first call.
+"""
+
+import time
+from collections.abc import Callable
+
+from engine.core.errors import UserError
+from engine.core.reply import Reply
+from engine.dry_run.checks import DryRun
+from engine.dry_run.plan import dry_run_plan
+from engine.dry_run.report import report_of, results_of
+from engine.dry_run.trials import try_model
+from engine.home.database import reports_unwritable_disk
+from engine.home.run_dir import Home
+from engine.records.settings import GivenSettings
+from engine.runs.submit.requests import DryRunRequest
+
+MOST_SAMPLES = 256
+
+
+@reports_unwritable_disk
+def dry_run_request(
+    home: Home, request: DryRunRequest, cap_function: Callable[[float], float] | None = None
+) -> Reply:
+    """Check the run or the plan that could be submitted with this request, without training it.
+
+    Args:
+        cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
+            estimate of them, or raises a UserError. None where no quota applies.
+
+    What the reply does not know, because a check failed, is empty; `probe` is the probe's result,
+    None until it is done, `smoke` that of the two steps. Raises UserError BAD_ARGUMENT for a number
+    of samples outside 0..256.
+    """
+    began = time.monotonic()
+    _check_samples(request.samples)
+    if request.is_plan:
+        return dry_run_plan(home, request, began, cap_function)
+    run = DryRun(home, request.env_id, request.model, request.algorithm, dict(request.settings))
+    run.run_checks(began)
+    report = report_of(run)  # without the probe, so that a second call gives the same hash
+    try_model(run, request, began, cap_function)
+    return report | results_of(run)
+
+
+def dry_run(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: GivenSettings | None = None,
+    samples: int = 0,
+    cap_function: Callable[[float], float] | None = None,
+) -> Reply:
+    """Check a single run; see `dry_run_request`."""
+    request = DryRunRequest(
+        env_id=env_id,
+        model=model,
+        algorithm=algorithm,
+        settings=dict(settings or {}),
+        samples=samples,
+    )
+    return dry_run_request(home, request, cap_function)
+
+
+def _check_samples(samples: int) -> None:
+    """Raises UserError BAD_ARGUMENT unless `samples` is a whole number of tasks in its range."""
+    is_count = isinstance(samples, int) and not isinstance(samples, bool)
+    if not is_count or not 0 <= samples <= MOST_SAMPLES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"samples = {samples!r} cannot be used",
+            hint=f"Give a whole number of tasks from 0 to {MOST_SAMPLES}; 16 says enough.",
+            field="samples",
+        )

@@ -1,0 +1,249 @@
+"""The dry run of a plan: each of its runs is checked, then what they take together.
+
+Every refusal names its step. Runs that differ by a varied setting alone mostly come to the same
+words: each is said once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.core.format import counted, size, words
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.cost import estimate, plan_total
+from engine.cost.plan_total import NO_HOURS
+from engine.dry_run.planned_run import PlannedRun
+from engine.dry_run.trials import try_model
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.judgements import Check, CheckList, Outcome, required
+from engine.records.estimate import Estimate, Range
+from engine.runs.submit import evaluation
+from engine.runs.submit.plan_steps import PlannedEvaluation, steps_of
+from engine.runs.submit.requests import DryRunRequest
+
+
+def dry_run_plan(
+    home: Home, request: DryRunRequest, began: float, cap_function: Callable[[float], float] | None
+) -> Reply:
+    """Check a plan that could be submitted with the same request, without training anything.
+
+    Returns for each of its runs the settings that will be used, the time and the money, and for
+    all of them together the total and the cap. A probe or a smoke run is of the first run alone.
+
+    Args:
+        began: when the call began, on the monotonic clock.
+        cap_function: the quota of the caller's key, as in `dry_run.dry_run_request`.
+
+    Raises UserError BAD_ARGUMENT for a `then` or `vary` that cannot be read.
+    """
+    planned_trainings, planned_evaluation = steps_of(request)
+    runs: list[PlannedRun] = []
+    for planned in planned_trainings:
+        run = PlannedRun(home, request, planned, runs)
+        run.run_checks(began)
+        runs.append(run)
+    plan = _CheckedPlan(home, request, runs)
+    if planned_evaluation is not None:
+        plan.check_evaluation(planned_evaluation)
+    plan.check_together()
+    if not plan.failed:
+        try_model(runs[0], request, began, cap_function)
+    return plan.reply()
+
+
+class _CheckedPlan:
+    """The runs of a plan after their checks, and the checks of the plan as a whole."""
+
+    def __init__(self, home: Home, request: DryRunRequest, runs: Sequence[PlannedRun]) -> None:
+        """`runs` have made their checks."""
+        self.home = home
+        self.request = request
+        self.runs = runs
+        self.whole = CheckList(lambda: Call("dry_run", runs[0].arguments()))
+        self.evaluation_step: Reply = {}
+        self.evaluation_hours: Range = NO_HOURS
+
+    def check_evaluation(self, planned: PlannedEvaluation) -> None:
+        """Check the evaluation at the plan's end; stores its step and its hours."""
+        step = {"step": planned.step, "algorithm": "evaluate", "env_id": planned.request.env_id}
+        self.evaluation_step = step
+        self.whole.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
+
+    def _evaluation_outcome(self, planned: PlannedEvaluation) -> Outcome:
+        """Whether the evaluation can be carried out; stores its hours. Raises its UserErrors."""
+        evaluation.check_request(planned.request)
+        start = self.runs[0].facts.model
+        made = [self.runs[place].model_to_be for place in planned.asked]
+        models = [model for model in (start, *made) if model is not None]
+        if len(models) <= len(made):
+            return Outcome("skip", "needs every model of the plan")
+        resolved = evaluation.resolve(
+            self.home, planned.request, models, lambda _hours: self.request.cap_hours
+        )
+        self.evaluation_hours = resolved.hours
+        self.evaluation_step |= {"models": len(models), "tasks": resolved.tasks.used}
+        self.evaluation_step |= _cost_fields(resolved.hours, resolved.hours, self._price())
+        asked = f"{counted(len(models), 'model')} on {counted(resolved.tasks.used, 'task')}"
+        return Outcome("pass", asked)
+
+    def check_together(self) -> None:
+        """Check what all runs take together: disk, and device hours against the one cap."""
+        figures = self._figures()
+        if len(figures) < len(self.runs):
+            self.whole.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
+            self.whole.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
+            return
+        self.whole.run_check("disk", (), lambda: self._disk_outcome(figures))
+        self.whole.run_check("budget", (), self._budget_outcome)
+
+    def _disk_outcome(self, figures: Sequence[Estimate]) -> Outcome:
+        """Whether the disk holds what all runs write. Raises UserError DISK_FULL."""
+        disk_free = required(self.runs[0].facts.machine).disk_free
+        needed = plan_total.check_disk(figures, disk_free)
+        return Outcome("pass", f"all runs write about {size(needed)}")
+
+    def _budget_outcome(self) -> Outcome:
+        """Whether all runs stay within their one cap and the home's total. Raises UserError
+        BUDGET."""
+        total = required(self.total)
+        cap = self.request.cap_hours
+        arguments = self.runs[0].arguments()
+        with Store(self.home) as store:
+            warnings = estimate.check_budget(self.home, store, total, cap, arguments)
+        if warnings:  # at most one
+            return Outcome("warn", warnings[0], "Give the plan a larger max_gpu_hours.")
+        high = total.gpu_hours.high
+        return Outcome(
+            "pass", f"at most {high:g} GPU-hours; {cap:g} are allowed for all runs together"
+        )
+
+    @property
+    def total(self) -> Estimate | None:
+        """The estimate of all runs together; None where one of them has none."""
+        figures = self._figures()
+        if len(figures) < len(self.runs):
+            return None
+        return plan_total.total(figures, self.evaluation_hours)
+
+    @property
+    def failed(self) -> list[dict[str, object]]:
+        """The checks that failed, of all runs and of the whole plan, as the reply shows them."""
+        return [entry for entry in self.entries() if entry["status"] == "fail"]
+
+    def _figures(self) -> list[Estimate]:
+        """The estimates of the training runs that have one."""
+        return [run.figures for run in self.runs if run.figures is not None]
+
+    def _price(self) -> float:
+        """The price of a device hour; 0 where the home has none."""
+        return self.home.user_config().gpu_hour_price
+
+    def entries(self) -> list[dict[str, object]]:
+        """Every check that did not pass, with its step, and all checks of the whole plan. Those of
+        several runs of a step that say the same are one."""
+        entries: list[dict[str, object]] = []
+        known: set[tuple[object, ...]] = set()
+        for run in self.runs:
+            for check in run.check_list.checks:
+                key = (run.step, check.name, check.detail)
+                if not _is_to_be_shown(check) or key in known:
+                    continue
+                known.add(key)
+                entries.append(run.entry(check))
+        return entries + [check.to_json() for check in self.whole.checks]
+
+    def reply(self) -> Reply:
+        """The reply about the plan."""
+        total, first = self.total, self.runs[0].facts
+        entries = self.entries()
+        return {
+            "summary": self._summary(entries),
+            "next": self._next_calls(),
+            "warnings": [_as_sentence(entry) for entry in entries if entry["status"] == "warn"],
+            "steps": self._steps(),
+            "total": _total_fields(total, self.request.cap_hours) if total else {},
+            "checks": entries,
+            "probe": first.probe,
+            "smoke": first.smoke,
+            "run_id": first.probe_run_id,
+        }
+
+    def _summary(self, entries: Sequence[Mapping[str, object]]) -> str:
+        """Whether the plan can be submitted, in one sentence: the first refusal, or how long it
+        takes and what its one cap is."""
+        failed = self.failed
+        if failed:
+            more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+            return f"Not ready: {_as_sentence(failed[0])}{more}."
+        hours = required(self.total).hours
+        count = len(self.runs) + bool(self.evaluation_step)
+        sentence = (
+            f"Ready to train: {count} runs, about {words(hours.likely)} in all "
+            f"({words(hours.low)} to {words(hours.high)}), one cap of "
+            f"{self.request.cap_hours:g} GPU-hours for all of them"
+        )
+        warned = [entry for entry in entries if entry["status"] == "warn"]
+        if not warned:
+            return f"{sentence}."
+        more = f" (and {len(warned) - 1} more)" if len(warned) > 1 else ""
+        return f"{sentence}. First: {_as_sentence(warned[0])}{more}."
+
+    def _next_calls(self) -> list[Reply]:
+        """The call that submits the plan; none where a check failed."""
+        if self.failed:
+            return []
+        return [Call("submit_train", self.runs[0].arguments()).to_json()]
+
+    def _steps(self) -> list[Reply]:
+        """An entry for each run: what it trains on, with which settings, how long, how dear. Of
+        several runs of a step the first has all settings, the others those that differ."""
+        steps: list[Reply] = []
+        first_of_step: dict[int, Mapping[str, object]] = {}
+        for run in self.runs:
+            resolved = run.facts.resolved
+            settings = resolved.settings.model_dump() if resolved else {}
+            base = first_of_step.setdefault(run.step, settings)
+            differing = {name: v for name, v in settings.items() if base.get(name) != v}
+            steps.append(_step_of(run, settings if base is settings else differing))
+        return steps + ([self.evaluation_step] if self.evaluation_step else [])
+
+
+def _is_to_be_shown(check: Check) -> bool:
+    """Whether a check of a single run says something: it failed, warns, or tried the model."""
+    return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
+
+
+def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
+    """A training run as an entry of the reply, with these of its settings."""
+    record, figures = run.facts.record, run.figures
+    entry: Reply = {"step": run.step}
+    if run.planned.label:
+        entry["label"] = run.planned.label
+    entry["algorithm"] = run.algorithm
+    entry["env_id"] = record.env_id if record else run.env_id
+    entry["model"] = run.model if run.maker is None else f"the best of step {run.maker.step}"
+    if figures is not None:
+        entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
+        entry["memory"] = figures.peak_memory.total
+    return entry | {"settings": dict(settings)}
+
+
+def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
+    """Hours, and money where a device hour has a price, from low to high."""
+    fields: Reply = {"hours": hours.to_json()}
+    if price:
+        fields["money"] = plan_total.priced(gpu_hours, price).to_json()
+    return fields
+
+
+def _total_fields(total: Estimate, cap: float) -> Reply:
+    """What all runs take together, and how much they may: one cap for all."""
+    fields = _cost_fields(total.hours, total.gpu_hours, total.gpu_hour_price)
+    return fields | {"max_gpu_hours": cap, "basis": total.basis}
+
+
+def _as_sentence(entry: Mapping[str, object]) -> str:
+    """A check in words, with its step where it is about one: "step 2: data: 3 rows ..."."""
+    of_label = f" ({entry['label']})" if entry.get("label") else ""
+    of_step = f"step {entry['step']}{of_label}: " if "step" in entry else ""
+    return f"{of_step}{entry['name']}: {entry['detail']}"

@@ -1,0 +1,100 @@
+"""The estimate of a plan: what each of its runs will take, and all of them together."""
+
+from engine.core import hardware
+from engine.core.format import counted, words
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.cost import estimate, plan_total, throughput
+from engine.home.database import reports_unwritable_disk
+from engine.home.run_dir import Home
+from engine.records.estimate import Estimate, Range
+from engine.runs.submit import plans
+from engine.runs.submit.plans import PlanTraining, ResolvedSteps
+from engine.runs.submit.requests import TrainRequest
+
+
+@reports_unwritable_disk
+def estimate_request(home: Home, request: TrainRequest) -> Reply:
+    """Estimate the run or the plan that could be submitted with this request; returns the reply.
+    Raises UserError if a submit would refuse an environment, a model or the settings."""
+    if request.is_plan:
+        return estimate_plan(home, request)
+    return estimate.estimate_cost(
+        home, request.env_id, request.model, request.algorithm, request.settings
+    )
+
+
+def estimate_plan(home: Home, request: TrainRequest) -> Reply:
+    """Estimate every run of a plan; returns the reply. The machine is measured first if it never
+    was. Raises UserError, naming the step, if a submit would refuse what it trains."""
+    machine = hardware.detect(home.root)
+    throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
+    steps = plans.resolved_steps(home, request, is_admitted=False)
+    total = steps.total
+    fits = all(each.fits for each in steps.figures)
+    call = Call("submit_train", {k: v for k, v in request.given_arguments().items() if v})
+    return {
+        "summary": _summary(steps, total, request.cap_hours, fits=fits),
+        "next": [call.to_json()] if fits else [],
+        "warnings": [*steps.warnings, *_over_cap(total, request.cap_hours)],
+        "steps": _steps(steps, total.gpu_hour_price),
+        "hours": total.hours.to_json(),
+        "gpu_hours": total.gpu_hours.to_json(),
+        "money": total.money.to_json(),
+        "gpu_hour_price": total.gpu_hour_price,
+        "max_gpu_hours": request.cap_hours,
+        "disk_bytes": sum(each.disk_bytes for each in steps.figures),
+        "fits": fits,
+        "basis": total.basis,
+        "calibrated_on_runs": total.calibrated_on_runs,
+    }
+
+
+def _summary(steps: ResolvedSteps, total: Estimate, cap: float, *, fits: bool) -> str:
+    """The estimate of the plan in one sentence."""
+    count = len(steps.trainings) + (steps.evaluation is not None)
+    hours = total.hours
+    sentence = (
+        f"About {words(hours.likely)} ({words(hours.low)} to {words(hours.high)}) for "
+        f"{counted(count, 'run')}, one cap of {cap:g} GPU-hours for all of them"
+    )
+    if total.gpu_hour_price:
+        sentence += f", {total.money.likely:.2f} at {total.gpu_hour_price:g} an hour"
+    return sentence + ("." if fits else ". A step does not fit into the memory.")
+
+
+def _over_cap(total: Estimate, cap: float) -> list[str]:
+    """The warning that the plan may not end within its cap, as a list; [] where it does."""
+    if total.gpu_hours.high <= cap:
+        return []
+    verb = "will be refused" if total.gpu_hours.likely > cap else "may be stopped"
+    return [
+        f"max_gpu_hours = {cap:g} is one cap for all runs; they take up to "
+        f"{total.gpu_hours.high:.2f} GPU-hours: the plan {verb}"
+    ]
+
+
+def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
+    """An entry for each run of the plan."""
+    entries = [_training(each) for each in steps.trainings]
+    if steps.evaluation is not None:
+        hours = steps.evaluation.resolved.hours
+        entry: Reply = {"step": steps.evaluation.planned.step, "algorithm": "evaluate"}
+        entries.append(entry | _cost(hours, plan_total.priced(hours, price), price))
+    return entries
+
+
+def _training(each: PlanTraining) -> Reply:
+    """A training run as an entry of the reply."""
+    figures = each.resolved.forecast.estimate
+    entry: Reply = {"step": each.planned.step, "algorithm": each.planned.request.algorithm}
+    if each.planned.label:
+        entry["label"] = each.planned.label
+    entry |= {"env_id": each.resolved.record.env_id, "steps": figures.steps}
+    entry |= _cost(figures.gpu_hours, figures.money, figures.gpu_hour_price)
+    return entry | {"memory": figures.peak_memory.total, "fit": figures.fit}
+
+
+def _cost(hours: Range, money: Range, price: float) -> Reply:
+    """Hours, and money where a device hour has a price, from low to high."""
+    return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})

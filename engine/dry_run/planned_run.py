@@ -1,0 +1,113 @@
+"""One run of a plan, checked like a run of its own, except for what the plan has as a whole.
+
+It may start from a model that an earlier run of the plan is still to make; its cap is the plan's.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from engine.dry_run.checks import DryRun
+from engine.home.run_dir import Home
+from engine.judgements import Check, CheckList, Outcome, required
+from engine.models.catalog import ModelRef
+from engine.records.estimate import Estimate
+from engine.runs.submit import contamination
+from engine.runs.submit.contamination import Contamination
+from engine.runs.submit.plan_steps import PlannedTraining
+from engine.runs.submit.plans import model_made
+from engine.runs.submit.requests import TrainRequest
+
+# What a plan has as a whole: one device at a time, one disk, one cap.
+_OF_THE_PLAN = ("disk", "budget")
+
+
+class PlannedRun(DryRun):
+    """The checks of one run of a plan."""
+
+    def __init__(
+        self,
+        home: Home,
+        request: TrainRequest,
+        planned: PlannedTraining,
+        before: Sequence["PlannedRun"],
+    ) -> None:
+        """Take one training run of a plan.
+
+        Args:
+            request: that of the whole plan.
+            planned: the run.
+            before: the runs that come before it in the plan.
+        """
+        of_run = planned.request
+        super().__init__(home, of_run.env_id, of_run.model, of_run.algorithm, dict(of_run.settings))
+        self.request = request
+        self.planned = planned
+        self.maker = before[planned.behind] if planned.behind is not None else None
+
+    @property
+    def step(self) -> int:
+        """Which step of the plan it is; 1 for the first."""
+        return self.planned.step
+
+    @property
+    def figures(self) -> Estimate | None:
+        """The estimate of the run; None where a check before it failed."""
+        return self.facts.forecast.estimate if self.facts.forecast else None
+
+    @property
+    def model_to_be(self) -> ModelRef | None:
+        """The model that the run is to make; None where its settings are not known."""
+        if self.facts.model is None or self.facts.resolved is None:
+            return None
+        return model_made(self.facts.model, self.facts.resolved.settings)
+
+    def run_checks(self, began: float) -> CheckList:
+        """Make every check of the run, but not those of the whole plan; `began` as in `DryRun`."""
+        check_list = super().run_checks(began)
+        check_list.checks = [check for check in check_list.checks if check.name not in _OF_THE_PLAN]
+        return check_list
+
+    def check_model(self) -> Outcome:
+        """Whether the model exists or is to be made by the step before; stores what it is."""
+        if self.maker is None:
+            return super().check_model()
+        made = self.maker.model_to_be
+        if made is None:
+            return Outcome("skip", f"step {self.maker.step} is to make it, and cannot")
+        self.facts.model = made
+        return Outcome("pass", f"the best of step {self.maker.step}")
+
+    def overlap(self) -> Contamination:
+        """Which held-out tasks stand in the rows of this step and of those before it."""
+        chain: list[PlannedRun] = []
+        run = self.maker
+        while run is not None:
+            chain.append(run)
+            run = run.maker
+        start = chain[-1].model if chain else self.model
+        before = [required(run.facts.record).env_id for run in chain]
+        return contamination.of_training(self.home, required(self.facts.record), start, before)
+
+    def check_disk(self) -> Outcome:
+        """Passed over: the plan's runs share one disk."""
+        return Outcome("skip", "checked for the whole plan")
+
+    def check_budget(self) -> Outcome:
+        """Passed over: the plan's runs share one cap."""
+        return Outcome("skip", "checked for the whole plan")
+
+    def arguments(self) -> Mapping[str, object]:
+        """The arguments of the call that submits the whole plan."""
+        record = self.facts.record if self.maker is None else None
+        given = {name: value for name, value in self.request.given_arguments().items() if value}
+        return {**given, "env_id": record.env_id} if record else given
+
+    def entry(self, check: Check) -> dict[str, object]:
+        """A check as the reply shows it: with the step that it is about. A change of a later step
+        cannot be made through the arguments of the first, so its call is left out."""
+        fields = {"step": self.step, **check.to_json()}
+        if self.planned.label:
+            fields["label"] = self.planned.label
+        if self.step > 1:
+            fields.pop("call", None)
+            fields["fix"] = check.fix.text
+        return fields

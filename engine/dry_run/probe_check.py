@@ -1,0 +1,69 @@
+"""The check that lets the model answer some tasks, in a short run of its own: a probe."""
+
+from collections.abc import Callable
+
+from engine.core.files import read_json
+from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
+from engine.dry_run import checks
+from engine.dry_run.checks import DryRun
+from engine.environments.registry import EnvRecord
+from engine.judgements import Outcome, judge_probe, required, too_hard, warn_of_degenerate
+from engine.records.run_result import ProbeResult
+from engine.runs import lifecycle
+from engine.runs.submit.requests import ProbeRequest
+
+
+def check_probe(
+    run: DryRun, samples: int, began: float, cap_function: Callable[[float], float] | None
+) -> Outcome:
+    """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
+
+    Skipped if the environment does not score, or if the run does not end in the time that the
+    call has left; the call began at `began` on the monotonic clock. `samples` tasks are
+    answered. `cap_function` is that of `dry_run`.
+    """
+    record = required(run.facts.record)
+    if not record.scored:
+        return Outcome("skip", "the environment scores nothing")
+    maker = required(run.facts.model).waits_for
+    if maker:
+        return Outcome("skip", f"{maker} is still to make the model; the run waits for it")
+    run_id = run.facts.probe_run_id = _start_probe(run, record, samples, cap_function)
+    timeout_s = checks.seconds_left(began)
+    status = lifecycle.wait(run.home, run_id, until="end", timeout_s=timeout_s)
+    if status["state"] == "done":
+        return _judge_finished_probe(run, run_id)
+    if status["state"] in ("failed", "cancelled"):
+        return _failed_probe(run_id, status)
+    wait_call = Call("wait_run", {"run_id": run_id})
+    fix = Hint("Wait for it, or make the same dry run again.", wait_call)
+    return Outcome("skip", f"{run_id} is {status['state']}", fix)
+
+
+def _start_probe(
+    run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
+) -> str:
+    """Submit the probe; returns the id of its run. A probe takes the settings of GRPO, so for
+    other algorithms it gets only those that they share with GRPO."""
+    settings = run.settings if run.algorithm == "grpo" else run.shared_settings()
+    request = ProbeRequest(record.env_id, run.model, samples, settings)
+    return lifecycle.submit_probe(run.home, request, cap_function)["run_id"]
+
+
+def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
+    """Judge the result of the probe; stores it, and whether its tasks are too hard for GRPO."""
+    path = run.home.run(run_id).result
+    run.facts.probe = read_json(path)
+    result = ProbeResult.read(path)
+    run.facts.too_hard = run.algorithm == "grpo" and too_hard(result)
+    return warn_of_degenerate(judge_probe(result), result, run.facts.audit)
+
+
+def _failed_probe(run_id: str, status: Reply) -> Outcome:
+    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
+    returned."""
+    error = status.get("error") or {}
+    detail = f"{run_id}: {error.get('message', status['state'])}"
+    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
+    return Outcome("fail", detail, fix)

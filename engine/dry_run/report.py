@@ -1,0 +1,125 @@
+"""The reply to a dry run: what its checks came to, in words and in numbers."""
+
+import hashlib
+import json
+
+from engine.core.format import words
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.cost import estimate
+from engine.dry_run.checks import DryRun
+from engine.environments import registry
+from engine.judgements import required, short_audit
+
+_HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
+
+
+def report_of(run: DryRun) -> Reply:
+    """The parts of the reply that are known without the probe; with `report_hash`, which is the
+    same for the same call."""
+    facts = run.facts
+    resolved, forecast = facts.resolved, facts.forecast
+    audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
+    report = {
+        "settings": resolved.settings.model_dump() if resolved else {},
+        "sources": resolved.sources if resolved else {},
+        "statistics": facts.statistics,
+        "row": facts.row,
+        "audit": short_audit(audit),
+        "exam": facts.exam.to_json() if facts.exam else {},
+        "estimate": estimate.shown(forecast.estimate) if forecast else {},
+    }
+    return report | {"report_hash": _report_hash(run, report)}
+
+
+def _report_hash(run: DryRun, report: Reply) -> str:
+    """A hash of the report's parts that do not change from call to call. It leaves out the
+    estimate and the times of the audit, because free memory, free disk and times do change."""
+    facts = run.facts
+    record, model = facts.record, facts.model
+    stable = {
+        "env_id": record.env_id if record else run.env_id,
+        "model": [model.ref, str(model.adapter), model.facts.params] if model else run.model,
+        "algorithm": run.algorithm,
+        "given": run.settings,
+        "checks": [(check.name, check.status) for check in run.check_list.checks],
+        "settings": report["settings"],
+        "sources": report["sources"],
+        "statistics": report["statistics"],
+        "audit": {key: value for key, value in facts.audit.items() if "seconds" not in key},
+    }
+    text = json.dumps(stable, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
+
+
+def results_of(run: DryRun) -> Reply:
+    """The parts of the reply that tell what the checks came to, the probe included."""
+    return {
+        "checks": [check.to_json() for check in run.check_list.checks],
+        "probe": run.facts.probe,
+        "smoke": run.facts.smoke,
+        "run_id": run.facts.probe_run_id,
+        "summary": _summary(run),
+        "next": [call.to_json() for call in _next_calls(run)],
+        "warnings": _warnings(run),
+    }
+
+
+def _summary(run: DryRun) -> str:
+    """One sentence on the result of the dry run.
+
+    `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
+    to train, about 12 min`, each followed by the names of the checks that warn.
+    """
+    failed = run.check_list.failed
+    if failed:
+        count_note = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+        return f"Not ready: {failed[0].name}: {failed[0].detail}{count_note}."
+    if run.facts.too_hard:
+        sentence = _little_to_learn(run)
+    else:
+        hours = required(run.facts.forecast).estimate.hours.likely
+        sentence = f"Ready to train, about {words(hours)}"
+    warned = [check.name for check in run.check_list.checks if check.status == "warn"]
+    return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
+
+
+def _little_to_learn(run: DryRun) -> str:
+    """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
+    one task) are too hard, and what helps."""
+    probe = required(run.facts.probe)
+    first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
+    return (
+        f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
+        f"hard; {first_step}, or take easier tasks"
+    )
+
+
+def _next_calls(run: DryRun) -> list[Call]:
+    """The calls to suggest next.
+
+    - Where a check failed: what mends it, or the section of the playbook about it.
+    - Where GRPO would learn little: SFT, if possible, and the probe's answers.
+    - Otherwise: wait for an unfinished probe, submit the run.
+    """
+    check_list, facts = run.check_list, run.facts
+    if check_list.failed:
+        return check_list.remedies
+    if facts.too_hard:
+        sft = run.sft_arguments()
+        calls = [Call("submit_train", sft)] if sft else []
+        return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
+    calls = [Call("submit_train", run.arguments())]
+    # `check_probe` returns "skip" for a probe that has not ended in time.
+    if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
+        calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
+    return calls
+
+
+def _warnings(run: DryRun) -> list[str]:
+    """The warnings of the reply: first one where `env_id` was only the beginning of an id, then one
+    for every check with a warning."""
+    record = run.facts.record
+    prefix_warnings = registry.prefix_meant(run.env_id, record) if record else []
+    warned = [check for check in run.check_list.checks if check.status == "warn"]
+    return prefix_warnings + [f"{check.name}: {check.detail}" for check in warned]

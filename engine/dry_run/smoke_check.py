@@ -1,0 +1,207 @@
+"""The check that does two real optimizer steps on a few rows, in a worker, and throws them away."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from engine.core.files import read_json
+from engine.core.format import size
+from engine.dry_run.checks import DryRun
+from engine.home.rows import HOLDS_DEVICE
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.judgements import Outcome, required
+from engine.processes import launcher, programs
+from engine.processes.trainer_variables import trainer_variables
+from engine.records.lines.event import Event
+from engine.records.lines.metrics_line import read_metrics
+from engine.records.run_result import SMOKE_SAVED, SmokeResult
+from engine.records.settings import RowSettings, TrainSettings
+from engine.runs.submit import training
+from engine.runs.submit.requests import TrainRequest
+from engine.runs.submit.run_folder import RunFiles, write_folder
+from engine.runs.submit.training import ResolvedTraining
+
+STEPS = 2
+MOST_ROWS = 8
+_LEAST_S = 5.0  # a process with torch takes longer only to start
+
+
+def check_smoke(run: DryRun, limit_s: float) -> Outcome:
+    """Do two optimizer steps of the run on at most `MOST_ROWS` rows, within `limit_s` seconds;
+    stores what they came to. Nothing of them stays.
+
+    Skipped while a run holds the device, and where another run is still to make the model.
+    """
+    obstacle = _obstacle(run, limit_s)
+    if obstacle:
+        return Outcome("skip", obstacle)
+    folder = run.home.smoke_run(secrets.token_hex(4))
+    try:
+        _write_config(run, folder)
+        status = _run_worker(run, folder, limit_s)
+        return _outcome(run, folder, status, limit_s)
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _obstacle(run: DryRun, limit_s: float) -> str:
+    """Why the steps cannot be done now; "" where they can."""
+    maker = required(run.facts.model).waits_for
+    if maker:
+        return f"{maker} is still to make the model"
+    with Store(run.home) as store:
+        holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if holding:
+        return f"{holding[0].run_id} holds the device: make the same dry run when it is done"
+    if limit_s < _LEAST_S:
+        return "no time is left in this call: honesmith dry-run --smoke waits longer"
+    return ""
+
+
+def smoke_settings(settings: TrainSettings) -> TrainSettings:
+    """The settings of the two steps: those of the run, on few rows, at a constant rate, without
+    evaluations and without replayed rows."""
+    changes: dict[str, object] = {
+        "steps": STEPS,
+        "lr_schedule": "constant",  # a schedule is of the whole run; both steps shall learn
+        "warmup_ratio": 0.0,
+        "eval_every": STEPS,
+        "eval_rows": 0,
+        "save_every": STEPS,
+        "keep_checkpoints": 1,
+        "stop_early": "none",
+    }
+    if isinstance(settings, RowSettings):
+        rows = min(MOST_ROWS, settings.batch_size, settings.max_examples or MOST_ROWS)
+        changes |= {"epochs": None, "batch_size": rows, "max_examples": rows}
+        changes |= {"keep": 0.0, "keep_env": ""} if "keep" in type(settings).model_fields else {}
+    else:
+        rows = min(MOST_ROWS, settings.prompts_per_step)
+        changes |= {"prompts_per_step": rows, "max_examples": rows}
+    return cast(TrainSettings, settings.model_copy(update=changes))
+
+
+def _write_config(run: DryRun, folder: RunDir) -> None:
+    """Write the folder of the steps as a submit writes that of a run."""
+    facts = run.facts
+    resolved = required(facts.resolved)
+    plan = ResolvedTraining(
+        record=required(facts.record),
+        model=required(facts.model),
+        machine=required(facts.machine),
+        resolved=resolved,
+        teacher=facts.teacher,
+        forecast=required(facts.forecast),
+        facts=required(facts.rows),
+    )
+    request = TrainRequest(env_id=run.env_id, algorithm=run.algorithm)
+    settings = smoke_settings(resolved.settings)
+    config = {**training.config_of(request, plan, parent=""), "settings": settings.model_dump()}
+    files = RunFiles(config, start_adapter=plan.model.adapter, teacher_adapter=plan.teacher_adapter)
+    write_folder(folder, files)
+
+
+def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
+    """Run the worker to its end; returns its exit status, None where it was not done in time."""
+    python = launcher.worker_python(run.home)
+    device = required(run.facts.machine).device.id
+    argv = [python, "-P", *programs.command("smoke"), str(folder.path)]
+    with _lifeline() as lifeline, open(folder.log(attempt=1), "ab") as log:
+        process = subprocess.Popen(
+            argv,
+            cwd=folder.path,
+            env=trainer_variables(run.home.root, device, lifeline),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(lifeline,),
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the session that it leads
+                process.wait()
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """A context that yields the reading end of a pipe. Its other end closes with this context, or
+    with this process: the worker that reads it then ends."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) -> Outcome:
+    """What the steps came to; `status` is that of the worker, None where it took too long."""
+    if status is None:
+        return Outcome(
+            "fail",
+            f"{_stage(folder)}: not done within {limit_s:.0f} s",
+            "honesmith dry-run --smoke waits ten minutes; or lower max_length, prompts_per_step or "
+            "group_size.",
+        )
+    if folder.result.exists():
+        result = SmokeResult.read(folder.result)
+        run.facts.smoke = result.to_json()
+        return _judged(result)
+    if not folder.failure.exists():
+        return Outcome("fail", f"{_stage(folder)}: the worker ended with status {status}")
+    failure = read_json(folder.failure)
+    evidence = f" ({failure['evidence']})" if failure.get("evidence") else ""
+    detail = f"{_stage(folder)}: {failure['message']}{evidence}"
+    return Outcome("fail", detail, str(failure.get("hint") or ""))
+
+
+def _stage(folder: RunDir) -> str:
+    """What the worker was doing when it ended: "step 2", for example."""
+    names = {event.event for event in Event.read_all(folder.events)}
+    if SMOKE_SAVED in names:
+        return "reading the saved adapter back"
+    if "started" not in names:
+        return "loading model, rows and environment"
+    done = sum(line.step > 0 for line in read_metrics(folder.metrics))
+    return f"step {done + 1}" if done < STEPS else "saving the adapter"
+
+
+def _judged(result: SmokeResult) -> Outcome:
+    """The outcome of two steps that were done."""
+    seconds = ", ".join(f"{step.seconds:.2f}" for step in result.steps)
+    parts = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
+    parts += _progress(result)
+    parts.append(f"{size(result.peak_memory)} at most")
+    parts.append(f"the saved adapter ({size(result.adapter_bytes)}) was read back")
+    detail = ", ".join(parts)
+    if result.updated:
+        return Outcome("pass", detail)
+    return Outcome(
+        "warn",
+        f"{detail}; but all answers to a task earned the same: no update was tried",
+        "A probe (samples) says how many groups teach.",
+    )
+
+
+def _progress(result: SmokeResult) -> list[str]:
+    """Loss and reward in words, as far as the algorithm has them."""
+    parts: list[str] = []
+    if result.loss_before is not None and result.loss_after is not None:
+        parts.append(f"loss {result.loss_before:.4g} before, {result.loss_after:.4g} after")
+    elif all(step.loss is not None for step in result.steps):
+        parts.append("loss " + ", ".join(f"{step.loss:.4g}" for step in result.steps))
+    if all(step.reward_mean is not None for step in result.steps):
+        parts.append("reward " + ", ".join(f"{step.reward_mean:.3g}" for step in result.steps))
+    parts.append("gradients " + ", ".join(f"{step.grad_norm:.3g}" for step in result.steps))
+    return parts

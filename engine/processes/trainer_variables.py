@@ -1,0 +1,44 @@
+"""The environment variables that a process with torch starts with."""
+
+import os
+from pathlib import Path
+
+
+def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, str]:
+    """The variables of a process that trains on `device`, such as "cpu" or "cuda:0".
+
+    Args:
+        home_root: folder of the home.
+        lifeline: descriptor of the pipe by which it learns that its parent has ended.
+
+    Raises ValueError when this machine no longer has the device.
+    """
+    return {
+        **os.environ,
+        "HONESMITH_HOME": str(home_root),
+        "HONESMITH_DEVICE": device,
+        "HONESMITH_LIFELINE_FD": str(lifeline),
+        "CUDA_VISIBLE_DEVICES": _visible_devices(device),
+        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
+        "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
+        "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _visible_devices(device: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`; "" for the CPU,
+    which hides all GPUs.
+
+    Raises ValueError when this machine no longer has the device.
+    """
+    if device == "cpu":
+        return ""
+    # Imported late: a trainer on the CPU starts sooner without it.
+    from engine.core import hardware  # noqa: PLC0415
+
+    for gpu in hardware.detect().devices:
+        if gpu.id == device:
+            return gpu.visible
+    raise ValueError(f"device {device} is gone from this machine")

@@ -1,0 +1,259 @@
+"""A run or a plan as TOML files: each is read and checked, several are merged in order.
+
+A later file replaces what earlier ones say: a key, a single setting, the values of a varied
+setting, the whole list `then`. `steps` and `epochs` say the same thing, so the later one replaces
+the other. What each file changed is kept.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import JsonObject
+from engine.records.settings import TRAINERS, GivenSettings
+from engine.settings import aliases
+from engine.settings.resolution import validate
+
+# The keys of a file beside its tables: name -> value where no file has it.
+_TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
+_DURATIONS = ("steps", "epochs")  # both say how long to train
+MOST_FILES = 8  # that are merged
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """What one of several merged files says.
+
+    Attributes:
+        source: the path of the file, or the option that came last.
+        sets: name -> value, of what nobody before it said; settings as "settings.steps".
+        changes: name -> (value before, value now), of what it replaced; None now: taken away.
+    """
+
+    source: str
+    sets: Mapping[str, object]
+    changes: Mapping[str, tuple[object, object]]
+
+    def to_json(self) -> JsonObject:
+        """The changes as a JSON object."""
+        changes = {name: list(pair) for name, pair in self.changes.items()}
+        return {"file": self.source, "sets": dict(self.sets), "changes": changes}
+
+
+@dataclass(frozen=True)
+class TrainFile:
+    """The content of TOML files; `env` is "" if they name none. `then` and `vary` make it a plan
+    (engine/runs/submit/plan_steps.py). `files` says what each file changed, in order."""
+
+    model: str
+    algorithm: str
+    env: str
+    settings: GivenSettings
+    then: list[JsonObject]
+    vary: JsonObject
+    files: Sequence[FileChanges] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A TOML file that was read: its path, its text, and what it holds."""
+
+    path: Path
+    text: str
+    content: Mapping[str, Any]
+
+
+def load_toml(path: Path) -> TrainFile:
+    """Read one file; see `load_files`."""
+    return load_files([path])
+
+
+def load_files(paths: Sequence[Path]) -> TrainFile:
+    """Read `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
+    tables `[[then]]` from TOML files, merge them in order, and check the settings together.
+
+    Raises UserError BAD_ARGUMENT if a file does not exist or there are too many, and
+    SETTING_UNKNOWN, SETTING_INVALID and every error of `validate` with file and line.
+    """
+    if len(paths) > MOST_FILES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{len(paths)} files were named; at most {MOST_FILES} are merged",
+            hint="Put what belongs together into one file.",
+        )
+    files = [_read_file(path) for path in paths]
+    merged: JsonObject = {}  # as `_flat` names the values
+    changes: list[FileChanges] = []
+    for file in files:
+        merged, changed = merge(merged, _flat(file.content), str(file.path))
+        changes.append(changed)
+    texts = {name: merged.get(name, default) for name, default in _TEXT_KEYS.items()}
+    settings = _table_of(merged, "settings")
+    _check_settings(texts["algorithm"], settings, files)
+    return TrainFile(
+        **texts,
+        settings=settings,
+        then=merged.get("then", []),
+        vary=_table_of(merged, "vary"),
+        files=changes,
+    )
+
+
+def merge(
+    before: Mapping[str, Any], later: Mapping[str, Any], source: str
+) -> tuple[JsonObject, FileChanges]:
+    """(`before` with the values of `later`, which replace; what changed by it). Both map names as
+    in `FileChanges` to values; `source` is where `later` comes from."""
+    merged = dict(before)
+    sets: dict[str, object] = {}
+    changes: dict[str, tuple[object, object]] = {}
+    for name, value in later.items():
+        for replaced in _replaced_by(name, later):
+            if replaced in merged:
+                changes[replaced] = (merged.pop(replaced), None)
+        if name not in merged:
+            sets[name] = value
+        elif merged[name] != value:
+            changes[name] = (merged[name], value)
+        merged[name] = value
+    return merged, FileChanges(source, sets, changes)
+
+
+def with_settings(
+    settings: GivenSettings, later: GivenSettings, source: str
+) -> tuple[GivenSettings, FileChanges]:
+    """(`settings` with those of `later`, which replace; what changed by it)."""
+    merged, changed = merge(_named(settings), _named(later), source)
+    return _table_of(merged, "settings"), changed
+
+
+def _named(settings: GivenSettings) -> JsonObject:
+    """Settings by the names that `FileChanges` uses, such as "settings.steps"."""
+    return {f"settings.{name}": value for name, value in settings.items()}
+
+
+def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
+    """The other way to say how long to train, where `name` is one of the two; [] where `later` has
+    both, which is refused afterwards."""
+    both = [f"settings.{duration}" for duration in _DURATIONS]
+    if name not in both or all(duration in later for duration in both):
+        return []
+    return [duration for duration in both if duration != name]
+
+
+def _flat(content: Mapping[str, Any]) -> JsonObject:
+    """The values of a file by name, those of its tables as "settings.steps"."""
+    flat: JsonObject = {}
+    for name, value in content.items():
+        if name in ("settings", "vary"):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
+    """The values of a table, by their own names."""
+    start = f"{table}."
+    return {
+        name.removeprefix(start): value for name, value in merged.items() if name.startswith(start)
+    }
+
+
+def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_File]) -> None:
+    """Check the merged settings. Raises the errors of `validate`, with the last of `files` that
+    sets what is wrong, and the line there."""
+    try:
+        validate(algorithm, settings)
+    except UserError as error:
+        name = error.field.removeprefix("settings.")
+        setting = [file for file in files if name in file.content.get("settings", {})]
+        naming = [file for file in files if name in file.content]  # such as the algorithm
+        file = [*files, *naming, *setting][-1]
+        raise UserError(
+            error.code,
+            f"{file.path}:{_line_of(file.text, name)}: {error.message}",
+            hint=error.advice,
+            field=error.field,
+        ) from error
+
+
+def _read_file(path: Path) -> _File:
+    """Read a TOML file and check its keys. Raises UserError BAD_ARGUMENT if there is no such file,
+    SETTING_INVALID if it is not TOML or cannot be read, SETTING_UNKNOWN for an unknown key."""
+    text, content = _read_toml(path)
+    for name, value in content.items():
+        _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
+    return _File(path, text, content)
+
+
+def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The text of a TOML file, and what it holds. Raises UserError BAD_ARGUMENT if there is no such
+    file, SETTING_INVALID if it is not TOML or cannot be read."""
+    try:
+        text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
+        return text, tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
+    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
+        ) from error
+
+
+def _check_file_key(place: str, name: str, value: Any) -> None:
+    """Check a key of a settings file and the type of its value; `place` is file and line.
+
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
+    """
+    if name in ("settings", "vary"):
+        if not isinstance(value, dict):
+            raise _file_error(place, f"{name} is not a table", f"Put the {name} under [{name}].")
+    elif name == "then":
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise _file_error(place, "then is no list of tables", "Write each under [[then]].")
+    elif name not in _TEXT_KEYS:
+        raise _unknown_key_error(place, name, value)
+    elif not isinstance(value, str):
+        raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
+
+
+def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
+    """The error for an unknown key or table of a settings file; `place` is file and line."""
+    if any(name in schema.model_fields for schema in TRAINERS.values()):
+        hint = f"Put {name} under [settings]."
+    else:
+        # Any algorithm will do here: the name is compared with the keys of the file only.
+        hint = aliases.suggest(name, "grpo", [*_TEXT_KEYS, "settings", "then", "vary"])
+    is_table = isinstance(value, dict)
+    fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
+    return UserError(
+        "SETTING_UNKNOWN",
+        f"{place}: {fault}",
+        hint=hint or "A file has model, algorithm, env and the table [settings].",
+        field=name,
+    )
+
+
+def _file_error(place: str, fault: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for a settings file; `place` is file and line."""
+    return UserError("SETTING_INVALID", f"{place}: {fault}", hint=hint)
+
+
+def _line_of(text: str, name: str) -> int:
+    """The number of the line that sets `name` or opens its table; 1 if no line does.
+
+    It recognises `name = ...`, `name.key = ...`, `[name]` and `[settings.name]`, with or without
+    quotes around the name.
+    """
+    quoted = rf"[\"']?{re.escape(name)}[\"']?"
+    pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern.match(line):
+            return number
+    return 1
