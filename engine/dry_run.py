@@ -30,8 +30,10 @@ from engine.install import env_packages, vllm_env
 from engine.judgements import (
     CheckList,
     Outcome,
+    failed_probe,
     judge_data,
     judge_probe,
+    judge_wording,
     required,
     short_audit,
     too_hard,
@@ -162,6 +164,7 @@ class DryRun:
         run_check("secrets", ("env",), self.check_secrets)
         run_check("isolation", (), self.check_isolation)
         run_check("data", ("resolve",), self.check_data)
+        run_check("wording", ("resolve",), self.check_wording)
         run_check("contamination", ("env", "model"), self.check_contamination)
         run_check("reward_audit", ("env",), self.check_audit)
         run_check("estimate", ("resolve",), lambda: self.check_estimate(began))
@@ -287,6 +290,10 @@ class DryRun:
         if isinstance(resolved.settings, SFTSettings):
             self.facts.row = self._sft_row(resolved.settings)
         return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
+
+    def check_wording(self) -> Outcome:
+        """Whether all training rows share a text, on which the model may come to depend."""
+        return judge_wording(required(self.facts.record), required(self.facts.resolved).settings)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """One row as SFT would train on it; {} if there is none."""
@@ -454,7 +461,7 @@ class DryRun:
         if status["state"] == "done":
             return self._judge_finished_probe(run_id)
         if status["state"] in ("failed", "cancelled"):
-            return _failed_probe(run_id, status)
+            return failed_probe(run_id, status)
         wait_call = Call("wait_run", {"run_id": run_id})
         fix = Hint("Wait for it, or make the same dry run again.", wait_call)
         return Outcome("skip", f"{run_id} is {status['state']}", fix)
@@ -480,15 +487,6 @@ class DryRun:
 def _seconds_left(began: float) -> float:
     """What is left of the time of a call that began at `began` on the monotonic clock."""
     return max(0.0, CALL_S - (time.monotonic() - began))
-
-
-def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
-    returned."""
-    error = status.get("error") or {}
-    detail = f"{run_id}: {error.get('message', status['state'])}"
-    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
-    return Outcome("fail", detail, fix)
 
 
 def _report(plan: DryRun) -> Reply:

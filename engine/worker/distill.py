@@ -120,6 +120,7 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
         updates_per_batch=1,
         resample_uniform=0,
         async_sampling=False,
+        vary_wording=0.0,
         thinking_length_penalty=0.0,
     )
 

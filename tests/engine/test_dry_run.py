@@ -39,6 +39,7 @@ ORDER = [
     "secrets",
     "isolation",
     "data",
+    "wording",
     "contamination",
     "reward_audit",
     "estimate",

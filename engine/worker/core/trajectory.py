@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.records.lines.answer import OUT_OF_TOKENS, StopReason
-from envs.json_types import ChatMessage
+from envs.json_types import ChatMessage, ToolSchema
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Trajectory:
             (distillation); `advantage` is then their mean. [] where all have `advantage`.
         penalty: what the trainer subtracts from the reward before it compares the group.
         policy_step: how many steps the policy that sampled it had done.
+        tools: what the model could call.
     """
 
     task_id: str
@@ -61,6 +62,7 @@ class Trajectory:
     advantage: float = 0.0
     token_advantages: list[float] = field(default_factory=list)
     policy_step: int = 0
+    tools: list[ToolSchema] = field(default_factory=list)
 
     @property
     def shaped_reward(self) -> float:

@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "56dce0db0c9c4dd5d181301663f3f4b44c8fa1acb4daffd0375ce5d8117cec49"
+SURFACE = "125804b439e2c934a9804871fe18fe37cd5ae90c2f86b3ff34e2d138d66d74d5"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
