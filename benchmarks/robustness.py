@@ -2,13 +2,14 @@
 
     python -m benchmarks.robustness FOLDER [--vary 0,0.5] [--seeds 2] [--rows 100]
 
-In a home of its own, through submit, supervisor and trainer: SFT of pebble on
-envs/examples/tool_call, in which every row shows the same text of the same tool, once for each
-share of `vary_wording` and each seed; then an evaluation of each best checkpoint on the held-out
-tasks as they are and in other words, and one on a second environment that differs in nothing but
-the description of its tool, written by hand and used by neither the probe nor the training. Told
-are the success in each, the part of the gap that the share closes, and at the end the means over
-the seeds.
+In a home of its own, through submit, supervisor and trainer: SFT of pebble on an environment in
+which every row shows the same text of the same tool (the call is right if name and both arguments
+are; every word of the held-out questions stands in training rows, no pair of them does), once for
+each share of `vary_wording` and each seed; then an evaluation of each best checkpoint on the
+held-out tasks as they are and in other words, and one on a second environment that differs in
+nothing but the description of its tool, written by hand and used by neither the probe nor the
+training. Told are the success in each, the part of the gap that the share closes, and at the end
+the means over the seeds.
 """
 
 import argparse
@@ -24,12 +25,64 @@ from engine.home.run_dir import Home
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "envs" / "examples" / "tool_call"
-DESCRIPTION, BY_HAND = "Price of an item.", "Look up what something costs in the shop."
+ENVIRONMENT = """
+from envs import Message, MultiTurnEnv, Score, Task, ToolCall
+
+ITEMS = "apple bread candle drum egg fan glove hat ink jar kite lamp".split()
+TOWNS = "oslo paris rome bern kiel lyon nice bonn york bath cork genoa".split()
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "DESCRIPTION",
+        "parameters": {
+            "type": "object",
+            "properties": {"item": {"type": "string"}, "town": {"type": "string"}},
+            "required": ["item", "town"],
+        },
+    },
+}
+
+
+class Prices(MultiTurnEnv):
+    tools = [TOOL]
+
+    def tasks(self):
+        tasks = []
+        for number in range(len(ITEMS) * len(TOWNS)):
+            item, town = ITEMS[number // len(TOWNS)], TOWNS[number % len(TOWNS)]
+            call = ToolCall("lookup", {"item": item, "town": town})
+            held_out = (number // len(TOWNS) + number % len(TOWNS)) % 3 == 0
+            tasks.append(Task(
+                f"{item}-{town}",
+                f"What is the price of {item} in {town}?",
+                answer=[Message("assistant", "", tool_calls=[call])],
+                split="heldout" if held_out else "train",
+                metadata=call.arguments,
+            ))
+        return tasks
+
+    def start(self, task):
+        return {"right": False, "expected": task.metadata}
+
+    def step(self, state, completion):
+        calls = completion.tool_calls
+        state["right"] = len(calls) == 1 and calls[0].name == "lookup" and (
+            calls[0].arguments == state["expected"])
+        return None
+
+    def score(self, task, state):
+        return Score(float(state["right"]), success=state["right"])
+
+
+def load_environment():
+    return Prices()
+"""
+DESCRIPTION, BY_HAND = "Price of an item.", "Look up what something costs in the shops of a town."
 KINDS = ("tools", "wording", "system")
 AS_IT_IS, OTHER_TOOL = "as it is", "tool described by hand"
 # A fixed number of steps for every share, so that none is stopped before another.
-SETTINGS: Mapping[str, object] = {"steps": 300, "stop_early": "none", "eval_rows": 64}
+SETTINGS: Mapping[str, object] = {"steps": 300, "stop_early": "none", "eval_every": 100}
 
 
 @dataclass(frozen=True)
@@ -67,17 +120,16 @@ def main() -> None:
         print(f"vary_wording {share:g}: {closed(measured[shares[0]], measured[share])}")
 
 
-def pushed(home: Home) -> tuple[str, str]:
-    """The ids of the example and of the same with its tool described by hand."""
-    folder = home.root.parent / "tasks" / "tool_call_by_hand"
-    folder.mkdir(parents=True, exist_ok=True)
-    code = (EXAMPLE / "environment.py").read_text("utf-8")
-    assert code.count(DESCRIPTION) == 1  # else the two differ in nothing, or in more
-    (folder / "environment.py").write_text(code.replace(DESCRIPTION, BY_HAND), "utf-8")
-    return (
-        push.push_env(home, str(EXAMPLE), roots=[EXAMPLE]).env_id,
-        push.push_env(home, str(folder), roots=[folder]).env_id,
-    )
+def pushed(home: Home) -> list[str]:
+    """The ids of the environment and of the same with its tool described by hand."""
+    env_ids = []
+    for name, description in (("prices", DESCRIPTION), ("prices_by_hand", BY_HAND)):
+        folder = home.root.parent / "tasks" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        code = ENVIRONMENT.replace("DESCRIPTION", description)
+        (folder / "environment.py").write_text(code, "utf-8")
+        env_ids.append(push.push_env(home, str(folder), roots=[folder]).env_id)
+    return env_ids
 
 
 def trained(home: Home, env_id: str, share: float, seed: int) -> str:
