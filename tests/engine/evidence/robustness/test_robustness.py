@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine.core.files import write_json
+from engine.evidence.compare.compare import compare_runs
 from engine.evidence.report import html_report
 from engine.evidence.stats.inference import tango_interval
 from engine.evidence.verdict.verdict import run_verdict
@@ -140,3 +141,15 @@ def test_a_run_whose_rows_share_a_text_offers_the_call_that_tells(make_run: Any,
         "models": [f"{learned_run.id}@best"],
         "perturb": ["tools"],
     }
+
+
+def test_a_comparison_of_models_says_what_became_of_each_in_other_words(
+    make_run: Any, rows: Any, home: Any
+):
+    run = probed(make_run, rows, {"": 87, "tools": 4}).finish()
+    base = make_run(kind="evaluate", models=[{"ref": "pebble", "base_path": "/b", "adapter": None}])
+    base.model_evals(0, [rows.eval(f"t{i}", i < 50) for i in range(100)]).finish()
+    arms = {arm["id"]: arm for arm in compare_runs(home, [base.id, run.id])["arms"]}
+    (told,) = arms["arith-sft-1@best"]["in_other_words"]
+    assert told.startswith("tool descriptions reworded: 87.0 % -> 4.0 %")
+    assert "in_other_words" not in arms["pebble"]
