@@ -37,6 +37,7 @@ _EVIDENCE_KEYS = (
     "expected",
     "as_expected",
     "go_on_with",
+    "robustness",
 )
 
 

@@ -70,9 +70,11 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
 def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
     """The result record of the evaluation, from those of its models: the verdict says whether the
     models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
-    as "base: success 0.310 over 200 tasks; ..."."""
-    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
-    evidence = run_verdict(job.run).to_json()
+    as "base: success 0.310 over 200 tasks; ...", and what became of them in other words."""
+    levels = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
+    verdict = run_verdict(job.run)
+    summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
+    evidence = verdict.to_json()
     return {
         "models": results,
         "verdict": evidence["verdict"],

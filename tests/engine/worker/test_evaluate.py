@@ -169,3 +169,6 @@ def test_an_evaluation_asks_the_same_tasks_in_other_words(home: Home, tmp_path: 
     assert [kind["kind"] for kind in model["kinds"]] == ["tools", "options"]
     assert model["kinds"][0]["n"] == 6
     assert "options in another order: not asked" in result["evidence"]["summary"]
+    told = finished(home, env_id, "evaluate", result)
+    assert "tool descriptions reworded:" in told["summary"]
+    assert told["result"]["evidence"]["robustness"] == [model]
