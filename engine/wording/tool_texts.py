@@ -20,16 +20,37 @@ _FRAMES: dict[Stock, tuple[str, ...]] = {
         "A tool. {text}",
         "{text} (a function)",
         "Purpose: {text}",
+        "When a user asks for it, this function can be called to help. In short: {text}",
+        "{text} Give every argument that is required, and nothing else.",
+        "Part of the tools of this assistant, kept by another team. {text}",
     ),
     "probe": (
         "What it does: {text}",
         "Call this when needed. {text}",
         "{text} Use it if it helps.",
+        "One of the functions that you can reach while you talk to somebody; {text}",
+        "{text} The result comes back as text, which may be shown to whoever asked.",
     ),
 }
 _GENERIC: dict[Stock, tuple[str, ...]] = {
-    "training": ("", "The function {name}.", "A function to call: {words}.", "{name}"),
-    "probe": ("Does what its name says: {words}.", "Tool {name}.", "Runs {name} for you."),
+    "training": (
+        "",
+        "The function {name}.",
+        "A function to call: {words}.",
+        "{name}",
+        "A function of this assistant, called {name}, for requests that it fits.",
+    ),
+    "probe": (
+        "Does what its name says: {words}.",
+        "Tool {name}.",
+        "Runs {name} for you.",
+        "Reach for {name} whenever somebody wants to know what it can tell.",
+    ),
+}
+# What is said of a parameter: "{name}" is the parameter's.
+_PARAMETERS: dict[Stock, tuple[str, ...]] = {
+    "training": ("Value of {name}.", "{name} to use", "The argument {name}."),
+    "probe": ("The {name} that was asked about.", "{name}, as the user gave it."),
 }
 # A word of descriptions, and another for each stock.
 _SYNONYMS: dict[str, tuple[str, str]] = {
@@ -73,7 +94,7 @@ def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
     other = _other_description(text, str(function.get("name", "")), rng, stock)
     function["description"] = other
     if isinstance(function.get("parameters"), Mapping):
-        function["parameters"] = _other_parameters(function["parameters"], rng)
+        function["parameters"] = _other_parameters(function["parameters"], rng, stock)
     return {**tool, "function": function} if "function" in tool else function
 
 
@@ -112,18 +133,22 @@ def _with_synonyms(text: str, stock: Stock) -> list[str]:
     return [changed] if changed != text else []
 
 
-def _other_parameters(parameters: Mapping[str, Any], rng: random.Random) -> JsonObject:
-    """The schema of the parameters with its properties in another order and, half of the time,
-    without their descriptions."""
+def _other_parameters(
+    parameters: Mapping[str, Any], rng: random.Random, stock: Stock
+) -> JsonObject:
+    """The schema of the parameters with its properties in another order and, two times of three,
+    with other descriptions of them or without any."""
     schema: JsonObject = json.loads(json.dumps(parameters))
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return schema
-    if rng.random() < 0.5:
-        for each in properties.values():
-            # A parameter that is itself called "description" is a property, not a text.
-            if isinstance(each, dict) and isinstance(each.get("description"), str):
-                del each["description"]
+    change = rng.choice(("keep", "leave out", "reword"))
+    for name, each in properties.items():
+        # A parameter that is itself called "description" is a property, not a text.
+        if isinstance(each, dict) and change != "keep":
+            each.pop("description", None)
+            if change == "reword":
+                each["description"] = rng.choice(_PARAMETERS[stock]).format(name=name)
     names = rng.sample(list(properties), len(properties))
     schema["properties"] = {name: properties[name] for name in names}
     return schema
