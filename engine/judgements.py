@@ -16,11 +16,13 @@ from engine.evidence.stats.learnability import BROKEN
 from engine.records.run_result import ProbeResult
 from engine.records.settings import (
     DPOSettings,
+    GRPOSettings,
     RolloutSettings,
     RowSettings,
     SFTSettings,
     TrainSettings,
 )
+from engine.wording.shared import shared_texts
 from envs.audit.audit_summary import best_degenerate
 from envs.json_types import TaskRow
 
@@ -48,6 +50,7 @@ _AUDIT_KEYS = (
 )
 # The share of replayed rows to begin with; benchmarks/RESULTS.md has what it costs and brings.
 _USUAL_KEEP = 0.2
+_USUAL_VARY = 0.5  # the share of rows in other words to begin with; measured there too
 # Of the first so many answers, from so few on, this share has one form, or is different ones.
 _FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -389,6 +392,26 @@ def cannot_start(result: ProbeResult) -> str:
     )
 
 
+def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
+    """Judge whether all training rows share a tool text or a system message: a model may come to
+    depend on its very words. A warning where nothing varies them."""
+    shared = shared_texts(read_tasks(record, "train"), record.tools)
+    if not shared.kinds:
+        return Outcome("pass", "the rows share neither tool texts nor a system message")
+    if not isinstance(settings, SFTSettings | GRPOSettings):
+        fix = Hint("Vary the text in the rows: tools of a task's own, several system messages.")
+    elif settings.vary_wording:
+        return Outcome("pass", f"{shared.sentence}; vary_wording = {settings.vary_wording:g}")
+    else:
+        fix = Hint(
+            f"vary_wording = {_USUAL_VARY:g} asks that share of the rows in other words; or give "
+            "the tasks tools and system messages of their own. evaluate with perturb tells after "
+            "the run.",
+            change=Change(settings={"vary_wording": _USUAL_VARY}),
+        )
+    return Outcome("warn", f"{shared.sentence}: a change of it may break the model", fix)
+
+
 def too_hard(result: ProbeResult) -> bool:
     """Whether GRPO would learn next to nothing because hardly any answer is right.
 
@@ -497,3 +520,12 @@ def short_audit(audit: Reply) -> Reply:
             {key: probe[key] for key in probe_keys if key in probe} for probe in audit["probes"]
         ]
     return short
+
+
+def failed_probe(run_id: str, status: Reply) -> Outcome:
+    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
+    returned."""
+    error = status.get("error") or {}
+    detail = f"{run_id}: {error.get('message', status['state'])}"
+    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
+    return Outcome("fail", detail, fix)

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from engine.records.record import Record
+from engine.wording.kinds import Kind
 
 
 class EnvironmentUsed(Record):
@@ -97,6 +100,7 @@ class Manifest(Record):
         kernels: which fused functions.
         isolation: how the environment's process is confined; "" where none runs.
         replayed: what `keep` replayed; None where it is 0.
+        shared_texts: which texts all training rows share: "tools", "system".
     """
 
     run_id: str
@@ -118,6 +122,7 @@ class Manifest(Record):
     isolation: str
     eval_sampling: SamplingUsed
     replayed: ReplayUsed | None = None
+    shared_texts: list[Kind] = Field(default_factory=list)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -152,6 +152,17 @@ def _min_p() -> Any:
     )
 
 
+def _vary_wording() -> Any:
+    """The setting vary_wording, the same for SFT and GRPO."""
+    return _setting(
+        "Share of rows seen in other words, each time anew.",
+        "0",
+        default=0.0,
+        ge=0,
+        le=1,
+    )
+
+
 class CommonSettings(Settings):
     """Settings of every trainer."""
 
@@ -286,6 +297,7 @@ class SFTSettings(RowSettings):
         "none",
         default="",
     )
+    vary_wording: float = _vary_wording()
 
 
 class DPOSettings(RowSettings):
@@ -392,6 +404,7 @@ class GRPOSettings(RolloutSettings):
         ge=0,
         le=1,
     )
+    vary_wording: float = _vary_wording()
 
 
 class DistillSettings(RolloutSettings):

@@ -40,6 +40,7 @@ _EVIDENCE_KEYS = (
     "expected",
     "as_expected",
     "go_on_with",
+    "robustness",
 )
 
 

@@ -177,6 +177,8 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("distill", "temperature"): "The policy is sampled as it is, at temperature 1.",
     ("distill", "top_p"): "The policy is sampled as it is, from all tokens.",
     ("distill", "updates_per_batch"): "Each batch is used once, by the policy that sampled it.",
+    ("distill", "vary_wording"): "Distillation follows its teacher in the words that are asked.",
+    ("dpo", "vary_wording"): "DPO compares two answers to the same words; vary them in the rows.",
     ("dpo", "group_size"): "DPO does not sample; it learns from pairs that exist.",
     ("dpo", "keep"): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
     (

@@ -23,6 +23,7 @@ _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
 _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
+_OTHER_WORDS = 64  # tokens that other words of a prompt and its tools may add to a row
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
 _LARGE_BATCH = 64  # rows from which on a warning is given
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
@@ -228,7 +229,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         epochs = 1  # DPO overfits sooner
     _step_defaults(filled, epochs, rows)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
-    _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
+    other_words = _room_for_other_words(filled)
+    _length_default(filled, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
@@ -288,6 +290,7 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
     filled.default("thinking", "require" if every_answer_reasons else "keep")
     filled.default("keep", 0.0)
     filled.default("keep_env", "")
+    filled.default("vary_wording", 0.0)
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
@@ -311,7 +314,8 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         _warn_of_grpo_sampling(filled)
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
-    _length_default(filled, facts, prompt_tokens + answer_tokens)
+    other_words = _room_for_other_words(filled)
+    _length_default(filled, facts, prompt_tokens + answer_tokens + other_words)
 
 
 def _grpo_defaults(filled: Filled) -> None:
@@ -328,6 +332,7 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
     filled.default("curriculum", "none")
+    filled.default("vary_wording", 0.0)
 
 
 def _loss_defaults(filled: Filled) -> None:
@@ -447,6 +452,11 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
     if turns > 1:
         tokens_per_turn += 32
     return turns * tokens_per_turn
+
+
+def _room_for_other_words(filled: Filled) -> int:
+    """The tokens by which other words may lengthen a row; 0 where `vary_wording` is."""
+    return _OTHER_WORDS if filled.values.get("vary_wording") else 0
 
 
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:

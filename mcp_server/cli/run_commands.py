@@ -306,6 +306,7 @@ def evaluate(
         settings=settings_from(options.settings),
         regrade=options.regrade,
         task_indices=options.task_indices,
+        perturb=options.perturb or (),
     )
     reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
     return _show_submitted(located_home, reply, wait, as_json)

@@ -217,6 +217,13 @@ class EvaluationOptions:
             metavar="LIST", help='These tasks of the split instead of --rows, as "0-9,12".'
         ),
     ] = ""
+    perturb: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<all|wording|system|tools|options>",
+            help="Ask the same tasks in these other words too (repeatable).",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

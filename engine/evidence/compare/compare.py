@@ -17,6 +17,7 @@ from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
 from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
+from engine.evidence.robustness.robustness import robustness_of
 from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import (
     VALIDATION,
@@ -63,6 +64,8 @@ class CandidateRow:
         step: the checkpoint's step; None where there is none or it is not known.
         level: its value with interval, None where no measure is common to all models.
         device_hours: what its training took (of all seeds together), None for a base model.
+        in_other_words: what became of it there when its tasks were asked in other words, a
+            sentence part for each kind; () where they were not asked so.
     """
 
     id: str
@@ -71,6 +74,7 @@ class CandidateRow:
     step: int | None
     level: Level | None
     device_hours: float | None
+    in_other_words: Sequence[str] = ()
 
     def to_json(self) -> dict[str, object]:
         """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
@@ -83,6 +87,8 @@ class CandidateRow:
             body |= self.level.to_json()
         if self.device_hours is not None:
             body["device_hours"] = self.device_hours
+        if self.in_other_words:
+            body["in_other_words"] = list(self.in_other_words)
         return body
 
 
@@ -405,7 +411,17 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
         step=candidate.step,
         level=level(candidate.rows, measure) if measure is not None else None,
         device_hours=_device_hours(home, candidate),
+        in_other_words=_in_other_words(home, candidate),
     )
+
+
+def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
+    """What became of a candidate when its evaluation asked it in other words, by kind."""
+    run = home.run(candidate.source)
+    probed = robustness_of(run, run.find_config(), _redactor(home, candidate.source))
+    return [
+        kind.sentence for each in probed if each.model == candidate.label for kind in each.kinds
+    ]
 
 
 def _device_hours(home: Home, candidate: Candidate) -> float | None:

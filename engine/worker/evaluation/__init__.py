@@ -9,5 +9,6 @@
     pebble_skills.py    what pebble is taught
     practice.py         questions that may be trained, of skills that are asked
     prior_skills.py     what the model could do before, asked at both ends
+    reworded.py         the tasks of an evaluation in other words
     replay.py           rows that are trained beside the run's own, so that skills stay
 """

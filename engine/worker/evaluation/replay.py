@@ -29,6 +29,7 @@ from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from envs.json_types import TaskRow
+from envs.tool_schemas import tools_of
 
 MOST_ROWS = 2_000  # of an environment that are replayed: enough for a share of any run
 
@@ -176,7 +177,7 @@ def _environment_rows(job: Job[SFTConfig], start: Start) -> tuple[list[ReplayedR
         task = tasks[index]
         if not task["gold"] or prompt_key(task["prompt"]) in asked:
             continue
-        tools = task["metadata"].get("tools") or record.tools
+        tools = tools_of(task, record.tools)
         rendered = start.renderer.rows(task["gold"], tools, settings.loss_on, settings.thinking)
         for chat in rendered:
             loss_mask = chat.loss_mask[: settings.max_length]

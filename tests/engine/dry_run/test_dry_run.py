@@ -39,6 +39,7 @@ ORDER = [
     "isolation",
     "data",
     "exam",
+    "wording",
     "contamination",
     "reward_audit",
     "estimate",
