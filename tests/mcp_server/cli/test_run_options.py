@@ -71,3 +71,21 @@ def test_a_plan_of_another_form_is_refused_by_line(
 )
 def test_an_option_that_cannot_be_read_is_refused(home: Home, argv: list[str]):
     assert call("train", "sums", *argv).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--then", "[1]"], "something else than objects"),
+        (["--then", "[" * 100_000], "cannot be read"),
+        (["--vary", "seed=1,2", "--vary", "seed=3"], "seed is given twice"),
+        (["--vary", "=1"], "NAME=VALUE"),
+    ],
+)
+def test_what_is_no_plan_is_refused_before_it_is_submitted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, options: list[str], text: str
+):
+    seen = spy(monkeypatch, "submit_train", {"run_id": "sums-plan-1"})
+    result = call("train", "sums", *options)
+    assert result.exit_code != 0 and text in result.output and "INTERNAL" not in result.output
+    assert seen == []
