@@ -95,8 +95,7 @@ def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     """A group of `n` trajectories that hold only the task's prompt."""
     messages, tools = asked_prompt(task), asked_tools(task, context.tools)
     ids = context.renderer.prompt(messages, tools)
-    members = [Trajectory(task["id"], messages, ids, tools=tools) for _ in range(n)]
-    return Group(task["id"], members)
+    return Group(task["id"], [Trajectory(task["id"], messages, ids, tools=tools) for _ in range(n)])
 
 
 def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
