@@ -590,17 +590,3 @@ def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: st
     with pytest.raises(UserError, match=f"chosen and rejected answers.*{algorithm} cannot use"):
         env_checks.check_env(algorithm, pairs)
     env_checks.check_env("dpo", replace(pairs, paired_rows=9))
-
-
-@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
-def test_rows_in_other_words_get_room(algorithm):
-    plain = resolve(algorithm).settings.max_length
-    varied = resolve(algorithm, {"vary_wording": 0.5}).settings
-    assert varied.vary_wording == 0.5 and varied.max_length == plain + 192
-
-
-@pytest.mark.parametrize(("algorithm", "hint"), [("dpo", "in the rows"), ("distill", "teacher")])
-def test_other_words_are_for_sft_and_grpo(algorithm, hint):
-    with pytest.raises(UserError) as caught:
-        resolve(algorithm, {"vary_wording": 0.5})
-    assert caught.value.code == "SETTING_NOT_APPLICABLE" and hint in str(caught.value.hint)
