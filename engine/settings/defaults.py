@@ -23,7 +23,7 @@ _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
 _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
-_OTHER_WORDS = 64  # tokens that other words of a prompt and its tools may add to a row
+_OTHER_WORDS = 192  # tokens that other words of a prompt and its tools may add to a row
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
 _LARGE_BATCH = 64  # rows from which on a warning is given
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
