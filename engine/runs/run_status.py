@@ -13,6 +13,7 @@ from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import choosing_half_in
+from engine.home.pinned import pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -66,8 +67,19 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
     _add_choosing_tasks(status, row, progress)
+    pinned = _readable_pins(run)
+    if pinned:
+        status["pinned"] = pinned
     status["summary"] = _summary(row, status)
     return status
+
+
+def _readable_pins(run: RunDir) -> list[int]:
+    """The steps whose checkpoints the user keeps; [] also where the list is damaged."""
+    try:
+        return sorted(pinned_steps(run))
+    except (OSError, ValueError):
+        return []
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:

@@ -517,6 +517,20 @@ def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
 
 
+def pin(home: Home, run_id: str, step: int) -> Reply:
+    """Keep the checkpoint of `step`. Raises UserError RUN_NOT_FOUND or MODEL_NOT_FOUND."""
+    from engine.runs import pins
+
+    return pins.pin(home, run_id, step)
+
+
+def unpin(home: Home, run_id: str, step: int) -> Reply:
+    """Keep the checkpoint of `step` no longer. Raises UserError RUN_NOT_FOUND or BAD_ARGUMENT."""
+    from engine.runs import pins
+
+    return pins.unpin(home, run_id, step)
+
+
 def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:
     """Check that these runs may be deleted together; returns `run_ids` (full ids) and `warnings`.
 
