@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -385,7 +386,7 @@ def deploy(
     if action != "start":
         return with_head(reply, summary)
     model = reply.get("model", run_id)
-    return with_head(reply, summary, suggest("chat", model=model, message="..."))
+    return with_head(reply, summary, Call("chat", {"model": model}, needs=("message",)).to_json())
 
 
 def chat(
