@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine.core.errors import UserError
@@ -14,13 +15,15 @@ from engine.home.run_dir import Home
 from engine.models import catalog, tokens
 
 
-def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
+def batteries(home: Home, base_path: Path | None, limit: int | None = None) -> tuple[Battery, ...]:
     """The sets of questions (batteries) by which a run on this base model measures what the model
     forgets. An estimate counts their work, so they must be those that the worker chooses
     (engine/worker/evaluation/prior_skills.py).
 
     If `base_path` is None (not known), the model is assumed to be pebble, and the user's own
     environment "keep" is left out: only the model's tokenizer could count its tokens.
+
+    `limit` is the setting `skill_tasks`: the most questions of each; None for all.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
@@ -31,7 +34,10 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     if base_path is not None and home.db.is_file():  # without a database there are no environments
         with contextlib.suppress(UserError):  # usually there is no such environment
             chosen += _user_batteries(home, base_path)
-    return tuple(chosen)
+    if limit is None:
+        return tuple(chosen)
+    trimmed = (replace(battery, tasks=min(battery.tasks, limit)) for battery in chosen)
+    return tuple(battery for battery in trimmed if battery.tasks)
 
 
 def _user_batteries(home: Home, base_path: Path) -> list[Battery]:

@@ -218,6 +218,14 @@ class CommonSettings(Settings):
         ge=0,
         given_from=1,
     )
+    skill_tasks: int | None = _setting(
+        "Most questions of each set that is asked before and after the training, to see what the "
+        "model has lost; 0 asks none, and nothing is known of that then.",
+        "all",
+        default=None,
+        ge=0,
+        le=10_000,
+    )
     save_every: int = _setting("Steps between checkpoints.", "eval_every", ge=1)
     keep_checkpoints: int = _setting(
         "Newest checkpoints kept, beside the best one.", "3", ge=1, le=1000

@@ -13,6 +13,7 @@ from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import choosing_half_in
+from engine.home.pinned import pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -67,8 +68,19 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
     _add_choosing_tasks(status, row, progress)
+    pinned = _readable_pins(run)
+    if pinned:
+        status["pinned"] = pinned
     status["summary"] = _summary(row, status)
     return status
+
+
+def _readable_pins(run: RunDir) -> list[int]:
+    """The steps whose checkpoints the user keeps; [] also where the list is damaged."""
+    try:
+        return sorted(pinned_steps(run))
+    except (OSError, ValueError):
+        return []
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
@@ -207,9 +219,26 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
         warning for warning in result_fields.get("warnings", []) if warning not in warnings
     ]
     status = status | result_fields | {"warnings": warnings + new_warnings}
+    if not result_fields and not run.deleted.exists():
+        return _with_damaged_result(row, status)
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
     return _errors_first(run, row, status)
+
+
+def _with_damaged_result(row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done and whose result.json is missing or damaged. Nothing that
+    rests on its result is suggested, such as to deploy the best checkpoint."""
+    warning = "result.json is missing or damaged: what the run came to cannot be read"
+    calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
+    if row.kind == "train":
+        models = [row.model, row.run_id]
+        calls.append(Call("evaluate", {"env_id": row.env_id, "models": models}))
+    return status | {
+        "damaged": "result.json",
+        "warnings": [*status["warnings"], warning],
+        "next": [call.to_json() for call in calls],
+    }
 
 
 def _reason_of_end(run: RunDir, row: RunRow) -> Reply:

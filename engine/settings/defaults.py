@@ -507,6 +507,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
+    filled.default("skill_tasks", None)
 
 
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:

@@ -542,7 +542,7 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
         return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    push_call = Call("push_env", {"path": "..."})
+    push_call = Call("push_env", needs=("path",))
     return Evidence(notes=[f"{all_used}: {rows_to_add}."], calls=[push_call])
 
 

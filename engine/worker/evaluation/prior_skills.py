@@ -10,7 +10,7 @@ skipped and never fails the run.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -170,6 +170,18 @@ class PriorSkills:
 
 
 def batteries_of(config: TrainConfig, home: Home) -> Iterator[Battery]:
+    """Yield the batteries (sets of questions) that a run plays, each with at most as many questions
+    as the setting `skill_tasks` allows, spread evenly over the battery; none where it is 0."""
+    limit = config.settings.skill_tasks
+    for battery in _all_batteries(config, home):
+        if limit is None or limit >= len(battery.tasks):
+            yield battery
+        elif limit > 0:
+            places = (number * len(battery.tasks) // limit for number in range(limit))
+            yield replace(battery, tasks=[battery.tasks[place] for place in places])
+
+
+def _all_batteries(config: TrainConfig, home: Home) -> Iterator[Battery]:
     """Yield the batteries (sets of questions) that a run plays: the one for its base model, and of
     the environment named `keep`, if it exists, scores, and is not the one that the run trains on,
     at most KEEP_TASKS held-out tasks, or any where none is held out."""

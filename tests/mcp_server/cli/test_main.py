@@ -33,6 +33,8 @@ COMMANDS = {
     "logs",
     "models",
     "cancel",
+    "pin",
+    "unpin",
     "env",
     "dry-run",
     "estimate",

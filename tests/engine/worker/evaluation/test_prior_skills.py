@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 from as_json import kept_skills
 from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
+from run_configs import train_config
 
+from engine.cost.batteries import batteries
 from engine.cost.flops import KEEP_TASKS
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import Home
+from engine.records.run_config import SFTConfig
 from engine.worker.evaluation import language_skills
 from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import SKILLS, TASKS_PER_SKILL, pebble_tasks
+from engine.worker.evaluation.prior_skills import (
+    SKILLS,
+    TASKS_PER_SKILL,
+    batteries_of,
+    pebble_tasks,
+)
 
 
 def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
@@ -134,3 +142,26 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
 def test_every_run_is_asked_the_same_tasks() -> None:
     assert pebble_tasks() == pebble_tasks()
     assert len({task["id"] for task in pebble_tasks()}) == len(SKILLS) * TASKS_PER_SKILL
+
+
+PEBBLE = {"ref": "pebble", "path": "/nowhere/pebble"}
+
+
+@pytest.mark.parametrize("limit", [None, 0, 5, 16, 1000])
+def test_a_limit_trims_the_questions_evenly_over_the_skills(home: Home, limit: int | None) -> None:
+    config = SFTConfig.model_validate(train_config("a-sft-1", algorithm="sft", base=PEBBLE))
+    config = config.model_copy(
+        update={"settings": config.settings.model_copy(update={"skill_tasks": limit})}
+    )
+    asked = [task["family"] for battery in batteries_of(config, home) for task in battery.tasks]
+    whole = len(SKILLS) * TASKS_PER_SKILL
+    assert len(asked) == min(whole, whole if limit is None else limit)
+    assert len(set(asked)) == min(len(SKILLS), len(asked))
+    if limit == 16:
+        assert all(asked.count(skill) == 2 for skill in SKILLS)
+
+
+def test_the_estimate_counts_as_many_questions_as_are_asked(home: Home) -> None:
+    whole, trimmed = batteries(home, None), batteries(home, None, limit=5)
+    assert whole[0].tasks == len(SKILLS) * TASKS_PER_SKILL and trimmed[0].tasks == 5
+    assert batteries(home, None, limit=0) == ()
