@@ -8,6 +8,7 @@
     hours.py        hours of a run, corrected by finished runs
     lowering.py     which settings to lower until a run fits, or takes less time
     memory.py       memory that a run needs, disk space of its files
+    questions.py    how long questions and answers are
     run_work.py     the work of training, evaluations and checkpoints of a run
     throughput.py   seconds from operations and bytes: by a table, or as measured
 """

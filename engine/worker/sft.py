@@ -33,7 +33,8 @@ from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
-from engine.worker.evaluation.replay import Start, replay_of
+from engine.worker.evaluation.replay import replay_of
+from engine.worker.evaluation.replay_rows import Start
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy

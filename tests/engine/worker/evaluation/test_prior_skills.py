@@ -9,12 +9,10 @@ import pytest
 from as_json import kept_skills
 from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
 
-from engine.cost.flops import KEEP_TASKS
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import Home
-from engine.worker.evaluation import language_skills
-from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import SKILLS, TASKS_PER_SKILL, pebble_tasks
+from engine.skills import pebble as skills
+from engine.skills.batteries import SKILLS, TASKS_PER_SKILL, battery_of, pebble_tasks
 
 
 def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
@@ -43,7 +41,7 @@ def test_learning_one_skill_costs_the_others_unless_they_are_replayed(
     folder.mkdir()
     (folder / "rows.json").write_text(json.dumps(lessons(replay)))
     settings = {"steps": 30, "learning_rate": 3e-3, "batch_size": 24}
-    settings |= {"eval_every": 30, "eval_rows": 40}
+    settings |= {"eval_every": 30, "eval_rows": 40, "keep": 0, "skill_rows": 48}
     result = go(make_run(home, push(home, folder, ROWS_ENVIRONMENT, "ends"), "sft", settings))
     kept = result["evidence"]["kept_skills"]
     assert result["verdict"] == "better", "the new skill is learned either way"
@@ -87,7 +85,7 @@ def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_pat
         asked = [row["battery"] for row in load_rows(run.kept(when))]
         assert asked.count("pebble skills") == len(SKILLS) * TASKS_PER_SKILL
         heldout = asked.count(keep)
-        assert 0 < heldout <= KEEP_TASKS
+        assert 0 < heldout <= 200
     found = {b["battery"]: b for b in kept_skills(run)["batteries"]}
     assert found[keep]["n"] == heldout and found[keep]["metric"] == "reward"
     assert {skill["skill"] for skill in found[keep]["skills"]} == {"small", "large"}
@@ -121,12 +119,12 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
     before, after = load_rows(run.kept("before")), load_rows(run.kept("after"))
     assert {row["battery"] for row in before} == {"language skills"}
     assert [row["task"] for row in before] == [row["task"] for row in after]
-    assert [row["task"] for row in before] == [task["id"] for task in language_skills.tasks()]
+    assert [row["task"] for row in before] == [task["id"] for task in battery_of("any other").tasks]
     # A model of chance says no right word.
     assert all(row["error"] is None and row["success"] is False for row in before)
     (battery,) = result["evidence"]["kept_skills"]["batteries"]
     assert battery["verdict"] == "kept" and battery["n"] == len(before)
-    families = {task["family"] for task in language_skills.tasks()}
+    families = {task["family"] for task in battery_of("any other").tasks}
     assert {skill["skill"] for skill in battery["skills"]} == families
     assert "nothing to lose" in kept_skills(run)["summary"]
 
