@@ -515,7 +515,7 @@ def test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it(home: Home):
     chosen = check(report, "data")
     assert chosen["status"] == "pass" and "keep = 0.2 replays its own right" in chosen["detail"]
     assert "steps on the task alone would overwrite" in chosen["detail"]
-    assert report["settings"]["keep"] == {"value": 0.2, "source": "recipe"}
+    assert (report["settings"]["keep"], report["sources"]["keep"]) == (0.2, "recipe")
     short = check(dry_run.dry_run(home, "sums", algorithm="sft", settings={"steps": 10}), "data")
     assert "keep" not in short["detail"] and "keep" not in short.get("fix", "")
     assert "keep = " not in check(dry_run.dry_run(home, "sums"), "data").get("fix", "")
