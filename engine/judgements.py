@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
+from engine.core.format import counted
 from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
@@ -15,6 +16,8 @@ from engine.evidence.stats.inference import wilson
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.run_result import ProbeResult
 from engine.records.settings import (
+    HARMLESS_STEPS,
+    USUAL_KEEP,
     DPOSettings,
     GRPOSettings,
     RolloutSettings,
@@ -48,9 +51,9 @@ _AUDIT_KEYS = (
     "problems",
     "gold_failing",
 )
-# The share of replayed rows to begin with; benchmarks/RESULTS.md has what it costs and brings.
-_USUAL_KEEP = 0.2
-_USUAL_VARY = 0.5  # the share of rows in other words to begin with; measured there too
+_USUAL_VARY = (
+    0.5  # the share of rows in other words to begin with; measured in benchmarks/RESULTS.md
+)
 # Of the first so many answers, from so few on, this share has one form, or is different ones.
 _FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -332,9 +335,14 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     now, and the setting that keeps them. A warning where all answers have one form of their own,
     or are few different ones: training on such rows alone loses most.
 
-    A failure, or the outcome for a run that replays rows already, is returned unchanged.
+    A failure, or the outcome for a run that is too short to lose much, is returned unchanged; for
+    one that replays rows it says so.
     """
-    if not isinstance(settings, SFTSettings) or settings.keep or outcome.status == "fail":
+    if not isinstance(settings, SFTSettings) or outcome.status == "fail":
+        return outcome
+    if settings.keep:
+        return replace(outcome, detail=f"{outcome.detail}; {_replay_text(settings)}")
+    if settings.steps <= HARMLESS_STEPS:
         return outcome
     form = narrow_form(read_tasks(record, "train"))
     stake = (
@@ -345,10 +353,19 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     before = hint_of(outcome.fix)
     change = before.change or Change()
     fix = Hint(
-        f"{before.text} keep = {_USUAL_KEEP:g} replays what it could do in each batch.".strip(),
-        change=replace(change, settings={**change.settings, "keep": _USUAL_KEEP}),
+        f"{before.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
+        change=replace(change, settings={**change.settings, "keep": USUAL_KEEP}),
     )
     return Outcome("warn" if form else outcome.status, detail, fix, outcome.code)
+
+
+def _replay_text(settings: SFTSettings) -> str:
+    """What a run replays and why, as a clause."""
+    rows = f"rows of {settings.keep_env}" if settings.keep_env else "its own right answers"
+    return (
+        f"keep = {settings.keep:g} replays {rows} beside the task's, for "
+        f"{counted(settings.steps, 'step')} on the task alone would overwrite what the model can do"
+    )
 
 
 def narrow_form(tasks: Sequence[TaskRow]) -> str:

@@ -172,6 +172,10 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("distill", "kl_coef"): "The divergence from the teacher is all that is trained.",
     ("distill", "keep"): "Only SFT replays rows: distillation trains what the policy samples.",
     ("distill", "keep_env"): "Only SFT replays rows: distillation trains what the policy samples.",
+    (
+        "distill",
+        "keep_answers",
+    ): "Only SFT replays rows: distillation trains what the policy samples.",
     ("distill", "loss"): "Distillation has one loss, the reverse KL, a mean over tokens.",
     ("distill", "loss_on"): "Distillation trains the tokens the policy sampled.",
     ("distill", "temperature"): "The policy is sampled as it is, at temperature 1.",
@@ -184,6 +188,10 @@ NOT_FOR: dict[tuple[str, str], str] = {
     (
         "dpo",
         "keep_env",
+    ): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
+    (
+        "dpo",
+        "keep_answers",
     ): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
     ("dpo", "kl_coef"): "Here it is called beta: what holds the policy to where it started.",
     ("dpo", "loss"): "DPO has one loss.",
@@ -201,6 +209,7 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ): "GRPO trains only what the policy samples, which forgets little; kl_coef = 0.01 "
     "holds it to its start. Rows are replayed by SFT.",
     ("grpo", "keep_env"): "Only SFT replays rows; kl_coef = 0.01 holds GRPO to its start.",
+    ("grpo", "keep_answers"): "Only SFT replays rows; kl_coef = 0.01 holds GRPO to its start.",
     ("grpo", "loss_on"): "GRPO trains the tokens the policy sampled.",
     ("grpo", "packing"): "GRPO always lets the answers of a step share forward passes.",
     ("sft", "beta"): "SFT has no reference; use fewer epochs or a lower learning_rate.",

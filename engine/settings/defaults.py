@@ -14,10 +14,16 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import ROW_ALGORITHMS, GivenSettings
+from engine.records.settings import (
+    HARMLESS_STEPS,
+    ROW_ALGORITHMS,
+    USUAL_KEEP,
+    GivenSettings,
+)
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
+SKILL_ROWS = 200  # questions of a battery: a loss of 6, 3 points, is significant
 # Loss -> (clip_low, clip_high); the other losses have _USUAL_CLIPS.
 _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
@@ -228,6 +234,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("sft_weight", 0.0)
         epochs = 1  # DPO overfits sooner
     _step_defaults(filled, epochs, rows)
+    if algorithm == "sft":
+        _replay_defaults(filled)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
     other_words = _room_for_other_words(filled)
     _length_default(filled, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
@@ -288,8 +296,16 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
         env is not None and env.answered_lengths > 0 and env.reasoned == env.answered_lengths
     )
     filled.default("thinking", "require" if every_answer_reasons else "keep")
-    filled.default("keep", 0.0)
+
+
+def _replay_defaults(filled: Filled) -> None:
+    """Set what SFT replays of earlier skills: a share of each batch in every run that makes enough
+    steps to overwrite them. Whether the task is far from what the model does is not known here, and
+    near ones lose nothing by it (benchmarks/RESULTS.md)."""
+    replays = filled["steps"] > HARMLESS_STEPS or filled.values.get("keep_env")
+    filled.default("keep", USUAL_KEEP if replays else 0.0)
     filled.default("keep_env", "")
+    filled.default("keep_answers", "reference")
     filled.default("vary_wording", 0.0)
 
 
@@ -507,7 +523,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
-    filled.default("skill_tasks", None)
+    filled.default("skill_rows", SKILL_ROWS)
 
 
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:

@@ -37,7 +37,8 @@ from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.core.varied_rows import Origin, TrainingRows, VariedRows
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
-from engine.worker.evaluation.replay import Start, replay_of
+from engine.worker.evaluation.replay import replay_of
+from engine.worker.evaluation.replay_rows import Start
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.rewording import varied_wording
 from engine.worker.training import Training

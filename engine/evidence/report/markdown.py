@@ -165,13 +165,20 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 
 def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
-    """A table as Markdown, with one row per battery of questions."""
+    """A table as Markdown, with one row per battery of questions, and below it one for each of its
+    skills of which something right was lost."""
     heads = ("asked", "before", "after", "tasks", "lost", "")
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
         number_texts = [value_text(number) for number in numbers]
         rows.append((battery.battery, *number_texts, battery.verdict))
+        for skill in battery.skills:
+            lost = skill.lost_of_right
+            if lost is not None and lost.lost:
+                levels = (value_text(skill.before), value_text(skill.after))
+                numbers = (*levels, value_text(lost.right), value_text(lost.lost))
+                rows.append((f"{battery.battery}: {skill.skill}", *numbers, lost.text))
     return _table(heads, rows)
 
 

@@ -40,7 +40,7 @@ BOTH: dict[str, Any] = {
     "seed": 9,
     "eval_every": 1,
     "eval_rows": 6,
-    "skill_tasks": 5,
+    "skill_rows": 5,
     "save_every": 1,
     "max_examples": 9,
     "accept_reward_risk": True,
