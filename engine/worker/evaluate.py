@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.core.files import Appender, write_text
 from engine.core.format import decimal
 from engine.evidence.stats.learnability import Sample, learnability
+from engine.evidence.stats.results import Level, show
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
@@ -75,8 +76,12 @@ def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Resul
     """The result record of the evaluation, from those of its models: the verdict says whether the
     models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
     as "base: success 0.310 over 200 tasks; ...", and what became of them in other words."""
-    levels = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
     verdict = run_verdict(job.run)
+    level_of = {each.model: each.level for each in verdict.models if each.level is not None}
+    levels = "; ".join(
+        f"{r['ref']}: {_result_in_words(r)}{interval_in_words(level_of.get(r['ref']))}"
+        for r in results
+    )
     summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
     evidence = verdict.to_json()
     return {
@@ -396,6 +401,14 @@ def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
 def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
     """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
     return heldout.summarise(t for g in groups for t in g.members).curves(split)
+
+
+def interval_in_words(level: Level | None) -> str:
+    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without."""
+    if level is None or level.value is None:
+        return ""
+    low, high = show(level.low, level.measure), show(level.high, level.measure)
+    return f" (95 % interval {low} to {high})"
 
 
 def _result_in_words(result: Result) -> str:

@@ -6,7 +6,7 @@ the test half only, so the choice cannot flatter it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core.hints import Call
@@ -20,6 +20,7 @@ from engine.evidence.stats.results import (
     Measure,
     damaged_answers_warning,
     level,
+    levels_of_metrics,
     measure_of,
     show,
 )
@@ -109,13 +110,22 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class ModelLevel:
-    """One model of an evaluation; `level` None where nothing was scored."""
+    """One model of an evaluation; `level` None where nothing was scored.
+
+    `metrics` has the levels of the environment's own metrics, each over the tasks that have it.
+    """
 
     model: str
     level: Level | None
+    metrics: Mapping[str, Level] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        return {"model": self.model} | (self.level.to_json() if self.level else {})
+        metrics = {
+            name: {"value": each.rounded_value, "interval": each.interval, "n": each.tasks}
+            for name, each in self.metrics.items()
+        }
+        body = {"model": self.model} | (self.level.to_json() if self.level else {})
+        return body | {"metrics": metrics} if metrics else body
 
 
 @dataclass(frozen=True)
@@ -404,7 +414,8 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     levels = [
-        ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
+        ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
+        for ref, rows in models.items()
     ]
     warnings = _warnings_about_evaluation(run_dir)
     if len(models) < 2 or measure is None:
