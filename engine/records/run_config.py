@@ -199,6 +199,8 @@ class EvaluateConfig(RunConfigBase):
     Attributes:
         task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
             order of evaluations.
+        missing_models: those that were to be asked and are left out, because the runs of a plan
+            that were to make them did not get done.
     """
 
     kind: Literal["evaluate"]
@@ -209,6 +211,7 @@ class EvaluateConfig(RunConfigBase):
     attempts: int
     settings: EvaluationSettings
     task_indices: list[int] = Field(default_factory=list)
+    missing_models: list[str] = Field(default_factory=list)
 
     @property
     def model_refs(self) -> list[str]:
