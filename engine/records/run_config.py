@@ -204,6 +204,8 @@ class EvaluateConfig(RunConfigBase):
         task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
             order of evaluations.
         perturb: in which other words the same tasks are asked too; [] for none.
+        missing_models: those that were to be asked and are left out, because the runs of a plan
+            that were to make them did not get done.
     """
 
     kind: Literal["evaluate"]
@@ -215,6 +217,7 @@ class EvaluateConfig(RunConfigBase):
     settings: EvaluationSettings
     task_indices: list[int] = Field(default_factory=list)
     perturb: list[Kind] = Field(default_factory=list)
+    missing_models: list[str] = Field(default_factory=list)
 
     @property
     def model_refs(self) -> list[str]:

@@ -68,11 +68,22 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
     _add_choosing_tasks(status, row, progress)
+    status["warnings"] += _missing_models(run)
     pinned = _readable_pins(run)
     if pinned:
         status["pinned"] = pinned
     status["summary"] = _summary(row, status)
     return status
+
+
+def _missing_models(run: RunDir) -> list[str]:
+    """A warning that names the models which an evaluation left out, because the runs of its plan
+    that were to make them did not get done; [] where there are none."""
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig) or not config.missing_models:
+        return []
+    names = ", ".join(config.missing_models)
+    return [f"not asked, because not made: {names}; resume the plan, then evaluate them"]
 
 
 def _readable_pins(run: RunDir) -> list[int]:
