@@ -1,16 +1,17 @@
 """pass@k: how often at least one of k sampled answers to a task is right, for one model and paired.
 
-The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks; the intervals are
-bootstraps over tasks, as attempts at one task are no new tasks.
+The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks. Its intervals are
+over tasks, as attempts at one task are no new tasks: Wilson's, or Tango's of a change, where every
+task is certain to be solved or not, else a bootstrap.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.distributions import pass_at_k
-from engine.evidence.stats.inference import Side
+from engine.evidence.stats.inference import Interval, Side, tango_interval, wilson
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
     """
     return [
-        _mean_over_tasks(k, {task: _chance(values, k) for task, values in results.values.items()})
+        _mean_over_tasks(
+            k, {task: _chance(values, k) for task, values in results.values.items()}, _of_chances
+        )
         for k in _ks(_fewest_attempts(results))
     ]
 
@@ -58,7 +61,7 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
         task: _chance(after.values[task], k) - _chance(before.values[task], k)
         for task in shared_tasks
     }
-    return _mean_over_tasks(k, changes)
+    return _mean_over_tasks(k, changes, _of_changes)
 
 
 def _fewest_attempts(results: Side) -> int:
@@ -79,8 +82,33 @@ def _chance(successes: Sequence[float], k: int) -> float:
     return pass_at_k(len(successes), round(math.fsum(successes)), k)
 
 
-def _mean_over_tasks(k: int, value_of_task: Mapping[str, float]) -> AnyOfK:
-    """The mean over tasks of pass@k, or of its change, with its interval."""
-    mean = paired_bootstrap({task: [value] for task, value in value_of_task.items()})
-    value = math.fsum(value_of_task.values()) / len(value_of_task)
-    return AnyOfK(k, value, mean.low, mean.high)
+def _mean_over_tasks(
+    k: int,
+    value_of_task: Mapping[str, float],
+    interval_of_certain: Callable[[Sequence[float]], Interval],
+) -> AnyOfK:
+    """The mean over tasks of pass@k, or of its change, with its interval.
+
+    `interval_of_certain` gives it for values that a bootstrap cannot judge: whole ones (it draws
+    only what was seen), and equal ones (it draws the same again and again).
+    """
+    values = list(value_of_task.values())
+    mean = math.fsum(values) / len(values)
+    if min(values) == max(values) or set(values) <= {-1.0, 0.0, 1.0}:
+        interval = interval_of_certain(values)
+    else:
+        drawn = paired_bootstrap({task: [value] for task, value in value_of_task.items()})
+        interval = Interval(drawn.low, drawn.high)
+    return AnyOfK(k, mean, interval.low, interval.high)
+
+
+def _of_chances(chances: Sequence[float]) -> Interval:
+    """Wilson's interval, as if so many whole tasks were solved."""
+    return wilson(round(math.fsum(chances)), len(chances))
+
+
+def _of_changes(changes: Sequence[float]) -> Interval:
+    """Tango's interval, as if so many whole tasks were gained and lost."""
+    gained = round(math.fsum(change for change in changes if change > 0))
+    lost = round(-math.fsum(change for change in changes if change < 0))
+    return tango_interval(gained, lost, len(changes))
