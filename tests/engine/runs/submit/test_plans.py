@@ -216,6 +216,7 @@ def test_the_same_request_is_the_same_plan(bench, env, held):
         ([{"algorithm": "grpo", "settings": 3}], {}, "settings = 3"),
         ([EVALUATION, GRPO], {}, "not the last step"),
         ([EVALUATION | {"rows": 0}], {}, "rows"),
+        ([EVALUATION | {"perturb": ["typos"]}], {}, "typos"),
         ([GRPO], {"seed": 3}, "no list"),
         ([GRPO], {"seed": [1, 1]}, "different values"),
         ([GRPO], {"seed": list(range(9))}, "18 runs; it may have 16"),
@@ -326,3 +327,9 @@ def test_the_steps_of_a_plan_carry_its_contamination_report(bench, env, held):
     for name in NAMES:
         report = read_json(bench.home.run(name).contamination)
         assert {source["env_id"] for source in report["sources"]} == {env}
+
+
+def test_the_evaluation_of_a_plan_may_ask_in_other_words(bench, env, held):
+    asked = EVALUATION | {"perturb": ["tools", "wording"]}
+    last = plan(bench, env, then=[asked])["steps"][-1]
+    assert bench.home.run(last["run_id"]).read_config().perturb == ["wording", "tools"]
