@@ -1,6 +1,6 @@
 """Does the probe of robustness find a brittle tool wording, and does `vary_wording` mend it?
 
-    python -m benchmarks.robustness FOLDER [--vary 0,0.5] [--seeds 2] [--rows 100]
+    python -m benchmarks.robustness FOLDER [--vary 0,0.5] [--seeds 1] [--rows 100]
 
 In a home of its own, through submit, supervisor and trainer: SFT of pebble on an environment in
 which every row shows the same text of the same tool (the call is right if name and both arguments
@@ -78,11 +78,15 @@ class Prices(MultiTurnEnv):
 def load_environment():
     return Prices()
 """
-DESCRIPTION, BY_HAND = "Price of an item.", "Look up what something costs in the shops of a town."
+DESCRIPTION = (
+    "Price of an item in a town. Give the item and the town as they stand in the question. Prices "
+    "are in euros and change every day."
+)
+BY_HAND = "Look up what something costs somewhere."
 KINDS = ("tools", "wording", "system")
 AS_IT_IS, OTHER_TOOL = "as it is", "tool described by hand"
 # A fixed number of steps for every share, so that none is stopped before another.
-SETTINGS: Mapping[str, object] = {"steps": 300, "stop_early": "none", "eval_every": 100}
+SETTINGS: Mapping[str, object] = {"steps": 200, "stop_early": "none", "eval_every": 100}
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--vary", default="0,0.5")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=100)
     asked = parser.parse_args()
     home = Home.locate(asked.folder)

@@ -307,6 +307,7 @@ def test_a_plan_that_is_done_is_not_offered_to_be_resumed(bench, env):
         ([{"algorithm": "grpo", "settings": 3}], {}, "settings = 3"),
         ([EVALUATION, GRPO], {}, "not the last step"),
         ([EVALUATION | {"rows": 0}], {}, "rows"),
+        ([EVALUATION | {"perturb": ["typos"]}], {}, "typos"),
         ([GRPO], {"seed": 3}, "no list"),
         ([GRPO], {"seed": [1, 1]}, "different values"),
         ([GRPO], {"seed": list(range(9))}, "18 runs; it may have 16"),
@@ -447,3 +448,9 @@ def test_where_no_seed_gets_done_the_joint_evaluation_fails(bench, env, held):
     lifecycle.wait(bench.home, plan_id, timeout_s=40)
     row = bench.until_state(bench.home.run("sums-eval-1"), "failed")
     assert row.reason_kind == "awaited" and "enough" in row.reason
+
+
+def test_the_evaluation_of_a_plan_may_ask_in_other_words(bench, env, held):
+    asked = EVALUATION | {"perturb": ["tools", "wording"]}
+    last = plan(bench, env, then=[asked])["steps"][-1]
+    assert bench.home.run(last["run_id"]).read_config().perturb == ["wording", "tools"]
