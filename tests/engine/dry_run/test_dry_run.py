@@ -475,17 +475,17 @@ def test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it(home: Home):
     report = dry_run.dry_run(home, "sums", algorithm="sft", settings=given)
     entry = check(report, "data")
     assert entry["status"] == "warn" and "200 answers are only 1 different ones" in entry["detail"]
-    assert "asked before and after" in entry["detail"] and "keep = 0.2" in entry["fix"]
+    assert "asked before and after" in entry["detail"] and "keep = 0.35" in entry["fix"]
     call = entry["call"]["arguments"]
-    assert call["settings"] == {**given, "keep": 0.2}
+    assert call["settings"] == {**given, "keep": 0.35}
     kept = check(dry_run.dry_run(home, **call), "data")
     assert kept["status"] == "pass" and "before and after" not in kept["detail"]
     # Who chose nothing is told what the recipe chose, and why.
     report = dry_run.dry_run(home, "sums", algorithm="sft", settings={"epochs": 4})
     chosen = check(report, "data")
-    assert chosen["status"] == "pass" and "keep = 0.2 replays its own right" in chosen["detail"]
+    assert chosen["status"] == "pass" and "keep = 0.35 replays its own right" in chosen["detail"]
     assert "steps on the task alone would overwrite" in chosen["detail"]
-    assert (report["settings"]["keep"], report["sources"]["keep"]) == (0.2, "recipe")
+    assert (report["settings"]["keep"], report["sources"]["keep"]) == (0.35, "recipe")
     short = check(dry_run.dry_run(home, "sums", algorithm="sft", settings={"steps": 10}), "data")
     assert "keep" not in short["detail"] and "keep" not in short.get("fix", "")
     assert "keep = " not in check(dry_run.dry_run(home, "sums"), "data").get("fix", "")

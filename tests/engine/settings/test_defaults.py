@@ -48,8 +48,8 @@ def test_a_run_that_is_long_enough_to_forget_replays_unless_somebody_chose_other
         return resolved.settings.keep, resolved.sources["keep"]
 
     assert kept(steps=10) == (0, "recipe")
-    assert kept(steps=11) == (0.2, "recipe")
+    assert kept(steps=11) == (0.35, "recipe")
     assert kept(steps=300, keep=0) == (0, "user")
-    assert kept(steps=10, keep=0.35) == (0.35, "user")
+    assert kept(steps=10, keep=0.5) == (0.5, "user")
     # Who names an environment to replay means it to be.
-    assert kept(steps=10, keep_env="sums") == (0.2, "recipe")
+    assert kept(steps=10, keep_env="sums") == (0.35, "recipe")

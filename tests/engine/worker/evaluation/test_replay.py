@@ -170,7 +170,7 @@ def test_a_model_that_can_do_nothing_trains_without_replay_unless_somebody_asked
     run = make_run(home, env_id, "sft", few, model=other, run_id="plain")
     go(run)
     (event,) = [each for each in read_events(run.events) if each.event == "nothing_replayed"]
-    assert event.message.startswith("keep = 0.2 replays nothing: the starting model answers none")
+    assert event.message.startswith("keep = 0.35 replays nothing: the starting model answers none")
     assert read_manifest(run.manifest).replayed is None and not run.replayed.exists()
     chosen = make_run(home, env_id, "sft", {**few, "keep": 0.2}, model=other, run_id="chosen")
     with pytest.raises(WorkerFailure, match="answers none of 336 questions"):
