@@ -1,12 +1,14 @@
 """Does `keep` keep what a model could do, and what does it cost the new task?
 
-    python -m benchmarks.keeping FOLDER [pebble|smollm2] [--keep 0,0.2] [--seeds 3] [--tasks a,b]
+    python -m benchmarks.keeping FOLDER [pebble|smollm2] [--keep 0,recipe] [--seeds 3] [--tasks a,b]
 
 In a home of its own, through submit, supervisor and trainer: SFT on tasks whose answers have a form
 far from the base's, with the settings that nobody chose but for those in TASKS, once for each share
 and seed. Told are, of each run, the held-out success before and after on the tasks that did not
 choose the checkpoint, what was right of the battery of earlier skills before and after, and the
-word on it; then for each task and share the means over the seeds.
+word on it; then for each task and share the means over the seeds, and what the first share given
+(plain) has in success and battery beside each other. "recipe" leaves `keep` out. SmolLM2 must be in
+the home before: `honesmith models add smollm2`.
 """
 
 import argparse
@@ -96,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", nargs="?", default="pebble", choices=sorted(TASKS))
-    parser.add_argument("--keep", default="0,0.2")
+    parser.add_argument("--keep", default="0,recipe", help="shares, and recipe for the default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", help="all of the model's unless given")
     asked = parser.parse_args()
@@ -104,12 +106,42 @@ def main() -> None:
     tasks = TASKS[asked.model]
     for name in asked.tasks.split(",") if asked.tasks else tasks:
         env_id = pushed(home, name, tasks[name])
-        for share in map(float, asked.keep.split(",")):
-            outcomes = [
-                outcome_of(home, env_id, asked.model, {**tasks[name].settings, "keep": share}, seed)
-                for seed in range(asked.seeds)
+        shares = asked.keep.split(",")
+        by_share: dict[str, list[Outcome]] = {}
+        for share in shares:
+            settings = {**tasks[name].settings, **chosen(share)}
+            by_share[share] = [
+                outcome_of(home, env_id, asked.model, settings, seed) for seed in range(asked.seeds)
             ]
-            print(f"{asked.model} {name} keep {share:g}, mean of {asked.seeds}: {means(outcomes)}")
+            print(
+                f"{asked.model} {name} keep {share}, mean of {asked.seeds}: "
+                f"{means(by_share[share])}",
+                flush=True,
+            )
+        for share in shares[1:]:
+            print(f"{asked.model} {name}: {goal(by_share[shares[0]], by_share[share])}", flush=True)
+
+
+def chosen(share: str) -> dict[str, object]:
+    """The setting that a share on the command line means; none for the recipe's."""
+    return {} if share == "recipe" else {"keep": float(share)}
+
+
+def goal(plain: list[Outcome], kept: list[Outcome]) -> str:
+    """Whether runs that replay reach 95 % of the success of plain ones and lose at most 5 points of
+    the battery, with the numbers."""
+    mean = statistics.fmean
+    success = [mean([run.success[1] or 0.0 for run in runs]) for runs in (plain, kept)]
+    lost = [
+        mean([(run.battery[0] or 0.0) - (run.battery[1] or 0.0) for run in runs])
+        for runs in (plain, kept)
+    ]
+    is_met = success[1] >= 0.95 * success[0] and lost[1] <= 0.05
+    word = "met" if is_met else "missed"
+    return (
+        f"{word}: success {success[1]:.1%} beside {success[0]:.1%}, "
+        f"lost of the battery {100 * lost[1]:.1f} points beside {100 * lost[0]:.1f}"
+    )
 
 
 def pushed(home: Home, name: str, task: Task) -> str:
@@ -142,7 +174,10 @@ def outcome_of(
         (compared.before, compared.after), (battery.before, battery.after), battery.verdict
     )
     seconds = time.monotonic() - began
-    print(f"{run_id} keep {settings['keep']} seed {seed} ({seconds:.0f} s): {outcome}", flush=True)
+    print(
+        f"{run_id} keep {settings.get('keep', 'recipe')} seed {seed} ({seconds:.0f} s): {outcome}",
+        flush=True,
+    )
     return outcome
 
 

@@ -115,6 +115,8 @@ def train(
     The home is the benchmark's own: what an interrupted call left running there is ended first.
     """
     end_all(home)
+    if algorithm == "sft":  # no rows beside the run's own, which no peer would train
+        settings = {"keep": 0, **settings}
     with on_cores(cores):
         answer = lifecycle.submit(
             home,

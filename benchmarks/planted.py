@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import SKILLS
+from engine.skills import pebble as skills
+from engine.skills.batteries import SKILLS
 
 Draw = Callable[[random.Random], skills.Sample]
 Row = dict[str, object]  # a line of datasets/rows.jsonl: the fields of a `Task`

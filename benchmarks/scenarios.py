@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import planted
 from benchmarks.planted import Tasks
-from engine.worker.evaluation import pebble_skills as skills
+from engine.skills import pebble as skills
 
 GRPO: dict[str, Any] = {
     "steps": 20,

@@ -2,7 +2,7 @@
 
 `docs/settings.md` comes from the settings schema, `docs/tools.md` from the tools a server offers,
 `docs/metrics.md` from the list of metric names, `docs/models.md` from what the tests of model
-families saw (`tests/families.json`).
+families saw (`tests/families.json`), `docs/skills.md` from the questions models are asked.
 `tests/test_docs.py` fails when a page differs from what this makes.
 """
 
@@ -13,6 +13,7 @@ from engine.core.files import read_json
 from engine.core.metrics import METRICS
 from engine.home.run_dir import Home
 from engine.settings.resolution import settings_reference
+from engine.skills.card import skills_card
 from mcp_server.protocol.tools import all_tools
 
 DOCS = Path(__file__).parent
@@ -26,6 +27,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": NOTE + settings_reference().strip() + "\n",
         DOCS / "tools.md": NOTE + tools_reference(),
         DOCS / "metrics.md": NOTE + metrics_reference(),
+        DOCS / "skills.md": NOTE + skills_card(),
         DOCS / "models.md": NOTE + models_reference(),
     }
 

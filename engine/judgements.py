@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
+from engine.core.format import counted
 from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
@@ -15,12 +16,16 @@ from engine.evidence.stats.inference import wilson
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.run_result import ProbeResult
 from engine.records.settings import (
+    HARMLESS_STEPS,
+    USUAL_KEEP,
     DPOSettings,
+    GRPOSettings,
     RolloutSettings,
     RowSettings,
     SFTSettings,
     TrainSettings,
 )
+from engine.wording.shared import shared_texts
 from envs.audit.audit_summary import best_degenerate
 from envs.json_types import TaskRow
 
@@ -46,8 +51,9 @@ _AUDIT_KEYS = (
     "problems",
     "gold_failing",
 )
-# The share of replayed rows to begin with; benchmarks/RESULTS.md has what it costs and brings.
-_USUAL_KEEP = 0.2
+_USUAL_VARY = (
+    0.5  # the share of rows in other words to begin with; measured in benchmarks/RESULTS.md
+)
 # Of the first so many answers, from so few on, this share has one form, or is different ones.
 _FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -347,9 +353,14 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     now, and the setting that keeps them. A warning where all answers have one form of their own,
     or are few different ones: training on such rows alone loses most.
 
-    A failure, or the outcome for a run that replays rows already, is returned unchanged.
+    A failure, or the outcome for a run that is too short to lose much, is returned unchanged; for
+    one that replays rows it says so.
     """
-    if not isinstance(settings, SFTSettings) or settings.keep or outcome.status == "fail":
+    if not isinstance(settings, SFTSettings) or outcome.status == "fail":
+        return outcome
+    if settings.keep:
+        return replace(outcome, detail=f"{outcome.detail}; {_replay_text(settings)}")
+    if settings.steps <= HARMLESS_STEPS:
         return outcome
     form = narrow_form(read_tasks(record, "train"))
     stake = (
@@ -360,10 +371,19 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     before = hint_of(outcome.fix)
     change = before.change or Change()
     fix = Hint(
-        f"{before.text} keep = {_USUAL_KEEP:g} replays what it could do in each batch.".strip(),
-        change=replace(change, settings={**change.settings, "keep": _USUAL_KEEP}),
+        f"{before.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
+        change=replace(change, settings={**change.settings, "keep": USUAL_KEEP}),
     )
     return Outcome("warn" if form else outcome.status, detail, fix, outcome.code)
+
+
+def _replay_text(settings: SFTSettings) -> str:
+    """What a run replays and why, as a clause."""
+    rows = f"rows of {settings.keep_env}" if settings.keep_env else "its own right answers"
+    return (
+        f"keep = {settings.keep:g} replays {rows} beside the task's, for "
+        f"{counted(settings.steps, 'step')} on the task alone would overwrite what the model can do"
+    )
 
 
 def narrow_form(tasks: Sequence[TaskRow]) -> str:
@@ -405,6 +425,26 @@ def cannot_start(result: ProbeResult) -> str:
         f"than {highest_rate:.1%} are, one in {1 / highest_rate:.0f}), and all of a task earn the "
         "same"
     )
+
+
+def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
+    """Judge whether all training rows share a tool text or a system message: a model may come to
+    depend on its very words. A warning where nothing varies them."""
+    shared = shared_texts(read_tasks(record, "train"), record.tools)
+    if not shared.kinds:
+        return Outcome("pass", "the rows share neither tool texts nor a system message")
+    if not isinstance(settings, SFTSettings | GRPOSettings):
+        fix = Hint("Vary the text in the rows: tools of a task's own, several system messages.")
+    elif settings.vary_wording:
+        return Outcome("pass", f"{shared.sentence}; vary_wording = {settings.vary_wording:g}")
+    else:
+        fix = Hint(
+            f"vary_wording = {_USUAL_VARY:g} asks that share of the rows in other words; or give "
+            "the tasks tools and system messages of their own. evaluate with perturb tells after "
+            "the run.",
+            change=Change(settings={"vary_wording": _USUAL_VARY}),
+        )
+    return Outcome("warn", f"{shared.sentence}: a change of it may break the model", fix)
 
 
 def too_hard(result: ProbeResult) -> bool:
@@ -515,3 +555,12 @@ def short_audit(audit: Reply) -> Reply:
             {key: probe[key] for key in probe_keys if key in probe} for probe in audit["probes"]
         ]
     return short
+
+
+def failed_probe(run_id: str, status: Reply) -> Outcome:
+    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
+    returned."""
+    error = status.get("error") or {}
+    detail = f"{run_id}: {error.get('message', status['state'])}"
+    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
+    return Outcome("fail", detail, fix)

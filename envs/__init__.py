@@ -9,6 +9,7 @@ judge.py        rubrics; a model as judge behind hard checks
 rewards.py      scorers to combine
 row_shapes.py   the shapes of a data row, each as a task
 strict_rows.py  rows of data files as tasks, none lost unseen
+tool_schemas.py  which functions a model may call on a task
 """
 
 from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task, ToolCall

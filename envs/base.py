@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs.json_types import ChatMessage, JsonObject, TaskRow, ToolSchema
+from envs.tool_schemas import checked_tools
 
 ROLES = ("system", "user", "assistant", "tool")
 # Keys of a task's metadata that hold the two answers of a preference.
@@ -178,6 +179,8 @@ class Task:
         metadata: anything JSON can hold; `score` sees it again.
         group: the family of the task, such as its template; tasks of one group are never on two
             sides of a division, and intervals count groups, not tasks. "": a family of its own.
+        tools: functions the model may call on this task, in OpenAI's function schema, in place of
+            the environment's; [] for none, None for those of the environment.
 
     Raises ValueError where one of them has another form.
     """
@@ -188,6 +191,7 @@ class Task:
     split: str | None = None
     metadata: JsonObject = field(default_factory=dict)
     group: str = ""
+    tools: Sequence[ToolSchema] | None = None
 
     def __post_init__(self) -> None:
         """Check the fields; a number as id or group becomes text, dicts become messages.
@@ -205,6 +209,11 @@ class Task:
         if not isinstance(self.metadata, dict):
             raise ValueError(f"the metadata of task {self.id!r} is a dict")
         self.group = _checked_group(self.group, self.id)
+        if self.tools is not None:
+            try:
+                self.tools = checked_tools(self.tools)
+            except ValueError as problem:
+                raise ValueError(f"the tools of task {self.id!r}: {problem}") from None
 
     @property
     def messages(self) -> list[Message]:
@@ -249,8 +258,8 @@ class Task:
         """The task as a row of plain JSON values; `from_row` makes an equal task of it.
 
         The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
-        `text` names those of the two that were strings, such as ["answer"]. `group` is left out
-        where the task has none.
+        `text` names those of the two that were strings, such as ["answer"]. `group` and `tools`
+        stand in it only where the task has its own.
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -262,7 +271,10 @@ class Task:
             "metadata": self.metadata,
             "text": given_as_text,
         }
-        return row | {"group": self.group} if self.group else row
+        own: dict[str, Any] = {"group": self.group} if self.group else {}
+        if self.tools is not None:
+            own["tools"] = list(self.tools)
+        return {**row, **own}
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
@@ -281,6 +293,7 @@ class Task:
             split=row.get("split"),
             metadata=row.get("metadata") or {},
             group=row.get("group") or "",
+            tools=row.get("tools"),
         )
 
 
@@ -306,11 +319,27 @@ class Env:
     """What both kinds of environment share. Derive from `SingleTurnEnv` or `MultiTurnEnv`."""
 
     tools: Sequence[ToolSchema] = ()
-    """Functions the model may call, in OpenAI's function schema."""
+    """Functions the model may call, in OpenAI's function schema; a task may have its own."""
 
     def tasks(self) -> list[Task]:
         """Every task, in a fixed order. Called once per push; its rows are stored."""
         raise NotImplementedError("define tasks() and return a list of Task")
+
+    def perturb(self, task: Task, kind: str, seed: int) -> Task | None:
+        """The same task asked in other words, for the probe of robustness and for training with
+        `vary_wording`; None leaves it to the rules that hold for every environment.
+
+        Args:
+            kind: what to change: "wording" (of the prompt), "system" (its system message), "tools"
+                (their descriptions) or "options" (their order).
+            seed: decides which words; the same seed gives the same task. Training takes even ones,
+                the probe odd ones.
+
+        The answer is scored for the task that is returned, so where its reference answer changes
+        too, as the letter of a moved option does, `answer` and `metadata` are those of the new
+        question. Return `task` itself where it cannot be asked otherwise: it is left out then.
+        """
+        return None
 
 
 class SingleTurnEnv(Env):
@@ -343,6 +372,11 @@ def is_scored(env: Env) -> bool:
     """Whether the class of `env` defines `score`; if not, the environment is an SFT dataset."""
     defined = getattr(type(env), "score", None)
     return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
+
+
+def has_own_words(env: Env) -> bool:
+    """Whether the class of `env` defines `perturb`."""
+    return getattr(type(env), "perturb", Env.perturb) is not Env.perturb
 
 
 def kind_of(env: Env) -> str:

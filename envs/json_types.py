@@ -9,8 +9,8 @@ from typing import Any, NotRequired, TypedDict
 # A JSON object that somebody else gives a shape: a row of a data file, metadata of a task,
 # arguments of a tool, params of an environment.
 JsonObject = dict[str, Any]
-# id, prompt (messages), answer (messages or None), split, metadata; stored also with gold, the
-# whole conversation with the reference answer (or None).
+# id, prompt (messages), answer (messages or None), split, metadata, and tools where the task has
+# its own; stored also with gold, the whole conversation with the reference answer (or None).
 TaskRow = dict[str, Any]
 # role, content, tool_calls, tool_call_id, name, and whatever else a chat template reads.
 ChatMessage = dict[str, Any]
@@ -22,11 +22,13 @@ Reply = dict[str, Any]
 
 
 class EnvDescription(TypedDict):
-    """What an environment is: its `kind` (single, multi or sft), whether it scores, its tools."""
+    """What an environment is: its `kind` (single, multi or sft), whether it scores, its tools;
+    `perturbs` where it words tasks in its own way (`Env.perturb`)."""
 
     kind: str
     scored: bool
     tools: list[ToolSchema]
+    perturbs: NotRequired[bool]
 
 
 class ScoreReply(TypedDict):

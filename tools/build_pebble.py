@@ -2,7 +2,7 @@
 
 Objective: the mean over all assistant tokens of a batch of -log p(token | everything before it),
 minimised by AdamW over all weights. What the model sees is in
-`engine/worker/evaluation/pebble_skills.py`. Left out on purpose: other people's text, and every
+`engine/skills/pebble.py`. Left out on purpose: other people's text, and every
 prompt of the examples' held-out splits.
 
 Writes config.json, model.safetensors (bfloat16), tokenizer files, the chat template, card.json
@@ -31,8 +31,8 @@ from safetensors.torch import load
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from engine.skills import pebble as skills
 from engine.worker.components import make_sampler
-from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.network.policy import Base, load_base
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.renderer import Renderer
@@ -133,7 +133,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
 
 def heldout_keys(examples: Path = EXAMPLES) -> set[str]:
     """Keys of every held-out prompt of pebble's examples that load here; see
-    `pebble_skills.keys_of`. Those in `OF_OTHER_MODELS` are in words that pebble does not know."""
+    `pebble.keys_of`. Those in `OF_OTHER_MODELS` are in words that pebble does not know."""
     keys: set[str] = set()
     for folder in sorted(examples.iterdir()):
         if folder.name in OF_OTHER_MODELS:

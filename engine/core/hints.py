@@ -17,10 +17,13 @@ class Call:
     Attributes:
         tool: its name.
         arguments: by name, as JSON values.
+        needs: names of further arguments that only the caller can give; without them the call can
+            be made as it stands.
     """
 
     tool: str
     arguments: Mapping[str, object] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The call as text, its values as JSON: `push_env(path="x", install=true)`."""
@@ -31,8 +34,9 @@ class Call:
         return f"{self.tool}({', '.join(arguments)})"
 
     def to_json(self) -> dict[str, object]:
-        """The call as a JSON object: {"tool", "arguments"}."""
-        return {"tool": self.tool, "arguments": dict(self.arguments)}
+        """The call as a JSON object: {"tool", "arguments"}, and "needs" where it needs more."""
+        needs = {"needs": list(self.needs)} if self.needs else {}
+        return {"tool": self.tool, "arguments": dict(self.arguments), **needs}
 
     @staticmethod
     def from_json(value: object) -> "Call | None":

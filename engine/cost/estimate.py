@@ -196,7 +196,7 @@ def estimate(
         env,
         hardware.device,
         seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
-        batteries=batteries(home, base_path),
+        batteries=batteries(home, base_path, resolved.settings.skill_rows),
         teacher=teacher_model.facts if teacher_model else None,
         teacher_shares_base=teacher is not None and teacher.shares_base,
     )

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 from engine.core.hardware import Device
+from engine.cost.questions import PEBBLE_SKILLS, Battery, Lengths
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
 from engine.records.settings import DPOSettings, RowSettings, SFTSettings, TrainSettings
@@ -29,30 +30,6 @@ CONCURRENT = {"cpu": 256, "cuda": 512}  # completions that are sampled at once
 MICRO_CEILING = {"cpu": 1024, "cuda": 65536}  # tokens of a microbatch at most
 MICRO_FLOOR = 512.0  # tokens of a microbatch at least
 MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
-BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of a typical row or episode.
-
-    Attributes:
-        prompt: tokens of the prompt.
-        turn_tokens: tokens of an assistant turn.
-        longest_turn: tokens of the longest assistant turn of a batch.
-        turns: number of assistant turns.
-    """
-
-    prompt: float
-    turn_tokens: float
-    longest_turn: float
-    turns: float = 1.0
-
-    @property
-    def total(self) -> float:
-        """Tokens of the prompt and of all that policy and environment say."""
-        environment_tokens = BETWEEN_TURNS * max(0.0, self.turns - 1)
-        return self.prompt + self.turn_tokens * self.turns + environment_tokens
 
 
 @dataclass(frozen=True)
@@ -75,29 +52,9 @@ class Seen:
 UNSEEN = Seen()
 
 
-@dataclass(frozen=True)
-class Battery:
-    """Questions about the skills a model should keep, asked at step 0 and at the end of a run.
-
-    See engine/worker/evaluation/prior_skills.py.
-
-    Attributes:
-        tasks: number of questions.
-        answer: lengths of a question and its answer.
-        practice: number of other questions of the same skills, which `keep` asks once, before the
-            first step, to replay the right answers; 0 where there are none.
-    """
-
-    tasks: int
-    answer: Lengths
-    practice: int = 0
-
-
-# The skills of pebble, and the questions in English for every other base model.
-PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24), practice=800)
-LANGUAGE_TASKS, LANGUAGE_PRACTICE = 48, 192
-LANGUAGE_QUESTION = "What is the opposite of the word early?"
-KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many tasks at most
+# Of what the starting model answers, so that it can be replayed.
+_MOST_ASKED = 8_000  # train tasks of an environment that are asked to be replayed
+_RIGHT_SHARE = 0.7  # of practice questions, which a model that is worth keeping answers rightly
 
 
 @dataclass(frozen=True)
@@ -327,16 +284,33 @@ class Plan:
         return max(1, round(self.settings.batch_size * share / (1 - share)))
 
     @property
+    def replayed_tokens(self) -> float:
+        """Tokens of the rows that a step replays."""
+        return self.replayed_rows * self.replayed_row().total
+
+    @property
     def asks_practice(self) -> bool:
         """Whether practice questions are asked before the first step, to replay right answers."""
         settings = self.settings
         return isinstance(settings, SFTSettings) and settings.keep > 0 and not settings.keep_env
 
+    def own_answers(self) -> tuple[float, Lengths]:
+        """How many questions the starting model answers before the first step, so that its right
+        answers can be replayed, and the lengths of one with its answer. The train tasks of
+        `keep_env`, which are not counted here, are taken to be as long as the run's own rows."""
+        settings = self.settings
+        asked = self.settings.steps * self.replayed_rows / _RIGHT_SHARE
+        for battery in self.batteries:
+            if battery.practice and self.asks_practice:
+                return min(asked, battery.practice), battery.answer
+        if isinstance(settings, SFTSettings) and settings.keep_answers == "own":
+            return min(asked, _MOST_ASKED), self.trained_row()
+        return 0.0, self.trained_row()
+
     def replayed_row(self) -> Lengths:
         """The lengths of a replayed row: those of a practice question with its answer; of
         `keep_env`, whose rows are not counted here, those of the run's own rows."""
-        practised = [battery.answer for battery in self.batteries if battery.practice]
-        return practised[0] if practised and self.asks_practice else self.trained_row()
+        return self.own_answers()[1]
 
     @property
     def packed(self) -> bool:

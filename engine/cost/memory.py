@@ -5,12 +5,12 @@ import math
 from engine.cost import run_work
 from engine.cost.flops import (
     ATTENTION_KEPT,
-    BETWEEN_TURNS,
     CONCURRENT,
     HEAD_BYTES,
     Plan,
     microbatch_tokens,
 )
+from engine.cost.questions import BETWEEN_TURNS
 from engine.records.estimate import PeakMemory
 from engine.records.settings import DPOSettings, GRPOSettings, RolloutSettings, RowSettings
 
@@ -116,7 +116,7 @@ def _batch_tokens(plan: Plan) -> float:
     share counts once, because it is computed once."""
     settings = plan.settings
     if isinstance(settings, RowSettings):
-        return plan.step_tokens
+        return plan.step_tokens + plan.replayed_tokens
     episode = plan.episode(_episode_level(plan))
     prompt_tokens = settings.prompts_per_step * episode.prompt
     return prompt_tokens + plan.rows * (episode.total - episode.prompt)
@@ -170,7 +170,7 @@ def _sampled_completions(plan: Plan) -> int:
         completions = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, RolloutSettings):  # each step samples completions to train on
         completions = max(completions, plan.rows)
-    return completions
+    return max(completions, round(plan.own_answers()[0]))
 
 
 def _longest_trained_sequence(plan: Plan) -> float:

@@ -76,7 +76,7 @@ def _row_step_work(plan: Plan) -> Work:
         step += update_work(
             plan,
             plan.replayed_rows,
-            tokens=plan.replayed_rows * replayed.total,
+            tokens=plan.replayed_tokens,
             length=replayed.total,
             supervised=replayed.turn_tokens,
         )
@@ -187,16 +187,17 @@ def _teacher_work(
 
 def evaluation_work(plan: Plan, level: str) -> Work:
     """The work of all evaluations of the run, and of the batteries (questions that show what the
-    model forgets), with the practice questions that `keep` asks.
+    model forgets), with the questions that `keep` asks.
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
     the loss of the reference answers, DPO that of the held-out pairs. `level` ("low", "likely" or
     "high") is how long the sampled answers are taken to be.
     """
+    questions, answer = plan.own_answers()
+    work = rollouts(plan.sampling, questions, questions, answer) if questions else Work()
     rows = evaluated_rows(plan)
     if not rows:  # eval_rows is 0: nothing is evaluated
-        return Work()
-    work = Work()
+        return work
     if isinstance(plan.settings, RowSettings):
         work += _heldout_loss_work(plan, rows)
     if plan.env.scored:
@@ -206,11 +207,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         work += rollouts(
             plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
         )
-    for battery in plan.batteries:
+    for battery in (battery for battery in plan.batteries if battery.tasks):
         work += _battery_work(plan, battery, level)
-        if plan.asks_practice:
-            questions = battery.practice
-            work += rollouts(plan.sampling, questions, questions, battery.answer)
     return work
 
 

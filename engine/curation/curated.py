@@ -16,6 +16,7 @@ from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
+from envs.tool_schemas import tools_of
 
 _HELD_OUT_EVERY = 5  # the pairs of every fifth task are held out
 CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
@@ -168,7 +169,7 @@ def _dataset_rows(
     prefixes = _id_prefixes(records)
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
-    rows = _attempt_rows(chosen, records, prefixes, used_ids)
+    rows = _with_own_tools(chosen, _attempt_rows(chosen, records, prefixes, used_ids), tasks)
     group_of_task = {(key, row["id"]): row.get("group") for key in tasks for row in tasks[key]}
     tasks_of_heldout_pairs = _tasks_of_heldout_pairs(chosen)
     train = []
@@ -180,6 +181,22 @@ def _dataset_rows(
         else:
             train.append(row)
     return train, heldout
+
+
+def _with_own_tools(
+    chosen: Chosen, rows: Sequence[DatasetRow], tasks: Mapping[str, list[TaskRow]]
+) -> list[DatasetRow]:
+    """The rows of the chosen attempts, with the tools of their task where it has its own."""
+    own_tools = {
+        (env_hash, task["id"]): tools
+        for env_hash, task_rows in tasks.items()
+        for task in task_rows
+        if (tools := tools_of(task, []))
+    }
+    return [
+        replace(row, tools=own_tools.get((attempt.env_hash, attempt.task), row.tools))
+        for attempt, row in zip(chosen.attempts, rows, strict=True)
+    ]
 
 
 def _attempt_rows(
@@ -286,7 +303,7 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
         prompt=prompt,
         completion=_answer_of(row) or None,
         metadata=metadata,
-        tools=record.tools or None,
+        tools=tools_of(row, record.tools) or None,
         group=row.get("group"),
     )
 

@@ -23,7 +23,7 @@ from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
 from engine.install import env_packages, vllm_env
-from engine.judgements import CheckList, Outcome, judge_data, required
+from engine.judgements import CheckList, Outcome, judge_data, judge_wording, required
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
@@ -104,6 +104,7 @@ class DryRun:
         run_check("isolation", (), self.check_isolation)
         run_check("data", ("resolve",), self.check_data)
         run_check("exam", ("resolve",), self.check_exam)
+        run_check("wording", ("resolve",), self.check_wording)
         run_check("contamination", ("env", "model"), self.check_contamination)
         run_check("reward_audit", ("env",), self.check_audit)
         run_check("estimate", ("resolve",), lambda: self.check_estimate(began))
@@ -229,6 +230,10 @@ class DryRun:
         if isinstance(resolved.settings, SFTSettings):
             self.facts.row = self._sft_row(resolved.settings)
         return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
+
+    def check_wording(self) -> Outcome:
+        """Whether all training rows share a text, on which the model may come to depend."""
+        return judge_wording(required(self.facts.record), required(self.facts.resolved).settings)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """One row as SFT would train on it; {} if there is none."""

@@ -165,7 +165,7 @@ def _row_lengths(
     refusals: list[str] = []
     for row in rows:
         try:
-            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
+            lengths.append(row_lengths(row, [], tokenizer))
         except TemplateError as error:
             refusals.append(f"row {row['id']}: {error}")
     return lengths, refusals

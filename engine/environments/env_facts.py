@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from engine.core.files import write_json
 from engine.environments import registry
@@ -31,7 +30,8 @@ from engine.records.settings import (
     SFTSettings,
     TrainSettings,
 )
-from envs.json_types import TaskRow, ToolSchema
+from envs.json_types import JsonObject, TaskRow, ToolSchema
+from envs.tool_schemas import tools_of
 
 SAMPLE = 2000
 # Where max_tokens cuts more of the reference answers, success says little: none could be given.
@@ -465,7 +465,7 @@ def _stored_lengths(
 ) -> _StoredLengths:
     """Count the tokens of one task row as the cache keeps them; raises what `row_lengths` raises.
     `tools` are those of the environment; a row may have its own."""
-    tools = (row.get("metadata") or {}).get("tools") or tools
+    tools = tools_of(row, tools)
     chat = tokenizer.format(thinking=thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
     pair = _pair_lengths(row, tools, chat)
@@ -502,7 +502,7 @@ def _pair_lengths(
     return chosen.length, rejected.length
 
 
-def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
+def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object."""
     tokens_of = _tokens_of(facts, settings)
     is_dpo = isinstance(settings, DPOSettings)

@@ -412,6 +412,15 @@ class RunDir:
     def model_evals(self, index: int) -> Path:
         return self.evals_dir / f"model_{index}.jsonl"
 
+    def reworded_evals(self, index: int, kind: str) -> Path:
+        """An evaluation's answers of one model to its tasks in other words of one kind."""
+        return self.evals_dir / "reworded" / f"model_{index}_{kind}.jsonl"
+
+    @property
+    def reworded_kinds(self) -> Path:
+        """How many tasks of an evaluation were asked in other words, by kind."""
+        return self.evals_dir / "reworded" / "kinds.jsonl"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
 

@@ -3,8 +3,10 @@
 import difflib
 import hashlib
 import json
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -57,15 +59,16 @@ class RunTable(Connection):
 
         Args:
             prepare: called with the run's id before the row is inserted, to write the run's folder;
-                when it raises, no row is inserted.
+                when it raises, no row is inserted and the folder is removed.
 
         Raises UserError REQUEST_CONFLICT when the request_id was used with another body.
         """
-        with self._write():
+        with self._folders_as_rows() as folders, self._write():
             earlier_run = self._run_of_request(new.request_id, new.body)
             if earlier_run is not None:
                 return earlier_run
             run_id, number = self._next_free_id(new.name)
+            folders.append(run_id)
             if prepare is not None:
                 prepare(run_id)
             self._insert_queued(new, run_id, number)
@@ -86,7 +89,7 @@ class RunTable(Connection):
 
         Raises UserError REQUEST_CONFLICT when the request_id was used with another body.
         """
-        with self._write():
+        with self._folders_as_rows() as folders, self._write():
             earlier_run = self._run_of_request(request_id, body)
             if earlier_run is not None:
                 return self.plan_runs(earlier_run.plan)
@@ -95,12 +98,28 @@ class RunTable(Connection):
             for make in makers:
                 new, prepare = make(plan_id, ids)
                 run_id, number = self._next_free_id(new.name)
+                folders.append(run_id)
                 prepare(run_id)
                 self._insert_queued(new, run_id, number)
                 self._log_state(run_id, old="", new="queued")
                 ids.append(run_id)
             self._remember_request(request_id, body, ids[0])
             return self.plan_runs(plan_id)
+
+    @contextmanager
+    def _folders_as_rows(self) -> Iterator[list[str]]:
+        """A context around a transaction. Yields a list for the ids whose folders it begins to
+        write; where it fails, those that have no row are removed again."""
+        run_ids: list[str] = []
+        try:
+            yield run_ids
+        except BaseException:
+            # Until a folder is removed, no other process takes its id: see `_next_free_id`.
+            for run_id in run_ids:
+                with suppress(UserError):  # where nobody knows if there is a row, the folder stays
+                    if not self._rows("WHERE run_id = ?", (run_id,)):
+                        shutil.rmtree(self.home.run(run_id).path, ignore_errors=True)
+            raise
 
     def plan_runs(self, plan_id: str) -> list[RunRow]:
         """The runs of a plan, in the order of its steps; [] where there is no such plan."""

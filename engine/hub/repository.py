@@ -3,14 +3,16 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from engine.core.files import JsonObject
+from engine.core.files import JsonObject, take_lock
 from engine.hub.client import RepoKind
 from engine.records.record import Record
 
@@ -169,9 +171,50 @@ def download(
         report: called with the number of bytes that are there; an error that it raises ends the
             download and leaves the partial file.
     """
+    with _own_part(target) as part:
+        return _fetch_into(client, url, target, file, part, report)
+
+
+@contextmanager
+def _own_part(target: Path) -> Iterator[Path]:
+    """A context with the partial file of `target` for this process alone: the one that an earlier
+    attempt has left, or one of its own while another process fetches the same file."""
+    shared = target.with_name(f"{target.name}.part")
+    lock = take_lock(shared)
+    # A process that ended just now may have given the locked file its final name.
+    is_in_place = lock is not None and _is_open_file(lock, shared)
+    part = shared if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
+    try:
+        yield part
+    finally:
+        if not is_in_place:  # nobody goes on with it
+            part.unlink(missing_ok=True)
+        elif shared.exists() and not shared.stat().st_size:  # made by the lock alone
+            shared.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _is_open_file(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one that lies at `path` now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _fetch_into(
+    client: "httpx.Client",
+    url: str,
+    target: Path,
+    file: RemoteFile,
+    part: Path,
+    report: Callable[[int], None] | None,
+) -> str:
+    """Download into the partial file `part`, check it, and give it its final name; see
+    `download`."""
     import httpx  # noqa: PLC0415  loaded by the client already
 
-    part = target.with_name(target.name + ".part")
     for attempt in range(1, _TRIES + 1):
         try:
             _continue_part(client, url, part, report)

@@ -9,10 +9,11 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import sync_folder
+from engine.core.files import read_json, sync_folder, write_json
 from engine.core.hints import Call, Hint
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home, RunDir
@@ -75,7 +76,11 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
     """Let a waiting run go if all that it waits for is there, or fail it if that cannot come any
     more. Returns whether it failed."""
     awaited = [_row_of(store, run_id) for run_id in row.awaited_ids]
-    fault = _fault_of(row, awaited)
+    if _can_do_without_some(row, awaited):
+        if any(other is not None and other.state in OPEN for other in awaited):
+            return False  # the others may still get done
+        awaited = _leave_out_missing(home, row, awaited)
+    fault = _fault_of(awaited, row)
     if fault is None:
         if any(other is not None and other.state in OPEN for other in awaited):
             return False  # it waits on
@@ -94,6 +99,41 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
     return True
 
 
+def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
+    """Whether a run is the joint evaluation of a plan, some of whose models cannot come any more
+    while others can or have: it then asks those that there are."""
+    if row.kind != "evaluate" or not row.plan:
+        return False
+    lost = [other is None or other.state in ("failed", "cancelled") for other in awaited]
+    return any(lost) and not all(lost)
+
+
+def _leave_out_missing(
+    home: Home, row: RunRow, awaited: Sequence[RunRow | None]
+) -> list[RunRow | None]:
+    """Take the models that did not get made out of an evaluation's config, which keeps their names.
+    Returns the rows of the runs that made theirs."""
+    run = home.run(row.run_id)
+    missing = {
+        run_id
+        for run_id, other in zip(row.awaited_ids, awaited, strict=True)
+        if other is None or other.state != "done"
+    }
+    config = read_json(run.config)
+    folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] in missing}
+    left_out = [model["ref"] for model in config["models"] if model.get("adapter") in folders]
+    config |= {
+        "models": [model for model in config["models"] if model.get("adapter") not in folders],
+        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] not in missing],
+        "missing_models": [*config.get("missing_models", []), *left_out],
+    }
+    write_json(run.config, config)
+    if left_out:  # else an interrupted call has done it already
+        message = f"{', '.join(left_out)} left out: not made"
+        outcome.note_event(run, "models_missing", message, models=left_out)
+    return [other for other in awaited if other is not None and other.run_id not in missing]
+
+
 def _row_of(store: Store, run_id: str) -> RunRow | None:
     """The row of a run; None where there is none."""
     try:
@@ -103,15 +143,17 @@ def _row_of(store: Store, run_id: str) -> RunRow | None:
     return row if row.run_id == run_id else None  # another, whose id begins with this one
 
 
-def _fault_of(row: RunRow, awaited: list[RunRow | None]) -> tuple[str, Hint] | None:
+def _fault_of(awaited: Sequence[RunRow | None], row: RunRow) -> tuple[str, Hint] | None:
     """Why what a run waits for cannot come any more, with the next move; None while it can.
 
     `awaited` are the runs that it waits for, None for one that is gone.
     """
-    for run_id, other in zip(row.awaited_ids, awaited, strict=True):
+    for number, other in enumerate(awaited):
         if other is None:
+            run_id = row.awaited_ids[number]
             return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
         if other.state in ("failed", "cancelled"):
+            run_id = other.run_id
             resume = Call("submit_train", {"resume": row.plan or run_id})
             text = (
                 "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"

@@ -16,6 +16,7 @@ from engine.models.chat_format import TemplateError, TokenizedChat
 from engine.reading.transcripts import Piece, pieces
 from engine.records.settings import SFTSettings
 from envs.json_types import TaskRow, ToolSchema
+from envs.tool_schemas import tools_of
 
 _MAX_ROWS = 300  # that are searched for one that is cut
 _MAX_PIECES, _PIECE_CHARS = 8, 160  # of the text that is shown
@@ -122,7 +123,7 @@ def _tokenized_turns(
 
     `tools` are the environment's tool schemas, for a row that has none of its own.
     """
-    tools_of_row = (row.get("metadata") or {}).get("tools") or tools
+    tools_of_row = tools_of(row, tools)
     try:
         return tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
     except TemplateError:

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from engine.records.record import Record
+from engine.wording.kinds import Kind
 
 
 class EnvironmentUsed(Record):
@@ -59,7 +62,8 @@ class ReplayUsed(Record):
         source: the battery whose practice questions the starting model was asked, or the id of the
             environment whose train rows they are.
         rows: how many different ones there are.
-        questions: how many practice questions were asked; None for an environment's rows.
+        questions: how many questions the starting model was asked; None for the reference answers
+            of an environment's rows.
     """
 
     share: float
@@ -68,14 +72,22 @@ class ReplayUsed(Record):
     questions: int | None = None
 
     @property
+    def nothing(self) -> str:
+        """Why there are no rows, in words."""
+        if self.questions is None:
+            return f"{self.source} has no train row with an answer that no exam asks"
+        return (
+            f"the starting model answers none of {self.questions} questions of {self.source} "
+            "rightly"
+        )
+
+    @property
     def meaning(self) -> str:
         """What the rows are, in words."""
         if self.questions is None:
             return f"train rows of {self.source}"
-        return (
-            f"the starting model's right answers to {self.questions} practice questions of "
-            f"{self.source}"
-        )
+        kind = "train tasks" if "@" in self.source else "practice questions"
+        return f"the starting model's right answers to {self.questions} {kind} of {self.source}"
 
     @property
     def sentence(self) -> str:
@@ -97,6 +109,7 @@ class Manifest(Record):
         kernels: which fused functions.
         isolation: how the environment's process is confined; "" where none runs.
         replayed: what `keep` replayed; None where it is 0.
+        shared_texts: which texts all training rows share: "tools", "system".
     """
 
     run_id: str
@@ -118,6 +131,7 @@ class Manifest(Record):
     isolation: str
     eval_sampling: SamplingUsed
     replayed: ReplayUsed | None = None
+    shared_texts: list[Kind] = Field(default_factory=list)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -16,6 +16,7 @@ from engine.records.settings import (
     GRPOSettings,
     SFTSettings,
 )
+from engine.wording.kinds import Kind
 
 # A side of an environment's tasks.
 SplitName = Literal["heldout", "dev", "train"]
@@ -202,6 +203,9 @@ class EvaluateConfig(RunConfigBase):
     Attributes:
         task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
             order of evaluations.
+        perturb: in which other words the same tasks are asked too; [] for none.
+        missing_models: those that were to be asked and are left out, because the runs of a plan
+            that were to make them did not get done.
     """
 
     kind: Literal["evaluate"]
@@ -212,6 +216,8 @@ class EvaluateConfig(RunConfigBase):
     attempts: int
     settings: EvaluationSettings
     task_indices: list[int] = Field(default_factory=list)
+    perturb: list[Kind] = Field(default_factory=list)
+    missing_models: list[str] = Field(default_factory=list)
 
     @property
     def model_refs(self) -> list[str]:

@@ -118,6 +118,9 @@ Targets = Annotated[
     AfterValidator(_refuse_repeats),
 ]
 Reasoning = Literal["keep", "drop", "require"]
+# The share of replayed rows where nobody chose one, and the most steps of a run that forgets so
+# little that it replays none; measured in benchmarks/RESULTS.md.
+USUAL_KEEP, HARMLESS_STEPS = 0.35, 10
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
@@ -149,6 +152,17 @@ def _min_p() -> Any:
         default=0.0,
         ge=0,
         lt=1,
+    )
+
+
+def _vary_wording() -> Any:
+    """The setting vary_wording, the same for SFT and GRPO."""
+    return _setting(
+        "Share of rows seen in other words, each time anew.",
+        "0",
+        default=0.0,
+        ge=0,
+        le=1,
     )
 
 
@@ -206,6 +220,13 @@ class CommonSettings(Settings):
         "all, at most 400",
         ge=0,
         given_from=1,
+    )
+    skill_rows: int = _setting(
+        "Most questions of each battery of skills, asked before and after; 0: none.",
+        "200",
+        default=200,
+        ge=0,
+        le=10_000,
     )
     save_every: int = _setting("Steps between checkpoints.", "eval_every", ge=1)
     keep_checkpoints: int = _setting(
@@ -272,20 +293,26 @@ class SFTSettings(RowSettings):
         default="keep",
     )
     keep: float = _setting(
-        "Share of each batch that are replayed rows, on top of batch_size, so that skills the "
-        "model starts with are not lost: its own right answers, before the first step, to "
-        "practice questions of those skills (never to one that is asked), or rows of keep_env.",
-        "0",
+        "Share of each batch that are replayed rows, on top of batch_size, so that skills are not "
+        "lost: the model's own right answers before the first step to practice questions, or rows "
+        "of keep_env.",
+        f"{USUAL_KEEP:g} for more than {HARMLESS_STEPS} steps, else 0",
         default=0.0,
         ge=0,
         le=0.5,
     )
     keep_env: EnvName = _setting(
-        "Environment whose train rows with an answer are replayed in place of the model's own "
-        "answers (with keep); a row that an exam of the run asks is left out.",
+        "Environment whose train rows are replayed instead; one that an exam asks is left out.",
         "none",
         default="",
     )
+    keep_answers: Literal["reference", "own"] = _setting(
+        "What is replayed of keep_env: its answers, or the model's own right ones (all, if it does "
+        "not score).",
+        "reference",
+        default="reference",
+    )
+    vary_wording: float = _vary_wording()
 
 
 class DPOSettings(RowSettings):
@@ -392,6 +419,7 @@ class GRPOSettings(RolloutSettings):
         ge=0,
         le=1,
     )
+    vary_wording: float = _vary_wording()
 
 
 class DistillSettings(RolloutSettings):

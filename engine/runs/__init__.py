@@ -7,6 +7,7 @@ with `lifecycle.py`; how a run comes to be is in `submit/`.
     ledger.py          what was tried and what came of it
     lifecycle.py       look, wait, cancel
     overview.py        the state of a home in one answer
+    pins.py            checkpoints kept, whatever keep_checkpoints removes
     rerun.py           a training run once more, with the same versions and settings
     plan_status.py     where a plan stands: a verdict per step
     run_status.py      where a run stands, as a client sees it

@@ -21,6 +21,7 @@ from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
 from engine.home.database import reports_unwritable_disk
+from engine.home.pinned import pinned_steps
 from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -56,23 +57,38 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 def _check_run(
     home: Home, row: RunRow, others: Sequence[RunRow], all_ids: Collection[str], *, force: bool
 ) -> list[str]:
-    """Check that one run may be deleted. Returns a warning that names what was built on it; []
-    where nothing was.
+    """Check that one run may be deleted. Returns warnings that name what was built on it and which
+    of its checkpoints are pinned; [] where nothing is.
 
     Args:
         others: all runs that are not deleted together with it.
         all_ids: the ids of all runs.
 
-    Raises UserError RUN_STATE, without `force` also where something was built on the run.
+    Raises UserError RUN_STATE, without `force` also where something was built on the run or a
+    checkpoint of it is pinned.
     """
     _require_ended(home, row)
     _require_unused(home, row, others)
     dependents = _built_on(home, row, others, all_ids)
-    if not dependents:
-        return []
-    if not force:
+    pinned = _pinned_in_words(home.run(row.run_id))
+    if dependents and not force:
         raise _built_on_error(row, dependents)
-    return [f"{_names_in_words(dependents)} came from {row.run_id}"]
+    if pinned and not force:
+        hint = "Unpin them (honesmith unpin), or delete the run with --force."
+        raise _not_deletable_error(row, f"has pinned checkpoints: {pinned}", hint)
+    warnings = [f"{_names_in_words(dependents)} came from {row.run_id}"] if dependents else []
+    if pinned:
+        warnings.append(f"pinned checkpoints of {row.run_id} go too: {pinned}")
+    return warnings
+
+
+def _pinned_in_words(run: RunDir) -> str:
+    """The steps of the checkpoints that the user keeps, as text; "" for none."""
+    try:
+        steps = sorted(pinned_steps(run) & set(run.checkpoint_steps()))
+    except ValueError:
+        return f"{run.pins.name} cannot be read"
+    return _names_in_words([f"step {step}" for step in steps]) if steps else ""
 
 
 def _built_on(
@@ -266,6 +282,8 @@ def _removable_paths(run: RunDir) -> list[Path]:
         run.metrics,
         run.events,
         run.rescored,
+        run.heartbeat,
+        run.pins,
         # Answers to tasks of earlier skills, before and after the training.
         run.kept("before"),
         run.kept("after"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.core import hardware
 from engine.core.errors import UserError
+from engine.core.files import read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
@@ -273,9 +274,22 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
         entry |= ledger.entry(home, row)
     if home.run(row.run_id).deleted.exists():
         entry["deleted"] = True
+    elif damaged := _damaged_file(home, row):
+        entry["damaged"] = damaged
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry
+
+
+def _damaged_file(home: Home, row: RunRow) -> str:
+    """The name of a file of the run that is missing or cannot be read, so that the run cannot be
+    used; "" where there is none."""
+    run = home.run(row.run_id)
+    if run.find_config() is None:
+        return run.config.name
+    if row.state == "done" and not read_object(run.result):
+        return run.result.name
+    return ""
 
 
 def _progress_fields(home: Home, row: RunRow) -> Reply:
@@ -380,7 +394,7 @@ def _next_calls(scope: str, page: _Page) -> list[Reply]:
     if not envs:
         return [
             Call("read_playbook").to_json(),
-            Call("push_env", {"path": "..."}).to_json(),
+            Call("push_env", needs=("path",)).to_json(),
         ]
     return [Call("dry_run", {"env_id": envs[0].get("env_id", "")}).to_json()]
 

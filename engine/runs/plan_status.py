@@ -18,6 +18,7 @@ from engine.home.store import Store
 from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
+from engine.records.run_config import EvaluateConfig
 from engine.runs.forecast import Forecast, forecast_of_plan
 
 _MAX_ALERTS = 10  # that a status shows, the newest
@@ -226,6 +227,8 @@ def _step(home: Home, row: RunRow) -> Reply:
         return entry | {"waits_for": row.awaited_ids}
     if row.state in ("failed", "cancelled"):
         return entry | {"reason": row.reason[:300]}
+    if isinstance(config, EvaluateConfig) and config.missing_models:
+        entry["missing_models"] = config.missing_models
     if row.state == "done":
         return entry | _outcome(home, row, config.model_refs if config else [])
     return entry

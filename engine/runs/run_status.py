@@ -14,6 +14,7 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
+from engine.home.pinned import pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -41,6 +42,7 @@ _EVIDENCE_KEYS = (
     "expected",
     "as_expected",
     "go_on_with",
+    "robustness",
 )
 
 
@@ -67,8 +69,30 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
     _add_choosing_tasks(status, row, progress)
+    status["warnings"] += _missing_models(run)
+    pinned = _readable_pins(run)
+    if pinned:
+        status["pinned"] = pinned
     status["summary"] = _summary(row, status)
     return status
+
+
+def _missing_models(run: RunDir) -> list[str]:
+    """A warning that names the models which an evaluation left out, because the runs of its plan
+    that were to make them did not get done; [] where there are none."""
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig) or not config.missing_models:
+        return []
+    names = ", ".join(config.missing_models)
+    return [f"not asked, because not made: {names}; resume the plan, then evaluate them"]
+
+
+def _readable_pins(run: RunDir) -> list[int]:
+    """The steps whose checkpoints the user keeps; [] also where the list is damaged."""
+    try:
+        return sorted(pinned_steps(run))
+    except (OSError, ValueError):
+        return []
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
@@ -207,10 +231,27 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
         warning for warning in result_fields.get("warnings", []) if warning not in warnings
     ]
     status = status | result_fields | {"warnings": warnings + new_warnings}
+    if not result_fields and not run.deleted.exists():
+        return _with_damaged_result(row, status)
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
         status["warnings"] += audit_sentences(run.find_config())
     return _errors_first(run, row, status)
+
+
+def _with_damaged_result(row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done and whose result.json is missing or damaged. Nothing that
+    rests on its result is suggested, such as to deploy the best checkpoint."""
+    warning = "result.json is missing or damaged: what the run came to cannot be read"
+    calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
+    if row.kind == "train":
+        models = [row.model, row.run_id]
+        calls.append(Call("evaluate", {"env_id": row.env_id, "models": models}))
+    return status | {
+        "damaged": "result.json",
+        "warnings": [*status["warnings"], warning],
+        "next": [call.to_json() for call in calls],
+    }
 
 
 def _reason_of_end(run: RunDir, row: RunRow) -> Reply:

@@ -100,7 +100,7 @@ def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
         "api_key_file": str(home.deployment(row.deployment_id).key),
         **describe(home, row),
         "summary": f"{target.name} answers at {row.url}.",
-        "next": [Call("chat", {"model": target.name, "message": "..."}).to_json()],
+        "next": [Call("chat", {"model": target.name}, needs=("message",)).to_json()],
         "warnings": [],
     }
 

@@ -14,15 +14,22 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import ROW_ALGORITHMS, GivenSettings
+from engine.records.settings import (
+    HARMLESS_STEPS,
+    ROW_ALGORITHMS,
+    USUAL_KEEP,
+    GivenSettings,
+)
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
+SKILL_ROWS = 200  # questions of a battery: a loss of 6, 3 points, is significant
 # Loss -> (clip_low, clip_high); the other losses have _USUAL_CLIPS.
 _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
 _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
+_OTHER_WORDS = 192  # tokens that other words of a prompt and its tools may add to a row
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
 _LARGE_BATCH = 64  # rows from which on a warning is given
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
@@ -227,8 +234,11 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("sft_weight", 0.0)
         epochs = 1  # DPO overfits sooner
     _step_defaults(filled, epochs, rows)
+    if algorithm == "sft":
+        _replay_defaults(filled)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
-    _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
+    other_words = _room_for_other_words(filled)
+    _length_default(filled, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
@@ -286,8 +296,17 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
         env is not None and env.answered_lengths > 0 and env.reasoned == env.answered_lengths
     )
     filled.default("thinking", "require" if every_answer_reasons else "keep")
-    filled.default("keep", 0.0)
+
+
+def _replay_defaults(filled: Filled) -> None:
+    """Set what SFT replays of earlier skills: a share of each batch in every run that makes enough
+    steps to overwrite them. Whether the task is far from what the model does is not known here, and
+    near ones lose nothing by it (benchmarks/RESULTS.md)."""
+    replays = filled["steps"] > HARMLESS_STEPS or filled.values.get("keep_env")
+    filled.default("keep", USUAL_KEEP if replays else 0.0)
     filled.default("keep_env", "")
+    filled.default("keep_answers", "reference")
+    filled.default("vary_wording", 0.0)
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
@@ -311,7 +330,8 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         _warn_of_grpo_sampling(filled)
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
-    _length_default(filled, facts, prompt_tokens + answer_tokens)
+    other_words = _room_for_other_words(filled)
+    _length_default(filled, facts, prompt_tokens + answer_tokens + other_words)
 
 
 def _grpo_defaults(filled: Filled) -> None:
@@ -328,6 +348,7 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
     filled.default("curriculum", "none")
+    filled.default("vary_wording", 0.0)
 
 
 def _loss_defaults(filled: Filled) -> None:
@@ -449,6 +470,11 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
     return turns * tokens_per_turn
 
 
+def _room_for_other_words(filled: Filled) -> int:
+    """The tokens by which other words may lengthen a row; 0 where `vary_wording` is."""
+    return _OTHER_WORDS if filled.values.get("vary_wording") else 0
+
+
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
@@ -497,6 +523,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
+    filled.default("skill_rows", SKILL_ROWS)
 
 
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:

@@ -4,7 +4,7 @@ from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
-from engine.records.settings import ROW_ALGORITHMS, GivenSettings
+from engine.records.settings import ROW_ALGORITHMS, USUAL_KEEP, GivenSettings
 from engine.settings.defaults import USER, Filled
 
 
@@ -144,15 +144,23 @@ def _check_quantization(values: GivenSettings) -> None:
 
 def _check_keep(values: GivenSettings) -> None:
     """Raise UserError SETTING_NOT_APPLICABLE for rows to replay (`keep_env`) of which no batch has
-    a share (`keep`)."""
+    a share (`keep`), and for a choice of answers (`keep_answers`) without such rows."""
     if values.get("keep_env") and not values["keep"]:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"keep_env = {values['keep_env']!r} without keep: no batch has a share of its rows",
             hint=Hint(
-                "Set keep = 0.2, or leave keep_env out.", change=Change(settings={"keep": 0.2})
+                f"Set keep = {USUAL_KEEP:g}, or leave keep_env out.",
+                change=Change(settings={"keep": USUAL_KEEP}),
             ),
             field="settings.keep_env",
+        )
+    if values.get("keep_answers") == "own" and not values.get("keep_env"):
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            "keep_answers without keep_env: practice questions are always answered by the model",
+            hint=Hint("Leave keep_answers out.", change=Change(without=("keep_answers",))),
+            field="settings.keep_answers",
         )
 
 

@@ -124,6 +124,7 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
         resample_uniform=0,
         async_sampling=False,
         curriculum="none",
+        vary_wording=0.0,
         thinking_length_penalty=0.0,
     )
 

@@ -36,7 +36,7 @@ from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import MeasuredLoss
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
-from engine.worker.sft import RENDERED_FIRST, rows_of_step, sample_rows, tools_of
+from engine.worker.sft import RENDERED_FIRST, rows_of_step, sample_rows
 from engine.worker.training import Training
 from engine.worker.update.preference import (
     Pair,
@@ -48,6 +48,7 @@ from engine.worker.update.preference import (
     split_pairs,
 )
 from envs.json_types import TaskRow
+from envs.tool_schemas import tools_of
 
 
 def train(job: Job[DPOConfig]) -> Result:
@@ -261,7 +262,7 @@ def _conversation_rows(
     if conversations is None:
         return [], []
     chosen, rejected = conversations
-    tools = tools_of(components, task)
+    tools = tools_of(task, components.env.tools)
     return (
         components.renderer.rows(chosen, tools, loss_on="assistant"),
         components.renderer.rows(rejected, tools, loss_on="assistant"),

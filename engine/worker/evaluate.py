@@ -4,14 +4,16 @@ Every model plays the same tasks under the same sampling; models that share a ba
 and told apart by their adapters. One attempt is greedy; several sample at temperature 1.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.files import Appender
+from engine.core.files import Appender, write_text
 from engine.core.format import decimal
 from engine.evidence.stats.learnability import Sample, learnability
+from engine.evidence.stats.results import Level, show
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
@@ -23,9 +25,11 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
 from engine.worker.evaluation import heldout
+from engine.worker.evaluation.reworded import RewordedExam, reworded_exams
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
+from engine.worker.rollouts.rewording import Rewording
 from engine.worker.update.checkpoint import require_base
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
@@ -71,9 +75,15 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
 def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
     """The result record of the evaluation, from those of its models: the verdict says whether the
     models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
-    as "base: success 0.310 over 200 tasks; ..."."""
-    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
-    evidence = run_verdict(job.run).to_json()
+    as "base: success 0.310 over 200 tasks; ...", and what became of them in other words."""
+    verdict = run_verdict(job.run)
+    level_of = {each.model: each.level for each in verdict.models if each.level is not None}
+    levels = "; ".join(
+        f"{r['ref']}: {_result_in_words(r)}{interval_in_words(level_of.get(r['ref']))}"
+        for r in results
+    )
+    summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
+    evidence = verdict.to_json()
     return {
         "models": results,
         "verdict": evidence["verdict"],
@@ -207,6 +217,7 @@ class _PlaySetup:
         half_of_task: VALIDATION or TEST of heldout.py for each task id.
         context: the environment's process, and how prompts are written.
         params: how answers are sampled.
+        reworded: the same tasks in other words, an exam for each kind that the config asks for.
     """
 
     components: Components
@@ -216,6 +227,7 @@ class _PlaySetup:
     half_of_task: dict[str, str]
     context: RolloutContext
     params: SamplingParams
+    reworded: Sequence[RewordedExam] = ()
 
 
 @contextmanager
@@ -246,7 +258,33 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             half_of_task=heldout.halves_of_split(components.env, config.split, all_tasks),
             context=context,
             params=params,
+            reworded=_reworded_exams(job, tasks, context, params),
         )
+
+
+def _reworded_exams(
+    job: Job[EvaluateConfig],
+    tasks: Sequence[TaskRow],
+    context: RolloutContext,
+    params: SamplingParams,
+) -> list[RewordedExam]:
+    """The tasks in the other words that the config asks for, which are written to the run's
+    files."""
+    config = job.config
+    if not config.perturb:
+        return []
+    rewording = Rewording(context.process, context.tools, context.multi_turn, stock="probe")
+    exams = reworded_exams(
+        config.perturb,
+        tasks,
+        rewording,
+        config.settings.seed,
+        fits=lambda task: fits(task, context, params),
+    )
+    lines = [json.dumps(exam.counts.to_line()) + "\n" for exam in exams]
+    job.run.reworded_kinds.parent.mkdir(parents=True, exist_ok=True)
+    write_text(job.run.reworded_kinds, "".join(lines))
+    return exams
 
 
 @contextmanager
@@ -293,19 +331,37 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
         path.unlink(missing_ok=True)
         answers = len(setup.tasks) * job.config.attempts
         with Appender(path) as file, pulse.phase("evaluation", of=answers):
-            for part_groups in _groups_by_slice(job, setup):
+            for part_groups in _groups_by_slice(job, setup, setup.tasks):
                 heldout.write_rows(file, part_groups, setup.half_of_task, model=model.ref)
                 groups += part_groups
+        for exam in setup.reworded:
+            _play_reworded(job, index, setup, exam)
     return groups
 
 
-def _groups_by_slice(job: Job[EvaluateConfig], setup: _PlaySetup) -> Iterator[list[Group]]:
-    """Play the tasks with the adapter that the sampler has loaded, and yield their groups SLICE
+def _play_reworded(
+    job: Job[EvaluateConfig], index: int, setup: _PlaySetup, exam: RewordedExam
+) -> None:
+    """Play the tasks in other words with the model at `index`, which the sampler has loaded, and
+    write the answers to their file, in place of an earlier one."""
+    path = job.run.reworded_evals(index, exam.kind)
+    path.unlink(missing_ok=True)
+    with Appender(path) as file:
+        for groups in _groups_by_slice(job, setup, exam.tasks):
+            ref = job.config.models[index].ref
+            for row in heldout.rows_of(groups, setup.half_of_task, model=ref, with_tools=True):
+                file.append(row.to_line())
+
+
+def _groups_by_slice(
+    job: Job[EvaluateConfig], setup: _PlaySetup, tasks: Sequence[TaskRow]
+) -> Iterator[list[Group]]:
+    """Play these tasks with the adapter that the sampler has loaded, and yield their groups SLICE
     tasks at a time. Raises Stopped between two slices when asked to stop."""
-    for start in range(0, len(setup.tasks), SLICE):
+    for start in range(0, len(tasks), SLICE):
         job.check_stop()
         yield heldout.evaluate(
-            setup.tasks[start : start + SLICE],
+            tasks[start : start + SLICE],
             setup.context,
             setup.components.sampler,
             setup.params,
@@ -345,6 +401,14 @@ def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
 def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
     """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
     return heldout.summarise(t for g in groups for t in g.members).curves(split)
+
+
+def interval_in_words(level: Level | None) -> str:
+    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without."""
+    if level is None or level.value is None:
+        return ""
+    low, high = show(level.low, level.measure), show(level.high, level.measure)
+    return f" (95 % interval {low} to {high})"
 
 
 def _result_in_words(result: Result) -> str:

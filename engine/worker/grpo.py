@@ -45,6 +45,7 @@ from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.guard import Guard
+from engine.worker.rollouts.rewording import varied_wording
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
 from engine.worker.rollouts.sync_check import SyncCheck
 from engine.worker.rollouts.task_order import task_order
@@ -84,7 +85,8 @@ def train(job: Job[GRPOConfig]) -> Result:
         )
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
         order = task_order(tasks, settings, training.state)
-        collector = Collector(tasks, order, context, components.sampler, settings)
+        varied = varied_wording(settings, components.env, process, job.event)
+        collector = Collector(tasks, order, context, components.sampler, settings, varied)
         source = BatchSource(collector, training.policy, training.total)
         sync_check = make_sync_check(training, settings)
         for step in training.steps():

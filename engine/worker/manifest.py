@@ -28,7 +28,8 @@ from engine.records.manifest import (
 )
 from engine.records.run_config import TrainConfig
 from engine.records.settings import CommonSettings
-from engine.worker.components import Components
+from engine.wording.shared import shared_texts
+from engine.worker.components import Components, tasks_of
 from engine.worker.core.job import Job
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
@@ -78,6 +79,7 @@ def write_manifest(
         isolation=isolation,
         eval_sampling=_sampling_used(eval_sampling),
         replayed=replayed,
+        shared_texts=shared_texts(tasks_of(components, "train"), components.env.tools).kinds,
     ).write(job.run.manifest)
 
 

@@ -5,7 +5,8 @@ Minimises, over batches of conversations, the mean over all supervised tokens of
 token included. Every row is seen once per epoch; the last batch of an epoch may be smaller and is
 divided by its own tokens. With `packing` the rows of a step share forward passes, without it each
 has one of its own; the gradient is the same. With `keep` every batch has replayed rows beside its
-own (evaluation/replay.py).
+own (evaluation/replay.py), with `vary_wording` some of its own come in other words
+(rollouts/rewording.py).
 """
 
 import math
@@ -20,6 +21,7 @@ from pathlib import Path
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.records.settings import SFTSettings
+from engine.wording.asked import asked_tools, conversation
 from engine.worker.components import (
     Components,
     environment,
@@ -32,13 +34,17 @@ from engine.worker.core import pulse
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
+from engine.worker.core.varied_rows import Origin, TrainingRows, VariedRows
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
-from engine.worker.evaluation.replay import Start, replay_of
+from engine.worker.evaluation.replay import replay_of
+from engine.worker.evaluation.replay_rows import Start
 from engine.worker.network.policy import Policy
+from engine.worker.rollouts.rewording import varied_wording
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
-from envs.json_types import TaskRow, ToolSchema
+from envs.host.process import EnvProcess
+from envs.json_types import TaskRow
 
 RENDERED_FIRST = 50_000  # rows of a large dataset that are tokenised before the first step
 
@@ -53,7 +59,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    rows = training_rows(job, components)
+    plain_rows = training_rows(job, components)
     eval_tasks = heldout.exam_tasks(components.env, settings.eval_rows)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
@@ -61,6 +67,7 @@ def train(job: Job[SFTConfig]) -> Result:
         environment(components, job) as process,
         Training(job, components, settings.steps) as training,
     ):
+        rows = with_varied_wording(job, components, process, plain_rows)
         # Before `start`, which may load a checkpoint: what the model could do at first is kept.
         asked_tasks = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
         start = Start(training.policy, components.sampler, components.renderer, asked_tasks)
@@ -76,7 +83,7 @@ def train(job: Job[SFTConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
-            batch = [rows[i] for i in indices]
+            batch = rows.batch(step, indices)
             if replay is not None:
                 batch += replay.of_step(step, len(indices), settings.batch_size)
             measured = update(training, settings, batch, step, budget)
@@ -108,7 +115,22 @@ def update(
     }
 
 
-def training_rows(job: Job[SFTConfig], components: Components) -> list[Row] | RowsOnDemand[Row]:
+def with_varied_wording(
+    job: Job[SFTConfig], components: Components, process: EnvProcess | None, rows: TrainingRows
+) -> TrainingRows | VariedRows:
+    """The rows, with the setting `vary_wording` some of them in other words each time that they are
+    seen. `process` is the environment's; None where nothing scores."""
+    varied = varied_wording(job.config.settings, components.env, process, job.event)
+    if varied is None:
+        return rows
+    return VariedRows(
+        rows,
+        in_other_words=varied.of,
+        render=lambda task: _rows_of(job, components, task),
+    )
+
+
+def training_rows(job: Job[SFTConfig], components: Components) -> TrainingRows:
     """The rows that are trained on: those of at most `max_examples` tasks with an answer. Raises
     WorkerFailure (kind data) if there are none."""
     settings = job.config.settings
@@ -195,9 +217,7 @@ def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Seque
     return [tasks[i] for i in sorted(indices)]
 
 
-def render(
-    job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
-) -> list[Row] | RowsOnDemand[Row]:
+def render(job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]) -> TrainingRows:
     """Render each task's conversation as rows of token ids with loss masks, cut at max_length, and
     write the event `data` about them.
 
@@ -214,11 +234,12 @@ def render(
             "template splits, the last turn"
         )
         job.event("data", message, rows=len(tasks))
-        return RowsOnDemand(tasks, lambda task: _last_row_of(job, components, task))
+        rows = RowsOnDemand(tasks, lambda task: _last_row_of(job, components, task))
+        return TrainingRows(rows, origin=lambda index: (tasks[index], -1))
     rendered = _render_all(job, components, tasks)
     _report_rows(job, rendered)
     require(rendered.rows, "rows that fit into max_length", "Raise max_length.")
-    return rendered.rows
+    return TrainingRows(rendered.rows, origin=rendered.origins.__getitem__)
 
 
 @dataclass
@@ -226,6 +247,7 @@ class _RenderedRows:
     """The rows of a dataset that have something to train.
 
     Attributes:
+        origins: what each of them was rendered from.
         cut_count: how many of them were cut at max_length.
         dropped_count: how many rows were left out, since they have no supervised token (any more).
         split_count: how many conversations are several rows, as the chat template writes earlier
@@ -233,6 +255,7 @@ class _RenderedRows:
     """
 
     rows: list[Row] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
     cut_count: int = 0
     dropped_count: int = 0
     split_count: int = 0
@@ -250,13 +273,14 @@ def _render_all(
             result.split_count += 1
         if not rendered:  # the conversation has nothing to train, and counts as one row
             result.dropped_count += 1
-        for row, full_length in rendered:
+        for number, (row, full_length) in enumerate(rendered):
             if not any(row.loss_mask):  # the cut at max_length left nothing to train
                 result.dropped_count += 1
                 continue
             if len(row.ids) < full_length:
                 result.cut_count += 1
             result.rows.append(row)
+            result.origins.append((task, number))
     return result
 
 
@@ -277,12 +301,6 @@ def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
     )
 
 
-def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
-    """The tools that a task's conversation was written with: those in its metadata, or else the
-    environment's."""
-    return task["metadata"].get("tools") or components.env.tools
-
-
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
     """Render the held-out tasks in the same way as the training rows, so that their loss can be
     measured. Left out are tasks without an answer, and rows that have no supervised token after
@@ -299,9 +317,9 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
 def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
     """Render a task's conversation (`gold`). Returns for each of its rows (the row, cut at
     max_length; how many ids it has uncut)."""
-    settings = job.config.settings
+    settings, tools = job.config.settings, components.env.tools
     rendered = components.renderer.rows(
-        task["gold"], tools_of(components, task), settings.loss_on, settings.thinking
+        conversation(task), asked_tools(task, tools), settings.loss_on, settings.thinking
     )
     limit = settings.max_length
     return [(Row(row.ids[:limit], row.loss_mask[:limit]), len(row.ids)) for row in rendered]

@@ -46,6 +46,7 @@ from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import RolloutContext
 from engine.worker.update import checkpoint
+from engine.worker.update.disk_guard import make_room
 from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_once
 from engine.worker.update.meter import Meter, peak_memory, totals
 from engine.worker.update.profiling import Profiler
@@ -357,7 +358,9 @@ class Training:
         `keep_checkpoints`, the best and this one."""
         best = self.evaluation.best if self.evaluation is not None else Best()
         progress = checkpoint.Progress(self.done, self._state_with_best(best))
+        keep = {best.step, self.done}
         with self._timed("save_s"), pulse.phase("checkpoint"):
+            self._make_room(keep)
             folder = checkpoint.save(
                 self.job.run,
                 self.policy,
@@ -366,11 +369,19 @@ class Training:
                 base_ref=self.job.config.base.ref,
                 base_weights=self.base_weights,
             )
-        checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
+        checkpoint.prune(self.job.run, self.settings.keep_checkpoints, keep)
         # The context of this run saves once more where it is left after a step that was saved.
         if self._last_saved_step != self.done:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
+
+    def _make_room(self, keep: set[int]) -> None:
+        """Make room on the disk for the checkpoint of the step just done, unless it is saved
+        already. Raises WorkerFailure (kind infra) where there is none."""
+        if self.done not in self.job.run.checkpoint_steps():
+            parameters = sum(parameter.numel() for parameter in self.parameters)
+            report = partial(self.job.event, "disk_low", step=self.done)
+            make_room(self.job.run, parameters, keep, report)
 
     def _state_with_best(self, best: Best) -> LoopState:
         """What a checkpoint keeps besides weights: the loop's state, and the best step so far under

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.base import Env, Message, MultiTurnEnv, Score, Task, is_scored, kind_of
+from envs.base import Env, Message, MultiTurnEnv, Score, Task, has_own_words, is_scored, kind_of
 from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
-from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply
+from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply, TaskRow
 
 # Open episodes at once: a client that never closes one must not fill the memory.
 MAX_EPISODES = 10_000
@@ -70,6 +70,7 @@ class _Host:
             "step": self.step,
             "finish": self.finish,
             "drop": self.drop,
+            "perturb": self.perturb,
         }
 
     def handle(self, request: Request) -> None:
@@ -125,6 +126,18 @@ class _Host:
         returned = self.env.score(task, request["completion"])  # type: ignore[attr-defined]
         return _score_reply(returned)
 
+    def perturb(self, request: Request) -> TaskRow | None:
+        """The task `request["task"]` in other words of `request["kind"]` by `request["seed"]`; None
+        where the environment leaves it to the rules. Raises BadReturn if perturb() returned
+        anything else than a Task or None."""
+        task = Task.from_row(request["task"])
+        returned = self.env.perturb(task, request["kind"], request["seed"])
+        if returned is None:
+            return None
+        if not isinstance(returned, Task):
+            raise BadReturn(f"perturb() returned {type(returned).__name__}; return a Task or None")
+        return returned.to_row()
+
     def start(self, request: Request) -> None:
         """Begin an episode of `request["task"]` under the number `request["episode"]`.
 
@@ -162,7 +175,14 @@ class _Host:
 
 
 def _describe(env: Env) -> EnvDescription:
-    return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
+    description: EnvDescription = {
+        "kind": kind_of(env),
+        "scored": is_scored(env),
+        "tools": list(env.tools),
+    }
+    if has_own_words(env):
+        description["perturbs"] = True
+    return description
 
 
 def _score_reply(returned: Any) -> ScoreReply:

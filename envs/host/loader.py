@@ -14,12 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from envs.base import Env, MultiTurnEnv, SingleTurnEnv, Task, is_scored, kind_of
+from envs.base import Env, MultiTurnEnv, SingleTurnEnv, Task, has_own_words, is_scored, kind_of
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 from envs.dataset import DatasetEnv, data_files
 from envs.isolation.packages import add_source
 from envs.json_types import JsonObject, TaskRow
+from envs.tool_schemas import is_function_schema
 
 __all__ = [
     "EnvProblem",
@@ -157,8 +158,7 @@ def _check_schema(tool: Any, index: int) -> None:
 
     `index` is its place in the list, for the message.
     """
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not is_function_schema(tool):
         raise EnvProblem(
             "ENV_INVALID",
             f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
@@ -301,6 +301,8 @@ def _check_methods(env: Env, folder: Path) -> None:
         needed["score"] = ("task", "state")
     elif is_scored(env):
         needed["score"] = ("task", "completion")
+    if has_own_words(env):
+        needed["perturb"] = ("task", "kind", "seed")
     for name, arguments in needed.items():
         _check_method(env, name, arguments, folder)
 
@@ -369,7 +371,16 @@ def task_problem(
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
-    return _answer_problem(task, needs_answer) or _json_problem(task)
+    return _answer_problem(task, needs_answer) or _json_problem(task) or _tools_problem(task)
+
+
+def _tools_problem(task: Task) -> tuple[str, str] | None:
+    """What is wrong with a task's own tools, as (message, hint); None if nothing is wrong."""
+    try:
+        check_tools(task.tools or ())
+    except EnvProblem as problem:
+        return f"task {task.id!r}: {problem.message}", str(problem.hint)
+    return None
 
 
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
@@ -398,7 +409,8 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
         return problem, "Decode the file it comes from as UTF-8."
     # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
     except (TypeError, ValueError, RecursionError) as error:
-        return f"the metadata of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
+        where_ = "metadata" if task.tools is None else "metadata or the tools"
+        return f"the {where_} of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
     return None
 
 

@@ -183,6 +183,25 @@ class EnvProcess:
         """The score of each (task, completion) pair, in order; see `score`."""
         return [self.score(task, completion) for task, completion in pairs]
 
+    def perturb(self, task: TaskRow, kind: str, seed: int) -> TaskRow | None:
+        """The task as the environment words it otherwise (`Env.perturb`), with its id and split;
+        None where the environment leaves that to the rules, as one without `perturb` does.
+
+        Raises EnvProblem if perturb() or the process fails.
+        """
+        with self._lock:
+            try:
+                if not self.describe().get("perturbs"):
+                    return None
+                body = {"task": task, "kind": kind, "seed": seed}
+                row = self._call("perturb", body, self.limits.call_seconds)
+            except Fault as fault:
+                raise _as_problem(fault) from None
+        if row is None:
+            return None
+        worded = _task_of_row(row, 0, "perturb()")
+        return {**worded.to_row(), "id": task["id"], "split": task["split"]}
+
     def start(self, task: Mapping[str, Any]) -> "Episode":
         """Begin an episode of `task` in a multi-turn environment.
 
@@ -448,7 +467,14 @@ def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
         )
         raise EnvProblem("ENV_INVALID", message)
     check_tools(tools)
-    return {"kind": kind, "scored": bool(scored), "tools": list(tools or ())}
+    description: EnvDescription = {
+        "kind": kind,
+        "scored": bool(scored),
+        "tools": list(tools or ()),
+    }
+    if received.get("perturbs") is True:
+        description["perturbs"] = True
+    return description
 
 
 def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
@@ -474,14 +500,14 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
     return checked
 
 
-def _task_of_row(row: Any, index: int) -> Task:
-    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index`, if the
-    row is no task."""
+def _task_of_row(row: Any, index: int, source: str = "tasks()") -> Task:
+    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index` in what
+    `source` gave, if the row is no task."""
     try:
         return Task.from_row(row)
     # Whatever reading a row of another form may raise.
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
+        raise EnvProblem("ENV_INVALID", f"{source}[{index}] is no task: {error}") from error
 
 
 def _checked_score(value: Any) -> ScoreReply:

@@ -15,6 +15,14 @@ def log_file(home: Home) -> Path:
     return home.cache / "mcp_server.log"
 
 
+class _QuietHandler(logging.handlers.RotatingFileHandler):
+    """Writes records to a file; those that cannot be written (a full or read-only disk) are lost
+    without a word, where the library would print a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do nothing: whoever logs has told the user already."""
+
+
 def log_to(home: Home) -> None:
     """Write the server's log to the file of `home`, and nowhere else.
 
@@ -25,7 +33,7 @@ def log_to(home: Home) -> None:
         log.removeHandler(handler)
         with contextlib.suppress(OSError):  # closing writes what is buffered: the disk may be full
             handler.close()
-    handler = logging.handlers.RotatingFileHandler(
+    handler = _QuietHandler(
         log_file(home), maxBytes=1_000_000, backupCount=1, encoding="utf-8", delay=True
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -382,7 +383,7 @@ def deploy(
     if action != "start":
         return with_head(reply, summary)
     model = reply.get("model", run_id)
-    return with_head(reply, summary, suggest("chat", model=model, message="..."))
+    return with_head(reply, summary, Call("chat", {"model": model}, needs=("message",)).to_json())
 
 
 def chat(
@@ -540,6 +541,20 @@ def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     from engine.environments import versions
 
     return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
+
+
+def pin(home: Home, run_id: str, step: int) -> Reply:
+    """Keep the checkpoint of `step`. Raises UserError RUN_NOT_FOUND or MODEL_NOT_FOUND."""
+    from engine.runs import pins
+
+    return pins.pin(home, run_id, step)
+
+
+def unpin(home: Home, run_id: str, step: int) -> Reply:
+    """Keep the checkpoint of `step` no longer. Raises UserError RUN_NOT_FOUND or BAD_ARGUMENT."""
+    from engine.runs import pins
+
+    return pins.unpin(home, run_id, step)
 
 
 def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:

@@ -357,6 +357,8 @@ for _name, _function in {
     "curate": run_commands.curate,
     "diagnose": run_commands.diagnose,
     "cancel": run_commands.cancel,
+    "pin": run_commands.pin,
+    "unpin": run_commands.unpin,
     "report": run_commands.report,
     "results": run_commands.results,
     "verify": run_commands.verify,

@@ -45,6 +45,8 @@ from mcp_server.screen.terminal import (
     working,
 )
 
+Step = Annotated[int, typer.Argument(min=1, metavar="STEP", help="Of the checkpoint, such as 20.")]
+
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
 FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
@@ -306,6 +308,7 @@ def evaluate(
         settings=settings_from(options.settings),
         regrade=options.regrade,
         task_indices=options.task_indices,
+        perturb=options.perturb or (),
     )
     reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
     return _show_submitted(located_home, reply, wait, as_json)
@@ -371,6 +374,20 @@ def cancel(
     """Stop a run after a checkpoint."""
     arguments = {"run_id": run_id, "reason": reason}
     show(call_and_record(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
+
+
+@command
+def pin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Keep the checkpoint of a step, whatever keep_checkpoints removes."""
+    arguments = {"run_id": run_id, "step": step}
+    show(call_and_record(home_of(home), "pin", verbs.pin, **arguments), as_json)
+
+
+@command
+def unpin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Keep that checkpoint no longer than others."""
+    arguments = {"run_id": run_id, "step": step}
+    show(call_and_record(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
 
 
 @command

@@ -217,6 +217,13 @@ class EvaluationOptions:
             metavar="LIST", help='These tasks of the split instead of --rows, as "0-9,12".'
         ),
     ] = ""
+    perturb: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<all|wording|system|tools|options>",
+            help="Ask the same tasks in these other words too (repeatable).",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -284,7 +291,8 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
     """The JSON objects in the values of `option`, in order.
 
     Each value is an object, a list of objects, or the name of a file that holds one of the two.
-    Raises UserError BAD_ARGUMENT for a value that is neither JSON nor a file of JSON.
+    Raises UserError BAD_ARGUMENT for a value that is neither JSON nor a file of JSON, or that holds
+    something else than objects.
     """
     objects: list[JsonObject] = []
     for value in values or ():
@@ -292,25 +300,42 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
             # A value that begins like JSON is JSON, any other is the name of a file.
             text = value if value.lstrip().startswith(("[", "{")) else Path(value).read_text()
             parsed = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"--{option} {value[:80]} cannot be read: {error}",
-                hint="It takes a file with a JSON list, or the JSON itself.",
-                field=option,
-            ) from error
-        objects += parsed if isinstance(parsed, list) else [parsed]
+        except (OSError, ValueError, RecursionError) as error:
+            raise _no_json_objects(option, value, f"cannot be read: {error}") from error
+        parts = parsed if isinstance(parsed, list) else [parsed]
+        if not all(isinstance(part, dict) for part in parts):
+            raise _no_json_objects(option, value, "holds something else than objects")
+        objects += parts
     return objects
+
+
+def _no_json_objects(option: str, value: str, fault: str) -> UserError:
+    """The error for a value of `option` that is not made of JSON objects."""
+    return UserError(
+        "BAD_ARGUMENT",
+        f"--{option} {value[:80]} {fault}",
+        hint="It takes a file with a JSON list of objects, or the JSON itself.",
+        field=option,
+    )
 
 
 def _varied(assignments: Sequence[str] | None) -> JsonObject:
     """Read varied settings: ["seed=1,2", "loss=dapo,grpo"] becomes {"seed": [1, 2], "loss":
     ["dapo", "grpo"]}. Values that are a JSON list are taken as they are.
 
-    Raises UserError BAD_ARGUMENT for an assignment without "=" or without a name.
+    Raises UserError BAD_ARGUMENT for an assignment without "=" or without a name, and for a name
+    that is given twice.
     """
     varied: JsonObject = {}
-    for name, values in settings_from(assignments, option="vary").items():
+    for assignment in assignments or ():
+        ((name, values),) = settings_from([assignment], option="vary").items()
+        if name in varied:
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--vary {name} is given twice",
+                hint=f"Give all of its values at once, as in --vary {name}=1,2,3.",
+                field="vary",
+            )
         if isinstance(values, str):
             parts = [f"{name}={part.strip()}" for part in values.split(",")]
             varied[name] = [settings_from([part])[name] for part in parts]

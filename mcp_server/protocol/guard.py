@@ -51,6 +51,18 @@ _FREE_METHODS = frozenset(
 )
 
 
+_DELETING = (
+    "No tool deletes: a person does it with {command}. cancel_run only stops a run, and keeps what "
+    "it has made."
+)
+# What is told to an agent that calls for something which is there, but not as a tool.
+_BESIDE_TOOLS = {
+    "delete_run": _DELETING.format(command="`honesmith runs delete RUN`"),
+    "delete_runs": _DELETING.format(command="`honesmith runs delete RUN...`"),
+    "delete_env": _DELETING.format(command="`honesmith env delete ENV`"),
+}
+
+
 class GuardedServer(MCPServer[Any]):
     """An `MCPServer` whose calls go through the guard.
 
@@ -281,7 +293,7 @@ class GuardedServer(MCPServer[Any]):
         return UserError(
             "BAD_ARGUMENT",
             f"there is no tool named {name!r}",
-            hint=did_you_mean(name, list(self._offered_tools)),
+            hint=_BESIDE_TOOLS.get(name) or did_you_mean(name, list(self._offered_tools)),
             field="name",
         )
 

@@ -127,9 +127,15 @@ def _add_machine(add: Add, home: Home) -> None:
     def settings() -> str:
         return _resource_text(addresses.settings)
 
+    def skills() -> str:
+        from engine.skills.card import skills_card  # late: the questions are drawn when it loads
+
+        return _resource_text(skills_card)
+
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
     add("train://hardware", "Hardware", "Devices and free memory.", JSON, hardware)
     add("train://settings", "Settings", "Every training setting.", MARKDOWN, settings)
+    add("train://skills", "Skills", "What models are asked before and after.", MARKDOWN, skills)
 
 
 def completer(

@@ -80,6 +80,10 @@ Varied = Annotated[
 # The same two where another tool has described them already.
 Steps = Annotated[Objects, Field(default_factory=list)]
 Values = Annotated[JsonObject, Field(default_factory=dict)]
+Reworded = Annotated[
+    list[str],
+    Field(default_factory=list, description="Reworded: all, or wording, system, tools, options"),
+]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
@@ -310,9 +314,10 @@ class Tools:
         regrade: Annotated[
             str, Field(description="Instead of models: run whose stored answers to score again.")
         ] = "",
+        perturb: Reworded,
         ctx: Context,
     ) -> Reply:
-        """Score models on the same tasks, as a run of its own: returns its run_id at once; then
+        """Score models on the same tasks, as a run of its own: returns run_id at once; then
         wait_run and compare_runs."""
         request = EvaluationRequest(
             env_id=env_id,
@@ -322,6 +327,7 @@ class Tools:
             attempts=attempts,
             settings=settings,
             regrade=regrade,
+            perturb=perturb,
         )
         return verbs.evaluate(self.home, request, guard.caller_of(ctx))
 

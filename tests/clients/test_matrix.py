@@ -155,7 +155,12 @@ async def _tools_and_errors(client: Client) -> None:
 
 async def _resources(client: Client, env_id: str, run_id: str) -> None:
     static = {str(item.uri) for item in (await client.list_resources()).resources}
-    assert static == {"playbook://TRAINING.md", "train://hardware", "train://settings"}
+    assert static == {
+        "playbook://TRAINING.md",
+        "train://hardware",
+        "train://settings",
+        "train://skills",
+    }
     assert len((await client.list_resource_templates()).resource_templates) == 6
     for uri, mime, inside in [
         ("playbook://TRAINING.md/loop", "text/markdown", "#"),

@@ -20,8 +20,8 @@ from engine.evidence.detect.diagnose import diagnose
 from engine.home.run_dir import Home
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
-from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import SKILLS
+from engine.skills import pebble as skills
+from engine.skills.batteries import SKILLS
 from mcp_server.cli.main import app
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(600)]

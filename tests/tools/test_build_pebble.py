@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import PEBBLE
 
-from engine.worker.evaluation import pebble_skills as skills
+from engine.skills import pebble as skills
 from engine.worker.network.policy import load_base
 from tools.build_pebble import examples, heldout_keys, make_model, make_tokenizer, measure
 

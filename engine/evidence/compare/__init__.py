@@ -2,6 +2,7 @@
 with `compare.py`.
 
     by_metadata.py    results by a key of the tasks' metadata
+    candidate_rows.py  one model in the table of a comparison
     candidates.py     which evaluations an id stands for
     compare.py        two to eight models on the same tasks
     described.py      what two trainings were told, side by side

@@ -8,6 +8,7 @@ from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
 from engine.evidence.compare import remarks
 from engine.evidence.compare.by_metadata import ByMetadata, by_metadata, of_one_model
+from engine.evidence.compare.candidate_rows import CandidateRow, candidate_row
 from engine.evidence.compare.candidates import (
     MOST_CANDIDATES,
     Candidate,
@@ -15,16 +16,14 @@ from engine.evidence.compare.candidates import (
     find_candidates,
 )
 from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
-from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
+from engine.evidence.compare.seeds import compare_candidates, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
 from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import (
     VALIDATION,
-    Level,
     Measure,
     damaged_answers_warning,
-    level,
     measure_of,
     side,
     with_one_id_per_prompt,
@@ -45,46 +44,12 @@ from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import json_chars
-from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MOST_SETTINGS = 24  # differing settings shown
 _MOST_NOTES = 4  # cautions shown
 _FEWEST_ROWS = 400  # that another evaluation is suggested with, if the split has so many
 _MOST_ROWS_OF_UNKNOWN_SPLIT = 10**6  # suggested where the size of the split is not known
-
-
-@dataclass(frozen=True)
-class CandidateRow:
-    """One model in the table of a result.
-
-    Attributes:
-        evaluated_in: the run whose evaluation was used.
-        seeds: run -> seed where the candidate stands for several seeds, else None.
-        step: the checkpoint's step; None where there is none or it is not known.
-        level: its value with interval, None where no measure is common to all models.
-        device_hours: what its training took (of all seeds together), None for a base model.
-    """
-
-    id: str
-    evaluated_in: str
-    seeds: dict[str, int | None] | None
-    step: int | None
-    level: Level | None
-    device_hours: float | None
-
-    def to_json(self) -> dict[str, object]:
-        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
-        body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
-        if self.seeds is not None:
-            body["seeds"] = self.seeds
-        elif self.step is not None:
-            body["step"] = self.step
-        if self.level is not None:
-            body |= self.level.to_json()
-        if self.device_hours is not None:
-            body["device_hours"] = self.device_hours
-        return body
 
 
 @dataclass(frozen=True)
@@ -287,7 +252,7 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     redact = remarks.redactor_of(home, main.first.source)
     changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     return Standing(
-        candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
+        candidates=[candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
         contests=contests,
         main=main,
@@ -394,29 +359,6 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
     # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings
-
-
-def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
-    seeds = {member.label: seed_of(home, member) for member in candidate.members}
-    return CandidateRow(
-        id=candidate.label,
-        evaluated_in=candidate.source,
-        seeds=seeds or None,
-        step=candidate.step,
-        level=level(candidate.rows, measure) if measure is not None else None,
-        device_hours=_device_hours(home, candidate),
-    )
-
-
-def _device_hours(home: Home, candidate: Candidate) -> float | None:
-    """The device hours of a candidate's training, all its seeds together; None for a base model."""
-    # A base model has the run id "".
-    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
-    if not run_ids:
-        return None
-    with Store(home) as store:
-        return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
 
 
 def _summary(main: Contest, number_of_contests: int) -> str:
@@ -527,7 +469,7 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
         return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    return Evidence(notes=[f"{all_used}: {rows_to_add}."])  # no call: the rows are to be written
+    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", needs=("path",))])
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:

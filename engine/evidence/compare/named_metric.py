@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from engine.core.errors import UserError
 from engine.evidence.compare.candidates import Candidate
-from engine.records.lines.evaluation_row import EvaluationRow
+from engine.evidence.stats import results
 
 _SHOWN_NAMES = 20  # of metrics, in the hint of a refusal
 OWN_MEASURES = ("success", "reward", "loss")  # what is compared without a name
@@ -20,7 +20,7 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
     judged = [
         replace(
             candidate,
-            rows=_rows_by_metric(candidate.rows, metric),
+            rows=results.by_metric(candidate.rows, metric),
             members=tuple(by_metric_of(member, metric) for member in candidate.members),
         )
         for candidate in candidates
@@ -38,16 +38,4 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
 
 def by_metric_of(candidate: Candidate, metric: str) -> Candidate:
     """One candidate of `by_metric`, which may have no row with the metric."""
-    return replace(candidate, rows=_rows_by_metric(candidate.rows, metric))
-
-
-def _rows_by_metric(rows: Sequence[EvaluationRow], metric: str) -> list[EvaluationRow]:
-    """The rows that have the metric, with its value as their reward. A row whose scoring failed
-    stays: it might have had it."""
-    return [
-        row.model_copy(
-            update={"reward": (row.metrics or {}).get(metric), "success": None, "loss": None}
-        )
-        for row in rows
-        if row.error or metric in (row.metrics or {})
-    ]
+    return replace(candidate, rows=results.by_metric(candidate.rows, metric))

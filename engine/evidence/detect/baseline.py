@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core.files import read_lines
+from engine.core.files import read_lines, read_object
 from engine.evidence.detect.views import StartComparison, View, mean, view_of
 from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.evidence.verdict.lineage import started_from, trained_by
-from engine.home.run_dir import RunDir
+from engine.home.run_dir import CHECKPOINT_MANIFEST, RunDir
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from envs.json_types import ChatMessage
@@ -47,14 +47,24 @@ def fall_of_the_start(run: RunDir) -> StartComparison | None:
     if not parent_id:
         return None
     parent = run.home.run(parent_id)
-    checkpoint = reference.partition("@")[2].removeprefix("step")
-    if not checkpoint.isdigit():
-        best = parent.resolve_checkpoint("best")
-        checkpoint = best.name.rpartition("_")[2] if best else ""
-    if not checkpoint.isdigit():
+    step = _step_of_start(run, parent, checkpoint=reference.partition("@")[2])
+    if step is None:
         return None
-    step = int(checkpoint)
     return evaluation_against_start(parent, step, read_evaluation(parent.evals(step)))
+
+
+def _step_of_start(run: RunDir, parent: RunDir, checkpoint: str) -> int | None:
+    """The step of the checkpoint of `parent` that a run went on from; None where it is not known.
+
+    Its own copy says which. Where that is gone, it is what the reference named: "best", "stepN", or
+    "" for the newest.
+    """
+    step = read_object(run.start_adapter / CHECKPOINT_MANIFEST).get("step")
+    if isinstance(step, int):
+        return step
+    folder = parent.resolve_checkpoint(checkpoint)
+    number = folder.name.rpartition("_")[2] if folder else ""
+    return int(number) if number.isdigit() else None
 
 
 def evaluation_against_start(

@@ -356,7 +356,7 @@ def axis_text(value: float, is_share: bool) -> str:
 def _percent_text(share: float) -> str:
     """A share as text, such as "12 %" or "1.5 %"."""
     # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-    text = percent(share, digits=0 if abs(share) >= 0.0995 else 1, unit="")
+    text = f"{100 * share:.1f}" if abs(share) < 0.0995 else percent(share, digits=0, unit="")
     return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 

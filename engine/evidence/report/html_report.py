@@ -13,21 +13,24 @@ from engine.core.files import write_text
 from engine.evidence.report import origins, outcome, progress
 from engine.evidence.report.dossier import Dossier, gather
 from engine.evidence.report.markdown import card_of, markdown_of
+from engine.evidence.report.other_words import other_words
+from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 
 _TEMPLATE = "report.html.j2"
 _SECTIONS = (
-    *(outcome.models, outcome.tasks, outcome.skills, progress.curves, outcome.answers),
+    *(outcome.models, other_words, outcome.tasks, outcome.skills, progress.curves, outcome.answers),
     *(origins.audit, origins.contamination, origins.cost, origins.settings),
     *(origins.lineage, origins.provenance, origins.hashes),
 )
 
 
+@reports_unwritable_disk
 def write_report(home: Home, run_id: str) -> Path:
     """Write `report.html` into the run's folder and return its path.
 
     Works in any state of the run; parts that do not exist yet are left out. Raises UserError
-    RUN_NOT_FOUND.
+    RUN_NOT_FOUND, and DISK_FULL or HOME_UNUSABLE where it cannot be written.
     """
     dossier = gather(home, run_id)
     write_text(dossier.run.report, html_of(dossier), fsync=False)

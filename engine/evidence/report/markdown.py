@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.evidence.report import blocks, origins, outcome, progress
 from engine.evidence.report.blocks import Block, Section
 from engine.evidence.report.dossier import Dossier, Station
+from engine.evidence.report.other_words import other_words
 from engine.evidence.report.values import value_text
 from engine.home.sanitize import clip, one_line
 
@@ -22,8 +23,15 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|]|(?<![^\W_])_|_(?![^\W_])")
 BuildSection = Callable[[Dossier], Section | None]
 # The most important first: where the text grows too long, the last sections are left out.
 _REPORT: Sequence[BuildSection] = (
-    *(outcome.verdict, outcome.skills, outcome.tasks, outcome.answers, outcome.models),
-    *(progress.curves, origins.settings, origins.audit, origins.contamination, origins.cost),
+    *(outcome.verdict, other_words, outcome.skills, outcome.tasks, outcome.answers),
+    *(
+        outcome.models,
+        progress.curves,
+        origins.settings,
+        origins.audit,
+        origins.contamination,
+        origins.cost,
+    ),
     *(origins.lineage, origins.provenance, origins.hashes),
 )
 _CARD: Sequence[BuildSection] = (
@@ -157,13 +165,20 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 
 def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
-    """A table as Markdown, with one row per battery of questions."""
+    """A table as Markdown, with one row per battery of questions, and below it one for each of its
+    skills of which something right was lost."""
     heads = ("asked", "before", "after", "tasks", "lost", "")
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
         number_texts = [value_text(number) for number in numbers]
         rows.append((battery.battery, *number_texts, battery.verdict))
+        for skill in battery.skills:
+            lost = skill.lost_of_right
+            if lost is not None and lost.lost:
+                levels = (value_text(skill.before), value_text(skill.after))
+                numbers = (*levels, value_text(lost.right), value_text(lost.lost))
+                rows.append((f"{battery.battery}: {skill.skill}", *numbers, lost.text))
     return _table(heads, rows)
 
 

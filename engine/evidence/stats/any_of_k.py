@@ -1,17 +1,18 @@
 """pass@k: how often at least one of k sampled answers to a task is right, for one model and paired.
 
-The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks; the intervals are
-bootstraps over tasks, as attempts at one task are no new tasks.
+The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks. Its intervals are
+over tasks, as attempts at one task are no new tasks: Wilson's, or Tango's of a change, where every
+task is certain to be solved or not, else a bootstrap.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.evidence.stats.basics.clusters import Clusters
 from engine.evidence.stats.basics.distributions import pass_at_k
 from engine.evidence.stats.bootstrap import paired_bootstrap
-from engine.evidence.stats.inference import Side
+from engine.evidence.stats.inference import Interval, Side, tango_interval, wilson
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     """
     return [
         _mean_over_tasks(
-            k, {task: _chance(values, k) for task, values in results.values.items()}, results.groups
+            k,
+            {task: _chance(values, k) for task, values in results.values.items()},
+            results.groups,
+            _of_chances,
         )
         for k in _ks(_fewest_attempts(results))
     ]
@@ -61,7 +65,7 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
         task: _chance(after.values[task], k) - _chance(before.values[task], k)
         for task in shared_tasks
     }
-    return _mean_over_tasks(k, changes, {**after.groups, **before.groups})
+    return _mean_over_tasks(k, changes, {**after.groups, **before.groups}, _of_changes)
 
 
 def _fewest_attempts(results: Side) -> int:
@@ -83,12 +87,39 @@ def _chance(successes: Sequence[float], k: int) -> float:
 
 
 def _mean_over_tasks(
-    k: int, value_of_task: Mapping[str, float], groups: Mapping[str, str]
+    k: int,
+    value_of_task: Mapping[str, float],
+    groups: Mapping[str, str],
+    interval_of_certain: Callable[[Sequence[float], float], Interval],
 ) -> AnyOfK:
-    """The mean over tasks of pass@k, or of its change, with its interval; `groups` as in `Side`."""
-    mean = paired_bootstrap(
-        {task: [value] for task, value in value_of_task.items()},
-        clusters=Clusters.of(value_of_task, groups),
-    )
-    value = math.fsum(value_of_task.values()) / len(value_of_task)
-    return AnyOfK(k, value, mean.low, mean.high)
+    """The mean over tasks of pass@k, or of its change, with its interval; `groups` as in `Side`.
+
+    `interval_of_certain` gives it, from the values and the design effect of the groups, for values
+    that a bootstrap cannot judge: whole ones (it draws only what was seen), and equal ones (it
+    draws the same again and again).
+    """
+    values = list(value_of_task.values())
+    mean = math.fsum(values) / len(values)
+    clusters = Clusters.of(value_of_task, groups)
+    if min(values) == max(values) or set(values) <= {-1.0, 0.0, 1.0}:
+        effect = clusters.design_effect(value_of_task) if clusters else 1.0
+        interval = interval_of_certain(values, effect)
+    else:
+        drawn = paired_bootstrap(
+            {task: [value] for task, value in value_of_task.items()}, clusters=clusters
+        )
+        interval = Interval(drawn.low, drawn.high)
+    return AnyOfK(k, mean, interval.low, interval.high)
+
+
+def _of_chances(chances: Sequence[float], effect: float) -> Interval:
+    """Wilson's interval, as if so many whole tasks were solved, divided by the design effect."""
+    return wilson(round(math.fsum(chances)) / effect, len(chances) / effect)
+
+
+def _of_changes(changes: Sequence[float], effect: float) -> Interval:
+    """Tango's interval, as if so many whole tasks were gained and lost, divided by the design
+    effect."""
+    gained = round(math.fsum(change for change in changes if change > 0))
+    lost = round(-math.fsum(change for change in changes if change < 0))
+    return tango_interval(gained / effect, lost / effect, len(changes) / effect)

@@ -26,6 +26,7 @@ from envs.json_types import ChatMessage
 
 Measure = Literal["success", "reward", "loss"]
 HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss": False}
+_MOST_METRICS = 8  # of an environment, with an interval: each takes a bootstrap
 # The halves of a run's held-out tasks, as their rows name them (engine/home/halves.py).
 VALIDATION, TEST = "select", "report"
 
@@ -258,6 +259,25 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         successes=results if measure == "success" else None,
         groups=clusters.count if clusters else 0,
     )
+
+
+def by_metric(rows: Iterable[EvaluationRow], metric: str) -> list[EvaluationRow]:
+    """The rows with the environment's metric of this name as their reward, and no success. A row
+    without it is left out, as what only some tasks have is absent on the others; one whose scoring
+    failed stays: it might have had it."""
+    return [
+        row.model_copy(
+            update={"reward": (row.metrics or {}).get(metric), "success": None, "loss": None}
+        )
+        for row in rows
+        if row.error or metric in (row.metrics or {})
+    ]
+
+
+def levels_of_metrics(rows: Sequence[EvaluationRow]) -> dict[str, Level]:
+    """The level of each of the environment's own metrics, by name; the first `_MOST_METRICS`."""
+    names = sorted({name for row in rows for name in row.metrics or {}})
+    return {name: level(by_metric(rows, name), "reward") for name in names[:_MOST_METRICS]}
 
 
 def _interval_of_means(

@@ -24,6 +24,7 @@ from engine.evidence.verdict.holdout_reuse import correction_factor
 from engine.records.lines.evaluation_row import EvaluationRow
 
 _DECIDED = ("better", "worse", "no_difference")
+_FAR_LARGER = 2.0  # a change of so many smallest detectable gaps was never in doubt
 _LOSS_MARGIN = 0.01  # a loss that changed by less than one percent counts as unchanged
 
 
@@ -104,6 +105,7 @@ class Comparison:
             **({"groups": outcome.groups} if outcome.groups else {}),
             "p": self.p,
             "smallest_detectable_gap": rounded(outcome.detectable),
+            **self._about_gap(),
             "method": outcome.method,
             "gained": len(outcome.gained),
             "lost": len(outcome.lost),
@@ -115,6 +117,18 @@ class Comparison:
         if change is not None:
             body["pass_at_k_change"] = change.to_json()
         return body
+
+    def _about_gap(self) -> dict[str, str]:
+        """What the smallest detectable gap is, where the change is so much larger that the two
+        beside each other would mislead; {} elsewhere."""
+        outcome = self.outcome
+        if (
+            outcome.detectable is None
+            or abs(outcome.diff or 0.0) < _FAR_LARGER * outcome.detectable
+        ):
+            return {}
+        text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
+        return {"smallest_detectable_gap_is": text}
 
     def _change_of_any_of_k(self) -> AnyOfK | None:
         """By how much pass@k of the second side is above that of the first.

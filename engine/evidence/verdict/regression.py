@@ -56,6 +56,12 @@ class LostOfRight:
     share: float
     interval: tuple[float, float]
 
+    @property
+    def text(self) -> str:
+        """In words, such as "4 of 44 right ones lost (4 to 21 %)"."""
+        low, high = (f"{100 * end:.0f}" for end in self.interval)
+        return f"{self.lost} of {self.right} right ones lost ({low} to {high} %)"
+
 
 @dataclass(frozen=True)
 class Skill:
@@ -479,8 +485,18 @@ def _lost_text(battery: Battery) -> str:
     lost = battery.lost_of_right
     if lost is None or not lost.lost:
         return ""
-    low, high = (f"{100 * end:.0f}" for end in lost.interval)
-    return f", {lost.lost} of {lost.right} right ones lost ({low} to {high} %)"
+    return f", {lost.text}{_worst_group(battery)}"
+
+
+def _worst_group(battery: Battery) -> str:
+    """The kind of task that lost most of what was right, to be put behind the losses of all; ""
+    where the tasks are of one kind."""
+    losses = [(skill, skill.lost_of_right) for skill in battery.skills]
+    groups = [(lost.lost, lost.share, skill.skill, lost) for skill, lost in losses if lost]
+    if not groups:
+        return ""
+    _count, _share, name, lost = max(groups, key=lambda group: group[:3])
+    return f", most in {name or 'the rest'}: {lost.text}"
 
 
 def _gap_text(battery: Battery) -> str:

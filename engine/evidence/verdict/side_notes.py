@@ -1,10 +1,12 @@
 """What a verdict says beside its comparison: the reward where success ties, answers that are cut
-far more often than before, and the word of the environment's reward audit."""
+far more often than before, the word of the environment's reward audit, scores that are missing,
+and whether the verdict is the one that was expected."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.files import read_object
+from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.results import rounded, show_change
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.sides import Sides
@@ -67,3 +69,30 @@ def audit_sentences(config: RunConfig | None) -> list[str]:
     risks = ", ".join(str(risk) for risk in (audit.get("risks") or [])[:2])
     named = f" ({risks} are paid)" if risks else ""
     return [f"The reward audit of this environment says risk{named}: a score may not mean right."]
+
+
+def missing_score_sentences(outcome: PairedVerdict) -> list[str]:
+    """Sentences on tasks scored on one side only, and on answers whose scoring failed."""
+    notes = []
+    if outcome.unpaired:
+        notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
+    errors_before, errors_after = outcome.errors
+    if errors_before + errors_after and outcome.verdict != "unknown":
+        notes.append(
+            f"Scoring failed on {errors_before} attempts before and {errors_after} after; "
+            "they are left out of the comparison."
+        )
+    return notes
+
+
+def expectation_of(expected: str, verdict: str) -> tuple[str, bool | None]:
+    """What was expected of the run, and whether it came true.
+
+    The second is None where the verdict is unknown or inconclusive. ("", None) where nothing was
+    expected, or something other than "better" or "no_difference".
+    """
+    if expected not in ("better", "no_difference"):
+        return "", None
+    if verdict in ("unknown", "inconclusive"):
+        return expected, None
+    return expected, verdict == expected

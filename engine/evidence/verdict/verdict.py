@@ -6,10 +6,12 @@ the test half only, so the choice cannot flatter it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core.hints import Call
+from engine.evidence.robustness.probe_calls import probe_calls
+from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import (
@@ -18,6 +20,7 @@ from engine.evidence.stats.results import (
     Measure,
     damaged_answers_warning,
     level,
+    levels_of_metrics,
     measure_of,
     show,
 )
@@ -48,7 +51,12 @@ from engine.evidence.verdict.regression import (
     loss_sentences,
     skill_sentences,
 )
-from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
+from engine.evidence.verdict.side_notes import (
+    audit_sentences,
+    expectation_of,
+    missing_score_sentences,
+    tie_sentences,
+)
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -102,13 +110,22 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class ModelLevel:
-    """One model of an evaluation; `level` None where nothing was scored."""
+    """One model of an evaluation; `level` None where nothing was scored.
+
+    `metrics` has the levels of the environment's own metrics, each over the tasks that have it.
+    """
 
     model: str
     level: Level | None
+    metrics: Mapping[str, Level] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        return {"model": self.model} | (self.level.to_json() if self.level else {})
+        metrics = {
+            name: {"value": each.rounded_value, "interval": each.interval, "n": each.tasks}
+            for name, each in self.metrics.items()
+        }
+        body = {"model": self.model} | (self.level.to_json() if self.level else {})
+        return body | {"metrics": metrics} if metrics else body
 
 
 @dataclass(frozen=True)
@@ -133,12 +150,14 @@ class EvaluationFacts:
         main: the comparison that the verdict is about: the model furthest ahead of the first. None
             where fewer than two models were scored.
         flips: the tasks that changed in `main`; None without `main`.
+        robustness: each model on the same tasks in other words; () where they were not asked so.
     """
 
     models: Sequence[ModelLevel]
     comparisons: Sequence[ModelComparison] = ()
     main: ModelComparison | None = None
     flips: Flips | None = None
+    robustness: Sequence[Robustness] = ()
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,10 @@ class Verdict:
     @property
     def kept_skills(self) -> KeptSkills | None:
         return self.training.kept_skills if self.training else None
+
+    @property
+    def robustness(self) -> Sequence[Robustness]:
+        return self.evaluation.robustness if self.evaluation else ()
 
     @property
     def models(self) -> Sequence[ModelLevel]:
@@ -211,9 +234,12 @@ class Verdict:
         if facts is None:
             return {}
         models = [model.to_json() for model in facts.models]
+        probed = [each.to_json() for each in facts.robustness]
+        in_other_words = {"robustness": probed} if probed else {}
         if facts.main is None or facts.flips is None:
-            return {"models": models}
+            return {"models": models, **in_other_words}
         return {
+            **in_other_words,
             "before": ModelLevel(facts.main.against, self.comparison.before).to_json(),
             "after": ModelLevel(facts.main.model, self.comparison.after).to_json(),
             "models": models,
@@ -232,8 +258,23 @@ def run_verdict(run_dir: RunDir) -> Verdict:
     config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
     if isinstance(config, AskingConfig):
-        return _evaluation_verdict(run_dir, config, redact)
+        verdict = _evaluation_verdict(run_dir, config, redact)
+        return _with_robustness(
+            verdict, robustness_of(run_dir, config, redact, taught_tasks(run_dir))
+        )
     return _training_verdict(run_dir, config, redact)
+
+
+def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:
+    """The verdict with what became of the models in other words, in its summary too."""
+    if not probed or verdict.evaluation is None:
+        return verdict
+    return replace(
+        verdict,
+        summary=" ".join([verdict.summary, *(each.sentence for each in probed)]),
+        warnings=[*verdict.warnings, *fragile_sentences(probed)],
+        evaluation=replace(verdict.evaluation, robustness=probed),
+    )
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
@@ -266,6 +307,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         next_calls=[
             *_next_calls(run_dir.id, comparison),
             *again_with_keep(config, facts.kept_skills),
+            *probe_calls(run_dir, config),
         ],
         training=facts,
     )
@@ -295,7 +337,7 @@ def _training_facts(
     `go_on_with` (a model to go on with instead of this one) is left "" for the caller to fill in.
     """
     env_id, expect = (config.env_id, config.expect) if config else ("", "")
-    expected, as_expected = _expectation(expect, comparison.outcome.verdict)
+    expected, as_expected = expectation_of(expect, comparison.outcome.verdict)
     return TrainingFacts(
         half=sides.half,
         before=LevelAt(step=0, level=comparison.before),
@@ -372,7 +414,8 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     levels = [
-        ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
+        ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
+        for ref, rows in models.items()
     ]
     warnings = _warnings_about_evaluation(run_dir)
     if len(models) < 2 or measure is None:
@@ -498,7 +541,7 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     `half` is the half of the held-out tasks that was compared, "all" without halves.
     """
     outcome = comparison.outcome
-    notes = [*_notes_on_missing_scores(outcome), *notes_on_counting(comparison)]
+    notes = [*missing_score_sentences(outcome), *notes_on_counting(comparison)]
     # Where failed scorings decide, more tasks would not settle it.
     if outcome.verdict == "inconclusive" and not comparison.errors_decide:
         notes += _note_on_tasks_needed(comparison, half)
@@ -506,20 +549,6 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
         notes.append(
             "The reward audit of this environment failed and accept_reward_risk was set: a higher "
             "reward may not mean better answers."
-        )
-    return notes
-
-
-def _notes_on_missing_scores(outcome: PairedVerdict) -> list[str]:
-    """Sentences on tasks scored on one side only, and on answers whose scoring failed."""
-    notes = []
-    if outcome.unpaired:
-        notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
-    errors_before, errors_after = outcome.errors
-    if errors_before + errors_after and outcome.verdict != "unknown":
-        notes.append(
-            f"Scoring failed on {errors_before} attempts before and {errors_after} after; "
-            "they are left out of the comparison."
         )
     return notes
 
@@ -542,19 +571,6 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
         f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
         f"{outcome.n}{other_half}."
     ]
-
-
-def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
-    """What was expected of the run, and whether it came true.
-
-    The second is None where the verdict is unknown or inconclusive. ("", None) where nothing was
-    expected, or something other than "better" or "no_difference".
-    """
-    if expected not in ("better", "no_difference"):
-        return "", None
-    if verdict in ("unknown", "inconclusive"):
-        return expected, None
-    return expected, verdict == expected
 
 
 def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from engine.records.lines.answer import Answer
 from engine.records.lines.line_record import Line
+from envs.json_types import ToolSchema
 
 # The keys that come first in a line: of an answer, of a measured loss, and of an earlier skill.
 _ANSWER_KEYS = ("model", "task", "half", "attempt")
@@ -21,6 +22,7 @@ class EvaluationRow(Answer):
         loss: mean cross-entropy of the reference answer in nats per token, where it was measured
             instead of an answer.
         battery, family: of an earlier skill: which battery asks it, and the kind of task.
+        tools: what the model could call, of a task that was asked in other words.
         reward_before, success_before, error_before: the score before it was scored again.
     """
 
@@ -30,6 +32,7 @@ class EvaluationRow(Answer):
     loss: float | None = None
     battery: str | None = None
     family: str | None = None
+    tools: list[ToolSchema] | None = None
     reward_before: float | None = None
     success_before: bool | None = None
     error_before: str | None = None

@@ -35,6 +35,7 @@ from engine.runs.submit.requests import EvaluationRequest
 from engine.runs.submit.run_folder import RunFiles, adapters_of, awaited_of
 from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
+from engine.wording.kinds import KINDS
 
 MAX_MODELS = 8  # of one evaluation
 
@@ -157,7 +158,9 @@ def resolve(
     resolved, facts = _sampling(home, record, models, request)
     tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
-    work = _sampling_work(settings, facts, tasks, request.attempts)
+    # Every kind of other words asks each task again.
+    asked = request.attempts * (1 + len(request.kinds))
+    work = _sampling_work(settings, facts, tasks, asked)
     hours = sampling_hours(home, models, work)
     cap = cap_of_hours(hours.high)
     return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap)
@@ -240,6 +243,8 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
         "max_gpu_hours": plan.cap,
     }
+    if request.kinds:
+        config["perturb"] = request.kinds
     if plan.tasks.indices:  # [] unless the request names tasks by their positions
         config |= {"task_indices": plan.tasks.indices, "rows": plan.tasks.used}
     return config
@@ -286,7 +291,7 @@ def _positions(text: str) -> range:
 
 def check_request(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT for a number of models, tasks or attempts out of range, for a
-    model that is named twice, and for an unknown split."""
+    model that is named twice, and for an unknown split or kind of other words."""
     models = list(request.models)
     if not 1 <= len(models) <= MAX_MODELS:
         raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
@@ -295,6 +300,9 @@ def check_request(request: EvaluationRequest) -> None:
     check_tasks(request)
     if not 1 <= request.attempts <= 64:
         raise bad_argument("attempts", request.attempts, "Use 1 (greedy) to 64 (sampled).")
+    unknown = [kind for kind in request.perturb if kind not in (*KINDS, "all")]
+    if unknown:
+        raise bad_argument("perturb", unknown[0], f"Use all, or some of {', '.join(KINDS)}.")
 
 
 def _cut_answers(

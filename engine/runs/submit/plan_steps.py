@@ -20,8 +20,15 @@ MAX_RUNS = 16  # of a plan
 EVALUATE = "evaluate"
 # The keys of an entry of `then`, besides `algorithm`.
 _TRAIN_KEYS = frozenset({"env_id", "settings", "note"})
-_EVALUATE_KEYS = frozenset({"env_id", "settings", "rows", "attempts"})
-_KEY_TYPES = {"env_id": str, "note": str, "settings": dict, "rows": int, "attempts": int}
+_EVALUATE_KEYS = frozenset({"env_id", "settings", "rows", "attempts", "perturb"})
+_KEY_TYPES = {
+    "env_id": str,
+    "note": str,
+    "settings": dict,
+    "rows": int,
+    "attempts": int,
+    "perturb": list,
+}
 _EXAMPLE = '{"algorithm": "grpo", "settings": {"steps": 60}} or {"algorithm": "evaluate"}'
 
 
@@ -140,6 +147,7 @@ def _evaluation(
         rows=entry.get("rows", EvaluationRequest(env_id).rows),
         attempts=entry.get("attempts", 1),
         settings=entry.get("settings", {}),
+        perturb=entry.get("perturb", ()),
     )
     return PlannedEvaluation(chain_length + 1, evaluation, asked)
 

@@ -10,6 +10,7 @@ from typing import Any
 from engine.core.files import JsonObject
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.records.settings import GivenSettings
+from engine.wording.kinds import KINDS, Kind
 
 # The arguments that count when a run is resumed.
 _RESUME_TAKES = frozenset({"resume", "max_gpu_hours", "request_id", "approved", "profile"})
@@ -144,6 +145,8 @@ class EvaluationRequest:
         task_indices: these tasks of the split instead of `rows`: positions from 0 and ranges of
             them, such as "0-9,12", in the order in which the environment lists its tasks; "" for
             none.
+        perturb: in which other words the same tasks are asked too: kinds of engine/wording, or
+            "all".
     """
 
     env_id: str
@@ -154,6 +157,12 @@ class EvaluationRequest:
     settings: GivenSettings = field(default_factory=dict)
     regrade: str = ""
     task_indices: str = ""
+    perturb: Sequence[str] = ()
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of other words that it asks for, each once, in their order."""
+        return [kind for kind in KINDS if kind in self.perturb or "all" in self.perturb]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.records.lines.answer import OUT_OF_TOKENS, StopReason
-from envs.json_types import ChatMessage
+from envs.json_types import ChatMessage, ToolSchema
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Trajectory:
         penalty: what the trainer subtracts from the reward before it compares the group.
         policy_step: how many steps the policy that sampled it had done.
         task_group: the group of the task, "" for none.
+        tools: what the model could call.
     """
 
     task_id: str
@@ -63,6 +64,7 @@ class Trajectory:
     token_advantages: list[float] = field(default_factory=list)
     policy_step: int = 0
     task_group: str = ""
+    tools: list[ToolSchema] = field(default_factory=list)
 
     @property
     def shaped_reward(self) -> float:

@@ -4,10 +4,8 @@
     during_training.py  held-out tasks at step 0, on the way, at the end
     heldout.py          which held-out tasks, which half, which rows they leave
     heldout_loss.py     the loss of held-out conversations
-    language_practice.py  other questions of the same skills, which may be trained
-    language_skills.py  what a language model is asked for
-    pebble_skills.py    what pebble is taught
-    practice.py         questions that may be trained, of skills that are asked
     prior_skills.py     what the model could do before, asked at both ends
+    reworded.py         the tasks of an evaluation in other words
     replay.py           rows that are trained beside the run's own, so that skills stay
+    replay_rows.py      where those rows come from
 """

@@ -177,7 +177,7 @@ def write_rows(
 
 
 def rows_of(
-    groups: Sequence[Group], half_of_task: dict[str, str], *, model: str
+    groups: Sequence[Group], half_of_task: dict[str, str], *, model: str, with_tools: bool = False
 ) -> Iterator[EvaluationRow]:
     """Yield the row of each trajectory for an evaluation file, group by group; `attempt` counts the
     members of a group from 0.
@@ -186,10 +186,12 @@ def rows_of(
         half_of_task: VALIDATION or TEST for each task id. A task that is missing counts as TEST: it
             chooses no checkpoint. {} for tasks that are not divided.
         model: the name of the model in the rows.
+        with_tools: the rows also say what the model could call.
     """
     for group in groups:
         for attempt, trajectory in enumerate(group.members):
             half = half_of_task.get(trajectory.task_id, TEST)
-            yield EvaluationRow(
-                model=model, half=half, attempt=attempt, **trajectory.answer_fields()
-            )
+            fields = trajectory.answer_fields()
+            if with_tools and trajectory.tools:
+                fields["tools"] = trajectory.tools
+            yield EvaluationRow(model=model, half=half, attempt=attempt, **fields)

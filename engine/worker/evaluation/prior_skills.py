@@ -1,31 +1,31 @@
 """Asks the model before and after training what it could already do: did the training break
 something?
 
-This needs no settings. Three batteries of tasks exist: what pebble was taught, for pebble; short
-questions in English, for any other base; and, for every model, the newest environment of this home
-that is named `keep`. A few dozen greedy answers each, once at step 0 and once with the chosen
-checkpoint; engine/evidence/verdict/regression.py compares them. A battery that cannot be played is
-skipped and never fails the run.
+Three batteries of tasks exist: what pebble was taught, for pebble; short questions in English, for
+any other base (both in engine/skills); and, for every model, the newest environment of this home
+that is named `keep`. Of each at most `skill_rows` tasks are answered greedily, once at step 0 and
+once with the chosen checkpoint; engine/evidence/verdict/regression.py compares them. A battery that
+cannot be played is skipped and never fails the run.
 """
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from engine.core.errors import UserError
 from engine.core.files import Appender
-from engine.cost.flops import KEEP, KEEP_TASKS
+from engine.cost.questions import KEEP
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
+from engine.skills.batteries import SkillBattery, battery_of
 from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.core.runtime import release_memory
 from engine.worker.core.trajectory import Completion
-from engine.worker.evaluation import heldout, language_skills, pebble_skills
+from engine.worker.evaluation import heldout
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
@@ -35,9 +35,6 @@ from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
 When = Literal["before", "after"]
-SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
-TASKS_PER_SKILL = 6  # of pebble
-SKILL_TOKENS = 24  # of an answer to a question that is checked here
 FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to a task of an environment
 MAX_TURNS = 8
 MAX_CONTEXT = 4096  # tokens of prompt and answer together
@@ -45,18 +42,16 @@ REASON_CHARS = 300  # why a battery is skipped
 
 
 @dataclass(frozen=True)
-class Battery:
-    """Tasks, and what scores their answers.
+class EnvBattery:
+    """Tasks of an environment, which scores the answers."""
 
-    Attributes:
-        name: in the rows.
-        scorer: the stored environment that scores, or a function that says whether a reply is
-            right.
-    """
-
-    name: str
+    record: EnvRecord
     tasks: Sequence[TaskRow]
-    scorer: EnvRecord | Callable[[TaskRow, str], bool]
+
+    @property
+    def name(self) -> str:
+        """As the rows name it."""
+        return self.record.env_id
 
 
 class PriorSkills:
@@ -85,7 +80,7 @@ class PriorSkills:
             for battery in batteries:
                 self._play(battery, path)
 
-    def _play(self, battery: Battery, path: Path) -> None:
+    def _play(self, battery: SkillBattery | EnvBattery, path: Path) -> None:
         """Play one battery and append its rows to the file at `path`; or, where that fails, write
         the event `kept_skipped`."""
         try:
@@ -103,50 +98,35 @@ class PriorSkills:
         batteries = batteries_of(self.job.config, self.job.run.home)
         return sum(len(battery.tasks) for battery in batteries)
 
-    def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
+    def _rows(self, battery: SkillBattery | EnvBattery) -> Iterator[EvaluationRow]:
         """Play one battery and yield a row for each answer."""
-        if isinstance(battery.scorer, EnvRecord):
-            yield from self._environment_rows(battery, battery.scorer)
+        if isinstance(battery, EnvBattery):
+            yield from self._environment_rows(battery)
         else:
-            yield from self._checked_rows(battery, battery.scorer)
+            yield from self._checked_rows(battery)
 
-    def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
-        """Play a battery whose answers the environment `record` scores, and yield a row for each
-        answer. Tasks whose prompts leave no room for an answer are left out."""
-        with open_process(record) as process:
-            context = self._context(process)
-            max_tokens = _answer_limit(battery.tasks, context.renderer)
-            params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    def _environment_rows(self, battery: EnvBattery) -> Iterator[EvaluationRow]:
+        """Play a battery whose answers its environment scores, and yield a row for each answer.
+        Tasks whose prompts leave no room for an answer are left out."""
+        with open_process(battery.record) as process:
+            context = environment_context(self.base, process)
+            params = answer_params(battery.tasks, context.renderer)
             tasks = [task for task in battery.tasks if fits(task, context, params)]
             groups = heldout.evaluate(tasks, context, self.sampler, params)
-            families = {task["id"]: _family(task) for task in tasks}
+            families = {task["id"]: family_of(task) for task in tasks}
             # These tasks are not divided into halves.
             for row in heldout.rows_of(groups, half_of_task={}, model=self.job.run.id):
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
-    def _context(self, process: EnvProcess) -> RolloutContext:
-        """How tasks are played with the environment that runs in `process`."""
-        description = process.describe()
-        return RolloutContext(
-            process=process,
-            renderer=Renderer(self.base.tokenizer, self.base.stop_ids),
-            multi_turn=description["kind"] == "multi",
-            tools=description["tools"],
-            max_length=min(MAX_CONTEXT, self.base.network.shape.context),
-            max_turns=MAX_TURNS,
-        )
-
-    def _checked_rows(
-        self, battery: Battery, is_right_reply: Callable[[TaskRow, str], bool]
-    ) -> Iterator[EvaluationRow]:
-        """Play a battery of single questions, whose answers `is_right_reply` judges."""
+    def _checked_rows(self, battery: SkillBattery) -> Iterator[EvaluationRow]:
+        """Play a battery of single questions, which are judged without an environment."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
-        params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
+        params = SamplingParams(max_tokens=battery.max_tokens, temperature=0.0)
         completions = self.sampler.generate(prompts, 1, params, lambda *_: pulse.advance())
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
-            is_right = is_right_reply(task, text)
+            is_right = battery.is_right(task, text)
             yield self._checked_row(battery.name, task, completion, text, is_right)
 
     def _checked_row(
@@ -169,14 +149,15 @@ class PriorSkills:
         )
 
 
-def batteries_of(config: TrainConfig, home: Home) -> Iterator[Battery]:
+def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | EnvBattery]:
     """Yield the batteries (sets of questions) that a run plays: the one for its base model, and of
     the environment named `keep`, if it exists, scores, and is not the one that the run trains on,
-    at most KEEP_TASKS held-out tasks, or any where none is held out."""
-    if config.base.ref == "pebble":
-        yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
-    else:
-        yield Battery("language skills", language_skills.tasks(), scorer=language_skills.is_right)
+    its held-out tasks, or any where none is held out. At most `skill_rows` questions of each; none
+    at all where that is 0."""
+    most = config.settings.skill_rows
+    if not most:
+        return
+    yield battery_of(config.base.ref).first(most)
     try:
         record = find_env(home, KEEP)
     except UserError:  # no such environment
@@ -184,35 +165,26 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[Battery]:
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.
     if record.name == KEEP and record.scored and record.env_id != config.env_id:
         tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
-        yield Battery(record.env_id, heldout.ordered(tasks, KEEP_TASKS), scorer=record)
+        yield EnvBattery(record, heldout.ordered(tasks, most))
 
 
-def pebble_tasks() -> list[TaskRow]:
-    """The tasks of pebble's battery: TASKS_PER_SKILL of every skill in SKILLS, the same in every
-    run.
-
-    Each has the keys `id` (such as "copy-0"), `family` (the skill), `prompt` and `answer`.
-    """
-    tasks = []
-    for skill in SKILLS:
-        rng = random.Random(f"kept-{skill}")
-        for index in range(TASKS_PER_SKILL):
-            # measured: "copy" is taught with other tasks than it is measured with.
-            sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
-            tasks.append(
-                {
-                    "id": f"{skill}-{index}",
-                    "family": skill,
-                    "prompt": sample.messages[:1],  # what follows is the reply
-                    "answer": sample.answer,
-                }
-            )
-    return tasks
+def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
+    """How the tasks of the environment that runs in `process` are played, whatever the settings of
+    the run."""
+    description = process.describe()
+    return RolloutContext(
+        process=process,
+        renderer=Renderer(base.tokenizer, base.stop_ids),
+        multi_turn=description["kind"] == "multi",
+        tools=description["tools"],
+        max_length=min(MAX_CONTEXT, base.network.shape.context),
+        max_turns=MAX_TURNS,
+    )
 
 
-def says_answer(task: TaskRow, reply: str) -> bool:
-    """Whether a reply says the answer of a task of pebble's battery, in one of pebble's styles."""
-    return pebble_skills.says(task["answer"], reply)
+def answer_params(tasks: Sequence[TaskRow], renderer: Renderer) -> SamplingParams:
+    """How tasks of an environment are answered: greedily, and as long as their answers need."""
+    return SamplingParams(max_tokens=_answer_limit(tasks, renderer), temperature=0.0)
 
 
 def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
@@ -225,6 +197,6 @@ def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
     return min(2 * longest + FEWEST_TOKENS, MOST_TOKENS)
 
 
-def _family(task: TaskRow) -> str:
+def family_of(task: TaskRow) -> str:
     """The family that the task's metadata names; "" if it names none."""
     return str((task.get("metadata") or {}).get("family") or "")

@@ -7,6 +7,7 @@
     collect.py        tasks, environment, sampler to groups of scored trajectories
     guard.py          ends a run that cannot learn
     renderer.py       messages to token ids through the model's template, and back
+    rewording.py      tasks in other words: of the environment, or by rules
     rollout_file.py   the rollouts of a step as records, and their file
     samplers.py       which sampler a run gets
     shaping.py        what is taken off a reward before a group is compared

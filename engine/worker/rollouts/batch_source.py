@@ -17,7 +17,8 @@ from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.advantages import assign
-from engine.worker.rollouts.collect import RolloutContext, Times, collect
+from engine.worker.rollouts.collect import RolloutContext, Times, collect, fits
+from engine.worker.rollouts.rewording import VariedWording
 from engine.worker.rollouts.shaping import penalise_thinking
 from engine.worker.rollouts.task_order import TaskOrder
 from envs.json_types import TaskRow
@@ -47,8 +48,8 @@ class RolloutBatch:
 class Collector:
     """Plays the rollouts of whole steps: samples completions for tasks and has them scored.
 
-    `tasks` are the training tasks in use, `order` says which of them a step plays; the caller loads
-    the policy into `sampler`.
+    `tasks` are the training tasks in use, `order` says which of them a step plays, `varied` puts
+    some into other words; the caller loads the policy into `sampler`.
     """
 
     tasks: Sequence[TaskRow]
@@ -56,6 +57,7 @@ class Collector:
     context: RolloutContext
     sampler: Sampler
     settings: GRPOSettings
+    varied: VariedWording | None = None
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
         """Sample and score the rollouts of a step with the policy that the sampler has loaded, and
@@ -102,8 +104,11 @@ class Collector:
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
         params = replace(params, seed=params.seed + round_number * 2**52)
+        tasks = [self.tasks[i] for i in task_indices]
+        if self.varied is not None:
+            tasks = self.varied.of_all(tasks, step, lambda t: fits(t, self.context, params))
         groups, times = collect(
-            [self.tasks[i] for i in task_indices],
+            tasks,
             settings.group_size,
             self.context,
             self.sampler,

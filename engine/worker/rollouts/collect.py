@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from engine.wording.asked import asked_prompt, asked_tools
 from engine.worker.core import pulse
 from engine.worker.core.background import BackgroundWorker
 from engine.worker.core.trajectory import Completion, Group, Trajectory
@@ -27,7 +28,7 @@ class RolloutContext:
         process: the environment, in its own process.
         renderer: turns messages into token ids, and back.
         multi_turn: whether the environment answers the model, so that a rollout has several turns.
-        tools: shown to the model, as OpenAI function schemas.
+        tools: the environment's, as OpenAI function schemas; a task may have its own.
         max_length: the most ids of prompt and completions together.
         max_turns: the most assistant turns of a rollout.
     """
@@ -87,15 +88,17 @@ def collect(
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
     """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids within
     `context.max_length`."""
-    prompt = context.renderer.prompt(task["prompt"], context.tools)
+    prompt = context.renderer.prompt(asked_prompt(task), asked_tools(task, context.tools))
     return len(prompt) + params.max_tokens <= context.max_length
 
 
 def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     """A group of `n` trajectories that hold only the task's prompt."""
-    prompt = context.renderer.prompt(task["prompt"], context.tools)
-    group = task.get("group") or ""
-    members = [Trajectory(task["id"], task["prompt"], prompt, task_group=group) for _ in range(n)]
+    messages, tools = asked_prompt(task), asked_tools(task, context.tools)
+    ids, group = context.renderer.prompt(messages, tools), task.get("group") or ""
+    members = [
+        Trajectory(task["id"], messages, ids, task_group=group, tools=tools) for _ in range(n)
+    ]
     return Group(task["id"], members)
 
 
@@ -193,7 +196,7 @@ def _append_turn(trajectory: Trajectory, completion: Completion, play: _Play) ->
     text = play.context.renderer.completion_text(completion.ids)
     for stop in play.params.stop:
         text = text.split(stop)[0]
-    reply = play.context.renderer.reply(text, play.context.tools)
+    reply = play.context.renderer.reply(text, trajectory.tools)
     trajectory.add_completion(completion)
     trajectory.messages.append(reply.message)
     trajectory.completion = reply.message["content"]
@@ -248,7 +251,7 @@ def _reply_ids(
     next turn begins."""
     earlier_messages = [*trajectory.prompt, *trajectory.messages]
     return context.renderer.between_turns(
-        earlier_messages, replies, context.tools, last_id=trajectory.ids[-1]
+        earlier_messages, replies, trajectory.tools, last_id=trajectory.ids[-1]
     )
 
 

@@ -93,7 +93,7 @@ def _loss_of_rows(job: Job[Any], components: Components, policy: Policy) -> floa
     algorithm, whose loss is of answers or pairs and not of the rows alone."""
     if not isinstance(job.config, SFTConfig):
         return None
-    rows = training_rows(job, components)
+    rows = training_rows(job, components).rows
     rows = [rows[index] for index in range(len(rows))]
     supervised = sum(sum(row.loss_mask) for row in rows)
     with torch.no_grad():

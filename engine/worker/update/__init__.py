@@ -2,6 +2,7 @@
 with `losses.py`.
 
     checkpoint.py     checkpoints: complete or absent
+    disk_guard.py     room on the disk, looked at before each checkpoint
     losses.py         per-token losses
     memory_retry.py   a step that ran out of memory, again in smaller microbatches
     meter.py          operations done, utilisation, peak memory

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, sync_folder, write_json
+from engine.home.pinned import pinned_steps
 from engine.home.run_dir import RunDir
 from engine.worker.core.failures import WorkerFailure, is_full_or_read_only, not_written
 from engine.worker.core.job import LoopState
@@ -220,15 +221,25 @@ def mark_best(run: RunDir, step: int) -> None:
     os.replace(temporary, run.best)
 
 
-def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
-    """Delete all checkpoints except the last `keep`, and except those whose step is in `pinned`."""
+def prune(run: RunDir, keep: int, protected: set[int]) -> None:
+    """Delete all checkpoints except the last `keep`, those of the steps in `protected`, and those
+    that the user has pinned. Where the pins cannot be read, nothing is deleted."""
     steps = run.checkpoint_steps()
     older_steps = steps[: max(0, len(steps) - keep)]
     for step in older_steps:
-        if step not in pinned:
+        # Read anew each time: a pin may be set while others are deleted.
+        if step not in protected and not _is_pinned(run, step):
             # The manifest goes first: without it a half-deleted checkpoint does not count as one.
             (run.checkpoint(step) / MANIFEST).unlink()
             shutil.rmtree(run.checkpoint(step), ignore_errors=True)
+
+
+def _is_pinned(run: RunDir, step: int) -> bool:
+    """Whether the user keeps the checkpoint of `step`; also where the list cannot be read."""
+    try:
+        return step in pinned_steps(run)
+    except (OSError, ValueError):
+        return True
 
 
 def digest(file: Path) -> str:

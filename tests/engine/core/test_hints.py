@@ -42,3 +42,13 @@ def test_a_change_is_made_in_the_call_that_was_refused_and_nothing_else():
     error = UserError("BUDGET", "too dear", hint=Hint("Change that.", change=change))
     assert "call" not in error.payload() and error.hint == "Change that."
     assert error.of_call(refused).payload()["call"] == {"tool": "submit_train", "arguments": made}
+
+
+def test_a_call_that_needs_more_of_its_caller_says_what():
+    call = Call("chat", {"model": "pebble"}, needs=("message",))
+    assert call.to_json() == {
+        "tool": "chat",
+        "arguments": {"model": "pebble"},
+        "needs": ["message"],
+    }
+    assert "needs" not in Call("chat", {"model": "pebble", "message": "Hello"}).to_json()

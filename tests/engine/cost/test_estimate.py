@@ -20,6 +20,7 @@ from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops, lowering, throughput
 from engine.cost import hours as hours_of_run
 from engine.cost.estimate import Forecast
+from engine.cost.questions import PEBBLE_SKILLS
 from engine.dry_run.dry_run import dry_run
 from engine.environments import push
 from engine.environments.env_facts import EnvFacts, RowLengths
@@ -35,7 +36,7 @@ from engine.records.estimate import Workload
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from engine.settings import resolution
-from engine.worker.evaluation import language_skills, prior_skills
+from engine.skills.batteries import LANGUAGE_TOKENS, battery_of
 
 SMALL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968
@@ -520,15 +521,15 @@ def test_memory_is_corrected_by_what_runs_held(home: Home):
 
 
 def test_skills_are_asked_as_the_worker_asks_them(home: Home, tmp_path: Path):
-    assert estimate.batteries(home, None) == (flops.PEBBLE_SKILLS,)
-    assert estimate.batteries(home, catalog.BUILTIN["pebble"]) == (flops.PEBBLE_SKILLS,)
+    assert estimate.batteries(home, None, 200) == (PEBBLE_SKILLS,)
+    assert estimate.batteries(home, catalog.BUILTIN["pebble"], 200) == (PEBBLE_SKILLS,)
     copy = shutil.copytree(catalog.BUILTIN["pebble"], tmp_path / "copy")
-    asked = estimate.batteries(home, copy)
-    assert [battery.tasks for battery in asked] == [len(language_skills.tasks())]
+    asked = estimate.batteries(home, copy, 200)
+    assert [battery.tasks for battery in asked] == [len(battery_of("any other").tasks)]
     chat = tokens.load(copy).format()
-    prompts = [len(chat.prompt(task["prompt"])) for task in language_skills.tasks()]
+    prompts = [len(chat.prompt(task["prompt"])) for task in battery_of("any other").tasks]
     assert asked[0].answer.prompt == pytest.approx(statistics.fmean(prompts), rel=0.2)
-    assert asked[0].answer.longest_turn == prior_skills.SKILL_TOKENS
+    assert asked[0].answer.longest_turn == LANGUAGE_TOKENS
 
 
 def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):

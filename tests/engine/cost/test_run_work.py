@@ -7,6 +7,7 @@ from machines import CPU
 from run_configs import distill_settings, dpo_settings, grpo_settings, sft_settings
 
 from engine.cost import flops, memory, run_work
+from engine.cost.questions import PEBBLE_SKILLS
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.models.model_files import ModelFacts
 
@@ -51,20 +52,29 @@ def test_a_pair_takes_the_memory_of_both_answers() -> None:
 def test_replayed_rows_are_trained_beside_the_others_and_their_questions_asked_once() -> None:
     plain = flops.Plan(sft_settings(batch_size=24, max_length=512), SMALL, ENV, CPU.device)
     kept = replace(plain, settings=plain.settings.model_copy(update={"keep": 0.2}))
-    skills = flops.PEBBLE_SKILLS.answer
+    skills = PEBBLE_SKILLS.answer
     six = flops.update_work(plain, 6, tokens=6 * 32, length=32, supervised=skills.turn_tokens)
     added = run_work.train_work(kept, "likely").train_operations
     added -= run_work.train_work(plain, "likely").train_operations
     assert (kept.replayed_rows, plain.replayed_rows, kept.rows) == (6, 0, 24)
     assert added == pytest.approx(plain.settings.steps * six.train_operations)
-    asked = flops.rollouts(kept.sampling, prompts=800, rows=800, episode=skills)
+    # As many questions as leave enough right answers, at 70 % right.
+    questions = plain.settings.steps * 6 / 0.7
+    assert kept.own_answers() == (pytest.approx(questions), skills)
+    asked = flops.rollouts(kept.sampling, prompts=questions, rows=questions, episode=skills)
     more = run_work.evaluation_work(kept, "low").decode_steps
     more -= run_work.evaluation_work(plain, "low").decode_steps
     assert more == pytest.approx(asked.decode_steps)
+    long = replace(kept, settings=kept.settings.model_copy(update={"steps": 10_000}))
+    assert long.own_answers()[0] == PEBBLE_SKILLS.practice
+    assert memory.memory(kept).activations >= memory.memory(plain).activations
     # Rows of an environment are of the length of the run's own, and nothing is asked for them.
     named = replace(kept, settings=kept.settings.model_copy(update={"keep_env": "other@1"}))
     assert named.replayed_row() == named.trained_row()
     assert run_work.evaluation_work(named, "low") == run_work.evaluation_work(plain, "low")
+    # Unless the model answers its tasks itself.
+    own = replace(named, settings=named.settings.model_copy(update={"keep_answers": "own"}))
+    assert own.own_answers() == (pytest.approx(questions), own.trained_row())
 
 
 SUMS = replace(ENV, lengths=(RowLengths(60, 90, ((60, 90),)),) * 40)

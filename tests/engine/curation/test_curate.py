@@ -299,3 +299,14 @@ def test_pairs_of_every_fifth_task_are_held_out_to_measure_the_run(home: Home, e
     held_out = [row["id"] for row in rows_of(home, saved, "heldout") if pair_of(row)]
     assert held_out == [f"{task}#1" for task in sorted(tasks)[4::5]]
     assert len(rows_of(home, saved)) == len(tasks) - len(held_out)
+
+
+def test_a_curated_row_has_the_tools_that_its_task_had(home: Home, tmp_path: Path):
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+    source = SUMS.replace("answer=", f"tools=[{tool!r}], answer=", 1)
+    env = push(home, tmp_path / "tools", source)
+    run = evaluation(home, env, {"pebble": [answer("1+1", "2", 1.0, 0)]})
+    result = curate(home, [run.id], "sums-tools", preview=False)
+    (row,) = rows_of(home, result)
+    assert row["metadata"]["tools"] == [tool]
+    assert all(each["metadata"]["tools"] == [tool] for each in rows_of(home, result, "heldout"))

@@ -39,6 +39,7 @@ ORDER = [
     "isolation",
     "data",
     "exam",
+    "wording",
     "contamination",
     "reward_audit",
     "estimate",
@@ -476,15 +477,23 @@ def test_samples_outside_the_range_are_refused(home: Home, samples: Any):
 
 def test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it(home: Home):
     add(home, answer="46")  # one answer to every question: a narrow task
-    given = {"epochs": 4}
+    given = {"epochs": 4, "keep": 0}
     report = dry_run.dry_run(home, "sums", algorithm="sft", settings=given)
     entry = check(report, "data")
     assert entry["status"] == "warn" and "200 answers are only 1 different ones" in entry["detail"]
-    assert "asked before and after" in entry["detail"] and "keep = 0.2" in entry["fix"]
+    assert "asked before and after" in entry["detail"] and "keep = 0.35" in entry["fix"]
     call = entry["call"]["arguments"]
-    assert call["settings"] == {**given, "keep": 0.2}
+    assert call["settings"] == {**given, "keep": 0.35}
     kept = check(dry_run.dry_run(home, **call), "data")
     assert kept["status"] == "pass" and "before and after" not in kept["detail"]
+    # Who chose nothing is told what the recipe chose, and why.
+    report = dry_run.dry_run(home, "sums", algorithm="sft", settings={"epochs": 4})
+    chosen = check(report, "data")
+    assert chosen["status"] == "pass" and "keep = 0.35 replays its own right" in chosen["detail"]
+    assert "steps on the task alone would overwrite" in chosen["detail"]
+    assert (report["settings"]["keep"], report["sources"]["keep"]) == (0.35, "recipe")
+    short = check(dry_run.dry_run(home, "sums", algorithm="sft", settings={"steps": 10}), "data")
+    assert "keep" not in short["detail"] and "keep" not in short.get("fix", "")
     assert "keep = " not in check(dry_run.dry_run(home, "sums"), "data").get("fix", "")
 
 
@@ -514,3 +523,33 @@ def test_an_environment_to_replay_that_is_not_here_fails_by_the_name_of_the_sett
     entry = check(report, "resolve")
     assert (entry["status"], entry["code"]) == ("fail", "ENV_NOT_FOUND")
     assert entry["detail"].startswith("keep_env: ")
+
+
+SHARED = {
+    "messages": [{"role": "user", "content": "{n}?"}, {"role": "assistant", "content": "{n}"}],
+    "tools": [{"type": "function", "function": {"name": "look", "description": "Looks."}}],
+}
+
+
+def test_rows_that_share_one_tool_text_are_a_warning_with_the_setting_that_varies_it(
+    home: Home, tmp_path: Path
+):
+    def wording(folder: str, **settings: float) -> dict[str, Any]:
+        env_id = push_env(home, str(tmp_path / folder), roots=[tmp_path]).env_id
+        found = dry_run.dry_run(home, env_id, algorithm="sft", settings=settings)
+        return next(check for check in found["checks"] if check["name"] == "wording")
+
+    for folder, texts in (("one", ["Looks."]), ("two", ["Looks.", "Finds."])):
+        (tmp_path / folder).mkdir()
+        lines = []
+        for n in range(120):
+            row = json.loads(json.dumps(SHARED).replace("{n}", str(n)))
+            row["tools"][0]["function"]["description"] = texts[n % len(texts)]
+            lines.append(json.dumps(row) + "\n")
+        (tmp_path / folder / "rows.jsonl").write_text("".join(lines))
+    check = wording("one")
+    assert check["status"] == "warn"
+    assert "rows share one tool text: a change of it may break the model" in check["detail"]
+    assert check["call"]["arguments"]["settings"] == {"vary_wording": 0.5}
+    assert wording("one", vary_wording=0.5)["status"] == "pass"
+    assert wording("two")["status"] == "pass"

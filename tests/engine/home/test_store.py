@@ -43,13 +43,36 @@ def test_an_id_whose_folder_exists_is_never_given_again(home):
 
 def test_a_run_that_cannot_be_prepared_does_not_exist(home):
     def fail(run_id: str) -> None:
+        home.run(run_id).create()
         raise OSError("no space")
 
     with Store(home) as store:
         with pytest.raises(OSError, match="no space"):
             store.insert_run(new(), fail)
-        assert store.list_runs() == []
+        assert store.list_runs() == [] and list(home.runs.iterdir()) == []
         assert store.insert_run(new()).run_id == "arith-grpo-1"
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_plan_that_cannot_be_prepared_leaves_neither_rows_nor_folders(home, fails_at: int):
+    def make(plan_id: str, ids: list[str]):
+        def prepare(run_id: str) -> None:
+            home.run(run_id).create()
+            if len(ids) == fails_at - 1:
+                raise OSError("no space")
+
+        return new(plan=plan_id), prepare
+
+    home.run("arith-grpo-9").create()  # of somebody else
+    with Store(home) as store:
+        with pytest.raises(OSError, match="no space"):
+            store.insert_plan("arith", "try-1", {}, [make] * 3)
+        assert store.list_runs() == []
+        assert [folder.name for folder in home.runs.iterdir()] == ["arith-grpo-9"]
+        fails_at = 0
+        rows = store.insert_plan("arith", "try-1", {}, [make] * 3)
+    assert [row.run_id for row in rows] == [f"arith-grpo-{number}" for number in (1, 2, 3)]
+    assert all(home.run(row.run_id).path.is_dir() for row in rows)
 
 
 def test_the_same_request_gives_the_same_run_and_another_body_a_conflict(home):

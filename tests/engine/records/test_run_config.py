@@ -10,7 +10,12 @@ from engine.records.record import DamagedRecord
 from engine.records.run_config import DistillConfig, GRPOConfig, read_run_config
 
 # What a config of 0.1.0 reads with for settings, and for keys beside them, that came later.
-LATER_SETTINGS: dict[str, object] = {"top_k": 0, "min_p": 0.0}
+LATER_SETTINGS: dict[str, object] = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "vary_wording": 0.0,
+    "skill_rows": 200,
+}
 LATER: dict[str, object] = {
     "profile": False,
     "wall_limit_hours": None,

@@ -153,6 +153,24 @@ def test_a_run_of_an_earlier_version_is_judged_by_the_times_of_its_steps(bench):
         assert status["eta_s"] == pytest.approx(239 * 2, abs=5) and "phase" not in status
 
 
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_a_run_whose_result_is_damaged_is_listed_so_and_offers_no_deployment(home, tuned, damage):
+    if damage == "torn":
+        home.run(tuned).result.write_text('{"verdict": "bet')
+    status = lifecycle.wait(home, tuned, timeout_s=0)
+    assert status["damaged"] == "result.json"
+    assert any("result.json is missing or damaged" in warning for warning in status["warnings"])
+    assert [call["tool"] for call in status["next"]] == ["read_logs", "evaluate"]
+    (listed,) = lifecycle.overview(home, "runs")["runs"]
+    assert listed["damaged"] == "result.json"
+
+
+def test_a_run_whose_config_is_damaged_is_listed_so(home, tuned):
+    home.run(tuned).config.write_text("{")
+    (listed,) = lifecycle.overview(home, "runs")["runs"]
+    assert (listed["run_id"], listed["damaged"]) == (tuned, "config.json")
+
+
 def launcher_lock(run):
     """Hold the run's lock, so that nobody takes it for dead."""
     file = run.lock.open("a")

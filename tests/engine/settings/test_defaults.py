@@ -39,3 +39,17 @@ def test_sft_makes_enough_updates_whatever_the_number_of_rows(rows: int, params:
 
 def test_sft_without_heldout_tasks_has_nothing_to_stop_by():
     assert settings_for(replace(ENV, heldout_rows=0)).stop_early == "none"
+
+
+def test_a_run_that_is_long_enough_to_forget_replays_unless_somebody_chose_otherwise():
+    def kept(**given: object) -> tuple[float, str]:
+        resolved = resolution.resolve("sft", given, model=MODEL, env=ENV, hardware=CPU)
+        assert isinstance(resolved.settings, SFTSettings)
+        return resolved.settings.keep, resolved.sources["keep"]
+
+    assert kept(steps=10) == (0, "recipe")
+    assert kept(steps=11) == (0.35, "recipe")
+    assert kept(steps=300, keep=0) == (0, "user")
+    assert kept(steps=10, keep=0.5) == (0.5, "user")
+    # Who names an environment to replay means it to be.
+    assert kept(steps=10, keep_env="sums") == (0.35, "recipe")

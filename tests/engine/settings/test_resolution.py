@@ -49,7 +49,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"group_size": 1}, "SETTING_INVALID", "advantage"),
     ("grpo", {"temperature": 0}, "SETTING_INVALID", "1.0"),
     ("sft", {"keep": 0.6}, "SETTING_INVALID", "range of keep"),
-    ("sft", {"keep_env": "sums"}, "SETTING_NOT_APPLICABLE", "keep = 0.2"),
+    ("sft", {"keep": 0, "keep_env": "sums"}, "SETTING_NOT_APPLICABLE", "keep = 0.35"),
+    ("sft", {"keep_answers": "own"}, "SETTING_NOT_APPLICABLE", "Leave keep_answers out"),
     ("grpo", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "kl_coef"),
     ("dpo", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "beta"),
     ("distill", {"keep": 0.2}, "SETTING_NOT_APPLICABLE", "Only SFT"),
@@ -287,7 +288,7 @@ def test_the_recipe_of_sft():
     assert (found.stop_early, found.eval_every) == ("heldout", 38)
     assert found.save_every == found.eval_every
     assert (found.eval_rows, found.max_examples, found.max_length) == (300, 600, 32)
-    assert (found.keep, found.keep_env) == (0, "")
+    assert (found.keep, found.keep_env, found.keep_answers) == (0.35, "", "reference")
 
 
 def test_the_recipe_of_dpo():

@@ -123,3 +123,52 @@ def test_a_run_too_short_to_be_stopped_for_its_failed_scores_names_them(
     said = finished(home, env_id, "train", result)
     assert said["warnings"][0].startswith(f"{failed['failed']} of 16 scores failed")
     assert (f", {last} of 8 in the last step" in said["warnings"][0]) == (last > 0)
+
+
+TOOL_TASKS = """
+from envs import Score, SingleTurnEnv, Task
+
+def tool(text):
+    return {"type": "function", "function": {"name": "add", "description": text}}
+
+class Tools(SingleTurnEnv):
+    tools = [tool("Adds two numbers.")]
+    def tasks(self):
+        texts = ["Adds two numbers.", "Gives a sum."]
+        return [Task(str(i), f"What is {i} + 1?", answer=str(i + 1),
+                     split="heldout" if i < 6 else "train",
+                     tools=[tool("Gives a sum.")] if i % 2 else None)
+                for i in range(12)]
+    def score(self, task, completion):
+        return Score(float(completion == task.answer), success=completion == task.answer)
+
+def load_environment():
+    return Tools()
+"""
+
+
+def test_an_evaluation_asks_the_same_tasks_in_other_words(home: Home, tmp_path: Path) -> None:
+    env_id = push(home, tmp_path / "tools", TOOL_TASKS, "tools")
+    run = make_run(home, env_id, "grpo", SETTINGS | {"max_length": 512})
+    job = asked(
+        run, kind="evaluate", split="heldout", rows=6, attempts=1, perturb=["tools", "options"]
+    )
+    result = evaluate(job)
+    kinds = [json.loads(line) for line in run.reworded_kinds.read_text().splitlines()]
+    assert [(each["kind"], each["tasks"], each["left_out"]) for each in kinds] == [
+        ("tools", 6, 0),
+        ("options", 0, 6),
+    ]
+    rows = [json.loads(line) for line in run.reworded_evals(0, "tools").read_text().splitlines()]
+    plain = [json.loads(line) for line in run.model_evals(0).read_text().splitlines()]
+    assert [row["task"] for row in rows] == [row["task"] for row in plain]
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in plain]
+    shown = {row["tools"][0]["function"]["description"] for row in rows}
+    assert not shown & {"Adds two numbers.", "Gives a sum."} and len(shown) > 1
+    (model,) = result["evidence"]["robustness"]
+    assert [kind["kind"] for kind in model["kinds"]] == ["tools", "options"]
+    assert model["kinds"][0]["n"] == 6
+    assert "options in another order: not asked" in result["evidence"]["summary"]
+    told = finished(home, env_id, "evaluate", result)
+    assert "tool descriptions reworded:" in told["summary"]
+    assert told["result"]["evidence"]["robustness"] == [model]

@@ -40,6 +40,7 @@ BOTH: dict[str, Any] = {
     "seed": 9,
     "eval_every": 1,
     "eval_rows": 6,
+    "skill_rows": 5,
     "save_every": 1,
     "max_examples": 9,
     "accept_reward_risk": True,
@@ -55,6 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "packing": False,
         "loss_on": "all",
         "keep": 0.3,
+        "vary_wording": 1.0,
     },
     "dpo": BOTH
     | {"lr_schedule": "linear", "max_length": 28, "batch_size": 5, "beta": 0.5, "sft_weight": 1.0},
@@ -79,6 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "async_sampling": True,
         "curriculum": "rollouts",
         "thinking": True,
+        "vary_wording": 1.0,
     },
     "distill": BOTH
     | {

@@ -133,6 +133,8 @@ COMMANDS = {
     "evaluate arith pebble": "evaluate",
     "curate r-1 --name best": "curate",
     "cancel r-1": "cancel_run",
+    "pin r-1 20": "pin",
+    "unpin r-1 20": "unpin",
     "deploy r-1": "deploy",
     "undeploy r-1": "deploy",
     "export r-1 out": "deploy",

@@ -33,6 +33,8 @@ COMMANDS = {
     "logs",
     "models",
     "cancel",
+    "pin",
+    "unpin",
     "env",
     "dry-run",
     "estimate",
@@ -128,6 +130,11 @@ def test_every_command_but_serve_prints_json_when_asked():
             ["evaluate", "arith", "pebble", "r-1@best", "--rows", "40"],
             "evaluate",
             {"env_id": "arith", "models": ["pebble", "r-1@best"], "rows": 40},
+        ),
+        (
+            ["evaluate", "arith", "pebble", "--perturb", "tools", "--perturb", "system"],
+            "evaluate",
+            {"env_id": "arith", "models": ["pebble"], "perturb": ["tools", "system"]},
         ),
         (
             ["evaluate", "arith", "pebble", "--task-indices", "0-9,12"],

@@ -104,3 +104,21 @@ def test_a_file_stands_beside_files_alone(home: Home, tmp_path: Path):
     for names in (["sums", "more"], ["sums", str(tmp_path / "plan.toml")]):
         done = call("dry-run", *names, "--json")
         assert done.exit_code == 2 and "cannot stand here" in json.loads(done.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--then", "[1]"], "something else than objects"),
+        (["--then", "[" * 100_000], "cannot be read"),
+        (["--vary", "seed=1,2", "--vary", "seed=3"], "seed is given twice"),
+        (["--vary", "=1"], "NAME=VALUE"),
+    ],
+)
+def test_what_is_no_plan_is_refused_before_it_is_submitted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, options: list[str], text: str
+):
+    seen = spy(monkeypatch, "submit_train", {"run_id": "sums-plan-1"})
+    result = call("train", "sums", *options)
+    assert result.exit_code != 0 and text in result.output and "INTERNAL" not in result.output
+    assert seen == []

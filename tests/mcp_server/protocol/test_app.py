@@ -1,5 +1,6 @@
 """The server as a whole: what it says of itself, its roots, its prompts, updates of curves."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -226,6 +227,16 @@ async def test_a_home_that_cannot_be_read_for_a_moment_ends_nothing(
 
     assert (await heard(home, CountingBus(), grow))[0] == "run://r-1/metrics"
     assert "gone for a moment" in log_file(home).read_text()
+
+
+def test_a_log_that_cannot_be_written_says_nothing_on_stderr(
+    home: Home, capfd: pytest.CaptureFixture[str]
+):
+    home.cache.rmdir()
+    home.cache.touch()  # a file where the log's folder should be
+    log_to(home)
+    logging.getLogger("honesmith").error("a fault of ours")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.timeout(30)

@@ -66,6 +66,7 @@ async def test_resources_are_listed_with_type_audience_and_priority(home: Home, 
         "playbook://TRAINING.md",
         "train://hardware",
         "train://settings",
+        "train://skills",
     }
     assert {item.uri_template for item in templates} == TEMPLATES
     for item in [*static, *templates]:
@@ -143,6 +144,7 @@ async def test_a_config_that_is_damaged_is_told_in_our_own_words(home: Home, dam
 async def test_hardware_and_settings_describe_this_installation(home: Home):
     machine = json.loads(await read(home, "train://hardware"))
     assert machine["hardware"]["devices"]
+    assert "What is the capital of France?" in await read(home, "train://skills")
     reference = await read(home, "train://settings")
     assert "learning_rate" in reference and "group_size" in reference
 

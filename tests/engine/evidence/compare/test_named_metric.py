@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.evidence.compare.compare import compare_runs
+from engine.evidence.verdict.verdict import run_verdict
 
 SETTINGS = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
 
@@ -56,3 +57,23 @@ def test_a_metric_that_no_answer_has_is_refused_with_those_there_are(home, evalu
     with pytest.raises(UserError) as caught:
         compare_runs(home, [run.id], metric="style")
     assert caught.value.field == "metric" and "Known: form." in str(caught.value.hint)
+
+
+def test_an_evaluation_gives_each_metric_its_interval_and_the_tasks_that_have_it(home, evaluation):
+    run = evaluation({"pebble": [0.5, 0.7, 0.6, 0.8] * 5 + [None] * 80})
+    (model,) = run_verdict(home.run(run.id)).to_json()["models"]
+    form = model["metrics"]["form"]
+    assert (form["value"], form["n"]) == (0.65, 20)
+    low, high = form["interval"]
+    assert 0.55 < low < 0.65 < high < 0.75
+    assert model["tasks"] == 100
+
+
+def test_a_change_far_above_the_smallest_detectable_gap_says_what_that_gap_is(home, evaluation):
+    run = evaluation({"pebble": [0.0] * 90 + [1.0] * 10, "tuned": [1.0] * 100})
+    (comparison,) = compare_runs(home, [run.id], metric="form")["comparisons"]
+    assert comparison["difference"] > 2 * comparison["smallest_detectable_gap"]
+    assert "far larger" in comparison["smallest_detectable_gap_is"]
+    near = evaluation({"pebble": [0.0, 1.0] * 50, "other": [0.0, 1.0] * 48 + [1.0] * 4})
+    (comparison,) = compare_runs(home, [near.id], metric="form")["comparisons"]
+    assert "smallest_detectable_gap_is" not in comparison

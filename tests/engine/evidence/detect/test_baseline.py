@@ -9,8 +9,9 @@ from replayed import lines_of, replay
 from simulated import exam_records, examined, judged, sft
 from troubled import TROUBLES, Simulated, healthy
 
+from engine.core.files import write_json
 from engine.evidence.detect.alerts import Watch
-from engine.evidence.detect.baseline import compared_with_start
+from engine.evidence.detect.baseline import compared_with_start, fall_of_the_start
 from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.regression import KeptSkills, SinceBase, compare_skills
@@ -31,6 +32,20 @@ def test_a_fall_below_the_start_names_its_numbers_and_a_third_of_the_rate(seed: 
     assert found.lever.setting == "learning_rate"
     assert found.lever.to == pytest.approx(found.lever.now / 3, rel=0.02)
     assert f"{found.numbers['before']:.1%} at step 0 to {found.numbers['after']:.1%}" in found.what
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("", 60), ("@best", 40), ("@step20", 20)])
+def test_the_start_of_a_run_is_the_checkpoint_that_it_went_on_from(
+    learned_run, make_run, checkpoint: str, step: int
+):
+    child = make_run(model=f"{learned_run.id}{checkpoint}")
+    fall = fall_of_the_start(child.run)
+    assert fall is not None and fall.step == step
+    # The run's own copy knows better than a name whose meaning may have changed since.
+    child.run.start_adapter.mkdir()
+    write_json(child.run.start_adapter / "MANIFEST.json", {"step": 20})
+    fall = fall_of_the_start(child.run)
+    assert fall is not None and fall.step == 20
 
 
 def length_paid(cut: float = 0.95) -> Simulated:

@@ -1,6 +1,8 @@
 """The report: one file, every state of a run, nothing fetched, nothing of a model's markup."""
 
+import errno
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
-from engine.evidence.report import charts
+from engine.evidence.report import charts, html_report
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from tests.helpers.env_versions import write_version
 
@@ -119,6 +121,19 @@ def test_the_report_of_a_run_that_learned_says_it_first_and_shows_why(home, lear
     assert "Expected beforehand: better; and so it came." in text
     assert "Alert: entropy fell below 30 %" in text
     assert len([tag for tag, _ in page.tags if tag == "svg"]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(errno.EROFS, "HOME_UNUSABLE"), (errno.ENOSPC, "DISK_FULL")]
+)
+def test_a_report_that_cannot_be_written_says_so(home, learned_run, monkeypatch, fault, code):
+    def refuse(path, *_args, **_options) -> None:
+        raise OSError(fault, os.strerror(fault), str(path))
+
+    monkeypatch.setattr(html_report, "write_text", refuse)
+    with pytest.raises(UserError) as caught:
+        write_report(home, learned_run.id)
+    assert caught.value.code == code and caught.value.hint
 
 
 def test_the_page_fetches_runs_and_refers_to_nothing(home, learned_run):

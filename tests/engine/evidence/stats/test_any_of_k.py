@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.evidence.stats.any_of_k import any_of_each_k, change_of_any_of_k
-from engine.evidence.stats.inference import Side
+from engine.evidence.stats.inference import Side, tango_interval, wilson
 from engine.evidence.stats.results import level
 from engine.evidence.verdict.comparison import compare_rows
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -54,6 +54,29 @@ def test_the_change_compares_the_tasks_that_both_sides_have():
     assert change is not None
     # Of three attempts with one right, two of the three pairs hold it; b was and stays certain.
     assert (change.k, change.value) == (2, pytest.approx((2 / 3 + 0) / 2))
+
+
+@pytest.mark.parametrize("solved", [0, 2, 5])
+def test_few_tasks_that_are_all_solved_or_not_prove_nothing_for_certain(solved: int):
+    answers = {f"t{i}": [float(i < solved)] * 4 for i in range(5)}
+    two, four = any_of_each_k(side_of(**answers))
+    by_tasks = wilson(solved, 5)
+    assert (four.low, four.high) == (two.low, two.high) == (by_tasks.low, by_tasks.high)
+    change = change_of_any_of_k(
+        side_of(**{task: [0.0] * 4 for task in answers}), side_of(**answers)
+    )
+    of_change = tango_interval(solved, 0, 5)
+    assert change is not None and (change.low, change.high) == (of_change.low, of_change.high)
+
+
+@given(st.integers(1, 6), st.integers(0, 4))
+def test_an_interval_holds_its_value_and_is_never_a_point(tasks: int, right: int):
+    answers = {f"t{i}": [1.0] * right + [0.0] * (4 - right) for i in range(tasks)}
+    nothing = {task: [0.0] * 4 for task in answers}
+    change = change_of_any_of_k(side_of(**nothing), side_of(**answers))
+    assert change is not None
+    for each in (*any_of_each_k(side_of(**answers)), change):
+        assert each.low <= each.value <= each.high and each.high - each.low > 0.1
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=12))

@@ -63,7 +63,8 @@ def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
     reverse = {"skill": "reverse", "before": 1.0, "after": 0.1667, "lost_of_right": lost}
     assert battery["skills"][0] == reverse
     assert battery["lost_of_right"]["right"] == 48 and battery["lost_of_right"]["lost"] == 10
-    assert "10 of 48 right ones lost (12 to 34 %)" in found["summary"]
+    all_and_worst = "10 of 48 right ones lost (12 to 34 %), most in reverse: 10 of 12 right ones"
+    assert f"{all_and_worst} lost (55 to 95 %)" in found["summary"]
     assert "most of all reverse 1.00 to 0.17." in found["summary"]
     verdict = run_verdict(run.run)
     assert verdict["verdict"] == "better", "the word is about the task that was trained"

@@ -105,3 +105,25 @@ def test_an_evaluation_that_cannot_run_is_refused(bench, env, code, arguments):
     found = caught.value.code
     assert found == code or (code == "SETTING_UNKNOWN" and found == "SETTING_NOT_APPLICABLE")
     assert list(bench.home.runs.iterdir()) == []
+
+
+def test_an_evaluation_in_other_words_asks_each_task_again_and_costs_as_much(busy, bench, env):
+    def submitted(*perturb: str) -> tuple[dict, float]:
+        request = EvaluationRequest(env_id=env, models=["pebble"], rows=5, perturb=perturb)
+        reply = lifecycle.submit_evaluation(bench.home, request)
+        run = bench.home.run(reply["run_id"])
+        return read_json(run.config), bench.row(run).estimated_hours
+
+    plain, hours = submitted()
+    assert "perturb" not in plain
+    two, hours_of_two = submitted("tools", "wording")
+    assert two["perturb"] == ["wording", "tools"] and hours_of_two > hours
+    assert submitted("all")[0]["perturb"] == ["wording", "system", "tools", "options"]
+
+
+def test_unknown_other_words_are_refused_with_the_names_that_there_are(busy, bench, env):
+    with pytest.raises(UserError) as caught:
+        request = EvaluationRequest(env_id=env, models=["pebble"], perturb=["typos"])
+        lifecycle.submit_evaluation(bench.home, request)
+    assert caught.value.code == "BAD_ARGUMENT" and caught.value.field == "perturb"
+    assert "wording, system, tools, options" in str(caught.value.hint)

@@ -307,6 +307,7 @@ def test_a_plan_that_is_done_is_not_offered_to_be_resumed(bench, env):
         ([{"algorithm": "grpo", "settings": 3}], {}, "settings = 3"),
         ([EVALUATION, GRPO], {}, "not the last step"),
         ([EVALUATION | {"rows": 0}], {}, "rows"),
+        ([EVALUATION | {"perturb": ["typos"]}], {}, "typos"),
         ([GRPO], {"seed": 3}, "no list"),
         ([GRPO], {"seed": [1, 1]}, "different values"),
         ([GRPO], {"seed": list(range(9))}, "18 runs; it may have 16"),
@@ -417,3 +418,39 @@ def test_the_steps_of_a_plan_carry_its_contamination_report(bench, env, held):
     for name in NAMES:
         report = read_json(bench.home.run(name).contamination)
         assert {source["env_id"] for source in report["sources"]} == {env}
+
+
+def test_a_seed_that_fails_does_not_fail_the_joint_evaluation_of_the_others(bench, env, held):
+    request = TrainRequest(
+        env_id=env, algorithm="sft", settings=SFT, then=[EVALUATION], vary={"seed": [1, 2, 3]}
+    )
+    plan_id = lifecycle.submit(bench.home, request)["run_id"]
+    lifecycle.cancel(bench.home, "sums-sft-2", "enough")
+    held.unlink()
+    status = lifecycle.wait(bench.home, plan_id, timeout_s=40)
+    evaluation = bench.home.run("sums-eval-1")
+    assert bench.row(evaluation).state == "done"
+    config = evaluation.read_config()
+    assert config.model_refs == ["pebble", "sums-sft-1@best", "sums-sft-3@best"]
+    assert config.missing_models == ["sums-sft-2@best"]
+    assert status["steps"][-1]["missing_models"] == ["sums-sft-2@best"]
+    warnings = lifecycle.status(bench.home, evaluation.id)["warnings"]
+    assert any("sums-sft-2@best" in warning for warning in warnings)
+
+
+def test_where_no_seed_gets_done_the_joint_evaluation_fails(bench, env, held):
+    request = TrainRequest(
+        env_id=env, algorithm="sft", settings=SFT, then=[EVALUATION], vary={"seed": [1, 2]}
+    )
+    plan_id = lifecycle.submit(bench.home, request)["run_id"]
+    for run_id in ("sums-sft-2", "sums-sft-1"):
+        lifecycle.cancel(bench.home, run_id, "enough")
+    lifecycle.wait(bench.home, plan_id, timeout_s=40)
+    row = bench.until_state(bench.home.run("sums-eval-1"), "failed")
+    assert row.reason_kind == "awaited" and "enough" in row.reason
+
+
+def test_the_evaluation_of_a_plan_may_ask_in_other_words(bench, env, held):
+    asked = EVALUATION | {"perturb": ["tools", "wording"]}
+    last = plan(bench, env, then=[asked])["steps"][-1]
+    assert bench.home.run(last["run_id"]).read_config().perturb == ["wording", "tools"]

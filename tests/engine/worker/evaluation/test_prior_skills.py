@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from as_json import kept_skills
 from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
+from run_configs import train_config
 
-from engine.cost.flops import KEEP_TASKS
+from engine.cost.batteries import batteries
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import Home
-from engine.worker.evaluation import language_skills
-from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import SKILLS, TASKS_PER_SKILL, pebble_tasks
+from engine.records.run_config import SFTConfig
+from engine.skills import pebble as skills
+from engine.skills.batteries import SKILLS, TASKS_PER_SKILL, battery_of, pebble_tasks
+from engine.worker.evaluation.prior_skills import batteries_of
 
 
 def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
@@ -43,7 +45,7 @@ def test_learning_one_skill_costs_the_others_unless_they_are_replayed(
     folder.mkdir()
     (folder / "rows.json").write_text(json.dumps(lessons(replay)))
     settings = {"steps": 30, "learning_rate": 3e-3, "batch_size": 24}
-    settings |= {"eval_every": 30, "eval_rows": 40}
+    settings |= {"eval_every": 30, "eval_rows": 40, "keep": 0, "skill_rows": 48}
     result = go(make_run(home, push(home, folder, ROWS_ENVIRONMENT, "ends"), "sft", settings))
     kept = result["evidence"]["kept_skills"]
     assert result["verdict"] == "better", "the new skill is learned either way"
@@ -87,7 +89,7 @@ def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_pat
         asked = [row["battery"] for row in load_rows(run.kept(when))]
         assert asked.count("pebble skills") == len(SKILLS) * TASKS_PER_SKILL
         heldout = asked.count(keep)
-        assert 0 < heldout <= KEEP_TASKS
+        assert 0 < heldout <= 200
     found = {b["battery"]: b for b in kept_skills(run)["batteries"]}
     assert found[keep]["n"] == heldout and found[keep]["metric"] == "reward"
     assert {skill["skill"] for skill in found[keep]["skills"]} == {"small", "large"}
@@ -121,12 +123,12 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
     before, after = load_rows(run.kept("before")), load_rows(run.kept("after"))
     assert {row["battery"] for row in before} == {"language skills"}
     assert [row["task"] for row in before] == [row["task"] for row in after]
-    assert [row["task"] for row in before] == [task["id"] for task in language_skills.tasks()]
+    assert [row["task"] for row in before] == [task["id"] for task in battery_of("any other").tasks]
     # A model of chance says no right word.
     assert all(row["error"] is None and row["success"] is False for row in before)
     (battery,) = result["evidence"]["kept_skills"]["batteries"]
     assert battery["verdict"] == "kept" and battery["n"] == len(before)
-    families = {task["family"] for task in language_skills.tasks()}
+    families = {task["family"] for task in battery_of("any other").tasks}
     assert {skill["skill"] for skill in battery["skills"]} == families
     assert "nothing to lose" in kept_skills(run)["summary"]
 
@@ -134,3 +136,24 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
 def test_every_run_is_asked_the_same_tasks() -> None:
     assert pebble_tasks() == pebble_tasks()
     assert len({task["id"] for task in pebble_tasks()}) == len(SKILLS) * TASKS_PER_SKILL
+
+
+PEBBLE = {"ref": "pebble", "path": "/nowhere/pebble"}
+
+
+@pytest.mark.parametrize("most", [0, 5, 16, 1000])
+def test_skill_rows_trims_the_questions_evenly_over_the_skills(home: Home, most: int) -> None:
+    config = SFTConfig.model_validate(train_config("a-sft-1", algorithm="sft", base=PEBBLE))
+    config = config.model_copy(
+        update={"settings": config.settings.model_copy(update={"skill_rows": most})}
+    )
+    asked = [task["family"] for battery in batteries_of(config, home) for task in battery.tasks]
+    assert len(asked) == min(len(SKILLS) * TASKS_PER_SKILL, most)
+    assert len(set(asked)) == min(len(SKILLS), len(asked))
+    if most == 16:
+        assert all(asked.count(skill) == 2 for skill in SKILLS)
+
+
+def test_the_estimate_counts_as_many_questions_as_are_asked(home: Home) -> None:
+    whole, trimmed = batteries(home, None, 200), batteries(home, None, 5)
+    assert whole[0].tasks == len(SKILLS) * TASKS_PER_SKILL and trimmed[0].tasks == 5

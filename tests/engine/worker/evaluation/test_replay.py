@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import ROWS_ENVIRONMENT, go, make_run, push
+from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
 
 from engine.core.split import prompt_key
 from engine.home.run_dir import Home, RunDir
 from engine.records.lines.event import read_events
 from engine.records.lines.replayed_row import read_replayed
 from engine.records.manifest import ReplayUsed, read_manifest
+from engine.skills import pebble
+from engine.skills.batteries import pebble_tasks, practice_of, says_answer
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.evaluation import pebble_skills
-from engine.worker.evaluation.practice import practice_of
-from engine.worker.evaluation.prior_skills import pebble_tasks, says_answer
 from engine.worker.evaluation.replay import Replay
+from engine.worker.evaluation.replay_rows import FEWEST_ASKED
 
 SETTINGS: dict[str, Any] = {
     "steps": 30,
@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 24,
     "eval_every": 30,
     "eval_rows": 40,
+    "skill_rows": 48,
 }
 
 
@@ -34,7 +35,7 @@ def push_ends(home: Home, folder: Path, count: int = 200, heldout: int = 40) -> 
     rng = random.Random(1)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
-        sample = pebble_skills.ends(rng)
+        sample = pebble.ends(rng)
         prompt = sample.messages[0]["content"]
         split = "heldout" if len(rows) < heldout else "train"
         rows.setdefault(prompt, {"prompt": prompt, "answer": sample.answer, "split": split})
@@ -57,7 +58,7 @@ def test_what_the_start_answers_rightly_is_replayed_and_less_is_lost(
     home: Home, tmp_path: Path
 ) -> None:
     env_id = push_ends(home, tmp_path / "ends")
-    plain = trained_with(home, env_id, "plain")
+    plain = trained_with(home, env_id, "plain", keep=0)
     kept = trained_with(home, env_id, "kept", keep=0.35)
     assert plain["verdict"] == "forgotten" and "replayed" not in plain
     (without,), (battery,) = plain["batteries"], kept["batteries"]
@@ -71,8 +72,12 @@ def test_what_the_start_answers_rightly_is_replayed_and_less_is_lost(
     asked = {prompt_key(task["prompt"]) for task in pebble_tasks()}
     assert not asked & {prompt_key(row.messages[:1]) for row in rows}
     assert len({row.task for row in rows}) == len(rows) < len(questions)
+    # As many as the run uses, 13 a step; a few more where the last questions were all right.
+    assert 30 * 13 <= len(rows) < 30 * 13 + FEWEST_ASKED
+    asked_count = read_manifest(run.manifest).replayed.questions
+    assert len(rows) < asked_count < len(questions)
     # It stands in the manifest, in the events, and in what is said of the run.
-    used = ReplayUsed(share=0.35, source="pebble skills", rows=len(rows), questions=len(questions))
+    used = ReplayUsed(share=0.35, source="pebble skills", rows=len(rows), questions=asked_count)
     assert read_manifest(run.manifest).replayed == used
     assert kept["replayed"] == used.to_json()
     assert [event.message for event in read_events(run.events) if event.event == "replayed"] == [
@@ -128,6 +133,48 @@ def test_a_run_with_nothing_to_replay_fails_before_the_first_step(
     with pytest.raises(WorkerFailure, match="no train row with an answer that no exam asks"):
         go(run)
     assert not run.checkpoints.exists() or not list(run.checkpoints.iterdir())
+
+
+FEW: dict[str, Any] = {"eval_every": 11, "eval_rows": 4, "batch_size": 4, "skill_rows": 8}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_the_models_own_right_answers_to_an_environment_are_replayed(
+    home: Home, tmp_path: Path
+) -> None:
+    env_id = push_ends(home, tmp_path / "ends")
+    # It scores 7 + 7 alone as wrong, whatever is said.
+    source = OTHER.replace("completion.strip() == task.answer_text", "task.id != 'row-7'")
+    keep = push(home, tmp_path / "keep", source, "others")
+    asked = {"steps": 1, "keep": 0.2, "keep_env": keep, "keep_answers": "own"}
+    kept = trained_with(home, env_id, "kept", **{**FEW, **asked})
+    rows = read_replayed(kept["run"].replayed)
+    # All 9 fit into one round of questions; some may be those of pebble's own battery.
+    assert rows and "row-7" not in {row.task for row in rows}
+    assert {row.source for row in rows} == {keep}
+    for row in rows:  # what pebble said, with its end token, and nothing of the reference
+        assert row.messages[-1]["role"] == "assistant" and row.messages[-1]["content"]
+        assert 0 < sum(row.loss_mask) < len(row.ids) == len(row.loss_mask)
+    assert kept["replayed"]["source"] == keep and kept["replayed"]["questions"] >= len(rows)
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_model_that_can_do_nothing_trains_without_replay_unless_somebody_asked_for_it(
+    home: Home, tmp_path: Path
+) -> None:
+    env_id = push_ends(home, tmp_path / "ends")
+    other = str(save_random_model(tmp_path / "other"))
+    few = {"steps": 11, **FEW}
+    run = make_run(home, env_id, "sft", few, model=other, run_id="plain")
+    go(run)
+    (event,) = [each for each in read_events(run.events) if each.event == "nothing_replayed"]
+    assert event.message.startswith("keep = 0.35 replays nothing: the starting model answers none")
+    assert read_manifest(run.manifest).replayed is None and not run.replayed.exists()
+    chosen = make_run(home, env_id, "sft", {**few, "keep": 0.2}, model=other, run_id="chosen")
+    with pytest.raises(WorkerFailure, match="answers none of 336 questions"):
+        go(chosen)
 
 
 def push_asked(home: Home) -> str:

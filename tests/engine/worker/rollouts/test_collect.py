@@ -12,9 +12,10 @@ from transformers import AutoTokenizer
 
 from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Done, SamplingParams
-from engine.worker.rollouts.collect import RolloutContext, collect
+from engine.worker.rollouts.collect import RolloutContext, _new_group, collect
 from engine.worker.rollouts.renderer import Renderer
 from envs.host.process import EnvProcess, Episode
+from envs.tool_schemas import tools_of
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 DEADLINE = 30.0
@@ -269,3 +270,38 @@ def act(text):
     assert "did not answer" in (ended["sleep"].error or "")
     assert [name for name, t in ended.items() if t.cut] == ["on", "short", "cut"]
     assert ended["short"].turns == 1 and ended["short"].reward == 1.0
+
+
+TWO_TOOLS = """
+from envs import Score, SingleTurnEnv, Task
+
+def tool(name):
+    return {"type": "function", "function": {"name": name, "description": f"Runs {name}."}}
+
+class Tools(SingleTurnEnv):
+    tools = [tool("search")]
+    def tasks(self):
+        return [Task("env", "Go."), Task("own", "Go.", tools=[tool("lookup")]),
+                Task("none", "Go.", tools=[])]
+    def score(self, task, completion):
+        return Score(0.0)
+
+def load_environment():
+    return Tools()
+"""
+
+
+def test_a_task_shows_its_own_tools_in_place_of_the_environments(tmp_path: Path) -> None:
+    (tmp_path / "environment.py").write_text(TWO_TOOLS)
+    tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
+    with EnvProcess(tmp_path) as process:
+        tools = process.describe()["tools"]
+        context = RolloutContext(process, Renderer(tokenizer, [2]), False, tools, 512, 1)
+        prompts = {}
+        for task in process.tasks():
+            (trajectory,) = _new_group(task, 1, context).members
+            prompts[task["id"]] = tokenizer.decode(trajectory.prompt_ids)
+            assert trajectory.tools == tools_of(task, tools)
+    assert "Runs search." in prompts["env"] and "Runs lookup." in prompts["own"]
+    assert "search" not in prompts["own"]
+    assert "Runs" not in prompts["none"]

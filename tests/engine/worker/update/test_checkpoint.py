@@ -7,6 +7,7 @@ import pytest
 import torch
 from typed_settings import grpo_settings
 
+from engine.home.pinned import write_pinned
 from engine.home.run_dir import Home, RunDir
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
@@ -127,7 +128,7 @@ def test_pruning_keeps_the_last_and_the_pinned(run: RunDir) -> None:
         folder = run.checkpoint(number)
         folder.mkdir(parents=True)
         (folder / checkpoint.MANIFEST).write_text("{}")
-    checkpoint.prune(run, keep=2, pinned={5})
+    checkpoint.prune(run, keep=2, protected={5})
     assert sorted(p.name for p in run.checkpoints.glob("step_*")) == [
         "step_000005",
         "step_000015",
@@ -156,3 +157,14 @@ def test_an_adapter_is_never_put_on_other_weights_than_it_was_trained_on(
 
 def test_an_adapter_from_elsewhere_says_nothing_about_its_base(tmp_path: Path) -> None:
     checkpoint.require_base(tmp_path, {"model.safetensors": "bb"})
+
+
+def test_a_pinned_checkpoint_outlives_pruning(home):
+    run = home.run("a-sft-1")
+    run.create()
+    for step in range(1, 6):
+        run.checkpoint(step).mkdir()
+        (run.checkpoint(step) / checkpoint.MANIFEST).write_text("{}")
+    write_pinned(run, {2})
+    checkpoint.prune(run, keep=1, protected={4})
+    assert run.checkpoint_steps() == [2, 4, 5]

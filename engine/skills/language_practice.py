@@ -1,12 +1,13 @@
-"""Questions of the skills of language_skills.py about other things, which may be trained: no
+"""Questions of the skills of language.py about other things, which may be trained: no
 question here has the wording or the thing of one that is asked there. No torch.
 
-What the starting model answers rightly of them is replayed (replay.py).
+What the starting model answers rightly of them is replayed (engine/worker/evaluation/replay.py).
 """
 
-from engine.worker.evaluation.language_skills import Question, multiple_choice, same_wording
+from engine.skills import drawn
+from engine.skills.question import Question, multiple_choice, same_wording
 
-QUESTIONS: tuple[Question, ...] = (
+_WRITTEN: tuple[Question, ...] = (
     *same_wording(
         "capitals",
         "What is the capital of {}?",
@@ -138,3 +139,5 @@ QUESTIONS: tuple[Question, ...] = (
         after="Answer with one word.",
     ),
 )
+
+QUESTIONS = (*_WRITTEN, *drawn.questions("practice"))

@@ -1,0 +1,74 @@
+"""The section on what becomes of models when their tasks are asked in other words."""
+
+from collections.abc import Sequence
+
+from engine.evidence.report import blocks
+from engine.evidence.report.blocks import Block, Section, Tag
+from engine.evidence.report.dossier import Dossier
+from engine.evidence.robustness.robustness import KindResult, Robustness
+from engine.evidence.stats.results import show, show_change
+
+_HEADS = (
+    "model",
+    "asked as it is",
+    "in other words",
+    "change",
+    "95 % interval",
+    "",
+    "tasks",
+    "how",
+)
+_STYLES = ("name", "num", "num", "num", "num", "", "num rest", "rest")
+
+
+def other_words(dossier: Dossier) -> Section | None:
+    """The section on the same tasks in other words; None where none was asked so."""
+    probed = dossier.verdict.robustness
+    if not probed:
+        return None
+    lead = (
+        "The same tasks as they are and in other words, compared task by task. A model that is "
+        "fragile learnt the words of its training rows too; vary_wording trains with others."
+    )
+    rows = [row for each in probed for row in _rows(dossier, each)]
+    section_blocks: list[Block] = [blocks.Table(_HEADS, rows, _STYLES, style="models")]
+    section_blocks += [
+        blocks.Paragraph([_flip_in_words(kind)])
+        for each in probed
+        for kind in each.fragile
+        if kind.examples
+    ]
+    return Section(title="In other words", short="Other words", blocks=section_blocks, lead=[lead])
+
+
+def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]:
+    """A row of the table for each kind of other words that a model was asked in."""
+    name = dossier.redact.text(probed.model)
+    return [(name, *_cells(kind)) for kind in probed.kinds]
+
+
+def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
+    """The cells of one kind behind the model's name."""
+    outcome, measure = kind.outcome, kind.measure
+    if outcome is None or measure is None:
+        return ("", "", "", "", Tag(kind.word), "0", f"{kind.label}: {kind.why}")
+    low, high = (show_change(end, measure) for end in (outcome.low, outcome.high))
+    left_out = f" ({kind.left_out} left out: {kind.why})" if kind.left_out else ""
+    return (
+        show(outcome.before, measure),
+        show(outcome.after, measure),
+        show_change(outcome.diff, measure),
+        f"{low} to {high}",
+        Tag(kind.word),
+        str(outcome.n),
+        f"{kind.label}{left_out}",
+    )
+
+
+def _flip_in_words(kind: KindResult) -> str:
+    """The first task that a model solved as it is alone, with both answers."""
+    flip = kind.examples[0]
+    return (
+        f"{kind.label}, task {flip.task}: asked {flip.asked!r}, it answered {flip.after!r}; as it "
+        f"is, {flip.before!r}."
+    )

@@ -1,0 +1,162 @@
+"""Questions that are drawn from word lists: copying, sums, JSON written and read, lists, and short
+instructions. No torch.
+
+Each skill has two sides, "asked" (the battery) and "practice" (what may be trained). No word, pair
+of numbers or topic of one side is on the other, so a practised answer is never an asked one. The
+lists are everyday words, written for this package and under its licence.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from engine.skills.question import Question
+
+Side = Literal["asked", "practice"]
+ASKED, PRACTISED = 12, 24  # questions of a skill on each side
+
+# Of every list the first half is asked, the rest practised.
+NAMES = (
+    "Anna Ben Clara David Emma Frank Grace Henry Ivy Jack Kate Leo Mary Noah Olga Paul Ruth Sam "
+    "Tom Vera Walter Nina Oscar Lucy"
+).split()
+NOUNS = (
+    "river stone garden window bread candle bridge forest mountain table letter bottle basket "
+    "hammer island carpet pencil mirror ladder blanket button kettle pillow shovel tower engine "
+    "ticket wallet jacket orange"
+).split()
+ANIMALS = "fox dog cat horse bird bear wolf rabbit goat lion frog duck".split()
+ADJECTIVES = "red old small quiet heavy bright cold soft round young green happy".split()
+VERBS = "sleeps runs sings waits jumps eats stands hides walks plays rests sits".split()
+PLACES = (
+    "in the garden,near the river,under the bridge,on the hill,by the window,behind the house,"
+    "at the market,in the snow,on the roof,by the fire,in the field,near the lake"
+).split(",")
+# Topics of which a model is to name three, with words that count; the first four are asked.
+TOPICS = {
+    "animals": "dog cat horse cow pig sheep lion tiger bear elephant monkey wolf fox rabbit bird "
+    "fish dogs cats lions tigers elephants birds giraffe zebra cheetah dolphin penguin eagle owl",
+    "colors": "red blue green yellow black white orange purple pink brown gray grey violet",
+    "fruits": "apple apples banana bananas orange oranges grape grapes pear pears mango mangoes "
+    "strawberry strawberries blueberries peach peaches cherry cherries pineapple lemon kiwi",
+    "countries": "france germany italy spain china japan india canada mexico brazil russia england "
+    "egypt australia greece kenya norway sweden states kingdom",
+    "vegetables": "carrot carrots potato potatoes onion onions tomato tomatoes broccoli spinach "
+    "cabbage lettuce peas corn beans pepper peppers cucumber cauliflower",
+    "drinks": "water tea coffee milk juice beer wine lemonade soda cola",
+    "sports": "soccer football tennis basketball baseball hockey golf swimming volleyball cricket",
+    "tools": "hammer saw screwdriver drill wrench pliers knife shovel axe rake hammers saws ruler",
+    "flowers": "rose roses tulip tulips lily lilies daisy daisies sunflower sunflowers orchid "
+    "orchids violet lavender",
+    "insects": "ant ants bee bees butterfly butterflies fly flies beetle beetles moth moths wasp "
+    "wasps mosquito mosquitoes grasshopper dragonfly ladybug",
+    "instruments": "piano guitar violin drum drums flute trumpet cello saxophone harp clarinet",
+    "clothes": "shirt shirts pants dress dresses hat hats coat jacket shoes socks skirt jeans "
+    "gloves scarf sweater",
+}
+_ASKED_TOPICS = 4
+
+
+def questions(side: Side) -> tuple[Question, ...]:
+    """All questions of a side, skill by skill, the same in every run."""
+    count = ASKED if side == "asked" else PRACTISED
+    drawn: list[Question] = []
+    for skill, draw in _DRAWS.items():
+        chosen: dict[str, Question] = {}  # by text, so that none comes twice
+        source = draw(random.Random(f"{skill}-{side}"), side)
+        while len(chosen) < count:
+            question = next(source)
+            chosen.setdefault(question.text, question)
+        drawn += chosen.values()
+    return tuple(drawn)
+
+
+def of_side(words: Sequence[str], side: Side) -> Sequence[str]:
+    """The words of a list that a side may use: the first half is asked, the rest practised."""
+    asked = len(words) // 2
+    return words[:asked] if side == "asked" else words[asked:]
+
+
+def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
+    """A sentence to be repeated."""
+    while True:
+        subject = f"{rng.choice(of_side(ADJECTIVES, side))} {rng.choice(of_side(ANIMALS, side))}"
+        doing = f"{rng.choice(of_side(VERBS, side))} {rng.choice(of_side(PLACES, side))}"
+        yield Question(
+            "copying",
+            f"Repeat this sentence: The {subject} {doing}.",
+            (f"the {subject} {doing}",),
+            check="phrases",
+        )
+
+
+def _arithmetic(rng: random.Random, side: Side) -> Iterator[Question]:
+    """The sum of two numbers of one digit; a pair is on one side, in one order."""
+    pairs = [(a, b) for a in range(1, 10) for b in range(a, 10)]
+    random.Random("pairs").shuffle(pairs)
+    for pair in pairs[:ASKED] if side == "asked" else pairs[ASKED:]:
+        a, b = rng.sample(pair, 2)
+        yield Question("arithmetic", f"What is {a} + {b}? Answer with a number.", (str(a + b),))
+
+
+def _json(rng: random.Random, side: Side) -> Iterator[Question]:
+    """A sentence to be written as a JSON object with two keys."""
+    while True:
+        name, age = rng.choice(of_side(NAMES, side)), rng.randint(5, 80)
+        yield Question(
+            "JSON",
+            'Write this as a JSON object with the keys "name" and "age": '
+            f"{name} is {age} years old.",
+            (json.dumps({"name": name, "age": age}),),
+            check="json",
+        )
+
+
+def _reading_json(rng: random.Random, side: Side) -> Iterator[Question]:
+    """The value of a key of a JSON object."""
+    while True:
+        values = {
+            "name": rng.choice(of_side(NAMES, side)),
+            "age": str(rng.randint(5, 80)),
+            "pet": rng.choice(of_side(ANIMALS, side)),
+        }
+        key = rng.choice(list(values))
+        others = tuple(value.lower() for other, value in values.items() if other != key)
+        text = f'What is the value of "{key}" in {json.dumps(values)}?'
+        yield Question("reading JSON", text, (values[key].lower(),), others)
+
+
+def _lists(rng: random.Random, side: Side) -> Iterator[Question]:
+    """The first or the last word of three."""
+    while True:
+        words = rng.sample(of_side(NOUNS, side), 3)
+        place, answer = rng.choice((("first", words[0]), ("last", words[-1])))
+        text = f"What is the {place} word in this list: {', '.join(words)}?"
+        others = tuple(word for word in words if word != answer)
+        yield Question("lists", text, (answer,), others)
+
+
+def _instructions(rng: random.Random, side: Side) -> Iterator[Question]:
+    """In turn: greet somebody, write a sentence with a word, name three things of a kind."""
+    topics = list(TOPICS)
+    mine = topics[:_ASKED_TOPICS] if side == "asked" else topics[_ASKED_TOPICS:]
+    while True:
+        name, noun = rng.choice(of_side(NAMES, side)), rng.choice(of_side(NOUNS, side))
+        topic = rng.choice(mine)
+        skill = "instructions"
+        yield Question(skill, f"Say hello to {name}.", ("hello", name.lower()), check="phrases")
+        yield Question(
+            skill, f"Write one short sentence with the word {noun}.", (noun,), check="sentence"
+        )
+        yield Question(skill, f"Name three {topic}.", tuple(TOPICS[topic].split()), check="three")
+
+
+_DRAWS: dict[str, Callable[[random.Random, Side], Iterator[Question]]] = {
+    "copying": _copying,
+    "arithmetic": _arithmetic,
+    "JSON": _json,
+    "reading JSON": _reading_json,
+    "lists": _lists,
+    "instructions": _instructions,
+}

@@ -1,0 +1,52 @@
+"""One task, one kind, one seed: the task in other words, by the rules that hold for every
+environment. The answer is scored for the task as it was, so no rule changes what it depends on.
+"""
+
+import random
+
+from engine.wording.asked import asked_otherwise, asked_prompt, asked_tools
+from engine.wording.frames import reframed
+from engine.wording.kinds import Kind, Stock
+from engine.wording.system_messages import with_other_system
+from engine.wording.tool_texts import with_other_texts
+from envs.json_types import ChatMessage, TaskRow, ToolSchema
+
+
+def drawn(task: TaskRow, kind: Kind, seed: int, stock: Stock) -> random.Random:
+    """The random numbers that decide how a task is reworded."""
+    return random.Random(f"{stock}-{kind}-{seed}-{task['id']}")
+
+
+def reword(
+    task: TaskRow, kind: Kind, env_tools: list[ToolSchema], seed: int, stock: Stock
+) -> TaskRow | None:
+    """The task in other words; None where the rules have nothing to change: no tools, no text of a
+    user, and always the order of options, whose right answer only the environment knows.
+
+    Args:
+        env_tools: the tools of the environment.
+        stock: whose words are taken, those of training or those of the probe.
+    """
+    rng = drawn(task, kind, seed, stock)
+    prompt, tools = asked_prompt(task), asked_tools(task, env_tools)
+    if kind == "wording":
+        other_prompt = _with_other_frame(prompt, rng, stock)
+        return None if other_prompt is None else asked_otherwise(task, other_prompt, tools)
+    if kind == "system":
+        return asked_otherwise(task, with_other_system(prompt, rng, stock), tools)
+    if kind == "tools" and tools:
+        return asked_otherwise(task, prompt, with_other_texts(tools, rng, stock))
+    return None
+
+
+def _with_other_frame(
+    prompt: list[ChatMessage], rng: random.Random, stock: Stock
+) -> list[ChatMessage] | None:
+    """The prompt with another frame around its last message of the user; None where it has none
+    with a text."""
+    for index in reversed(range(len(prompt))):
+        message = prompt[index]
+        if message["role"] == "user" and str(message["content"]).strip():
+            other = {**message, "content": reframed(str(message["content"]), rng, stock)}
+            return [*prompt[:index], other, *prompt[index + 1 :]]
+    return None

@@ -1,0 +1,236 @@
+"""Where replayed rows come from (replay.py): the starting model's own right answers to practice
+questions or to the train tasks of an environment, or the answers that the environment's rows carry.
+
+Own answers are sampled greedily before the first step and trained with exactly the tokens that were
+sampled: nothing is taught that the model could not do. No row asks what an exam of the run asks.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from engine.core.split import prompt_key
+from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.records.lines.replayed_row import ReplayedRow
+from engine.records.manifest import ReplayUsed
+from engine.records.run_config import SFTConfig
+from engine.skills.batteries import SkillBattery, in_turn, practice_of
+from engine.worker.core.job import Job
+from engine.worker.core.trajectory import Trajectory
+from engine.worker.evaluation.prior_skills import (
+    answer_params,
+    batteries_of,
+    environment_context,
+    family_of,
+)
+from engine.worker.network.policy import Policy
+from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.rollouts.collect import RolloutContext, collect, fits
+from engine.worker.rollouts.renderer import Renderer
+from envs.json_types import TaskRow
+from envs.tool_schemas import tools_of
+
+MOST_ROWS = 2_000  # of an environment that are replayed: enough for a share of any run
+FEWEST_ASKED = 32  # questions at a time: fewer would not fill the sampler
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run before its first step.
+
+    Attributes:
+        policy: the starting model: no step made, no checkpoint loaded.
+        sampler: answers with any adapter on its base.
+        renderer: renders conversations as the run's own rows are.
+        heldout: the held-out and the dev tasks of its environment.
+    """
+
+    policy: Policy
+    sampler: Sampler
+    renderer: Renderer
+    heldout: Sequence[TaskRow]
+
+
+class ReplaySource:
+    """The rows that one run may replay."""
+
+    def __init__(self, job: Job[SFTConfig], start: Start, needed: int) -> None:
+        """The rows of a run that begins with `start` and uses `needed` of them: more different ones
+        are not looked for."""
+        self.job = job
+        self.settings = job.config.settings
+        self.start = start
+        self.needed = min(needed, MOST_ROWS)
+        base = start.policy.base
+        # As the batteries are asked, whatever `thinking` the run trains with.
+        self.renderer = Renderer(base.tokenizer, base.stop_ids)
+
+    def rows(self) -> tuple[list[ReplayedRow], ReplayUsed]:
+        """The rows that the settings ask for, and what the manifest says of them; no rows where
+        nothing can be replayed. Raises UserError if the environment `keep_env` is gone."""
+        if not self.settings.keep_env:
+            return self._practised(practice_of(self.job.config.base.ref))
+        record = find_env(self.job.run.home, self.settings.keep_env)
+        if self.settings.keep_answers == "own":
+            return self._own_answers(record)
+        return self._reference_answers(record)
+
+    def _practised(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
+        """The starting model's right answers to practice questions, asked skill by skill in turn
+        until there are enough."""
+        params = SamplingParams(max_tokens=practice.max_tokens, temperature=0.0)
+        waiting = in_turn(practice.tasks)
+        rows: list[ReplayedRow] = []
+        self.start.sampler.load(self.start.policy.adapter)
+        while waiting and len(rows) < self.needed:
+            count = max(FEWEST_ASKED, self.needed - len(rows))
+            asked, waiting = waiting[:count], waiting[count:]
+            for answer in self._answered(asked, params):
+                if practice.is_right(answer.task, answer.text):
+                    rows.append(answer.row(practice.name))
+        self.start.sampler.release_memory()
+        questions = len(practice.tasks) - len(waiting)
+        return rows, self._used(practice.name, rows, questions)
+
+    def _own_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+        """The starting model's own answers to train tasks of an environment: those that it scores
+        as right; where it scores nothing, all that the model ended itself."""
+        tasks = self._unasked_tasks(record)
+        rows: list[ReplayedRow] = []
+        questions = 0
+        self.start.sampler.load(self.start.policy.adapter)
+        with ExitStack() as stack:
+            context = None
+            if record.scored:
+                process = stack.enter_context(open_process(record))
+                context = environment_context(self.start.policy.base, process)
+            while questions < len(tasks) and len(rows) < self.needed:
+                count = max(FEWEST_ASKED, self.needed - len(rows))
+                asked = tasks[questions : questions + count]
+                questions += len(asked)
+                rows += self._played(record, asked, context) if context else self._said(asked)
+        self.start.sampler.release_memory()
+        rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
+        return rows, self._used(record.env_id, rows, questions)
+
+    def _played(
+        self, record: EnvRecord, tasks: Sequence[TaskRow], context: RolloutContext
+    ) -> list[ReplayedRow]:
+        """The starting model's episodes that a scoring environment counts as right."""
+        params = answer_params(tasks, context.renderer)
+        fitting = [task for task in tasks if fits(task, context, params)]
+        groups, _times = collect(fitting, 1, context, self.start.sampler, params)
+        rows = []
+        for task, group in zip(fitting, groups, strict=True):
+            (episode,) = group.members
+            if _is_right(episode) and any(episode.loss_mask):
+                rows.append(
+                    ReplayedRow(
+                        source=record.env_id,
+                        task=task["id"],
+                        family=family_of(task),
+                        messages=[*task["prompt"], *episode.messages],
+                        ids=[*episode.prompt_ids, *episode.ids],
+                        loss_mask=[0] * len(episode.prompt_ids) + episode.loss_mask,
+                    )
+                )
+        return rows
+
+    def _said(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
+        """The starting model's answers to tasks that nothing scores, without those that were
+        cut."""
+        answers = self._answered(tasks, answer_params(tasks, self.renderer))
+        return [answer.row("") for answer in answers if answer.finished]
+
+    def _answered(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
+        """Yield the model's answer to each task, which is one prompt."""
+        prompts = [self.renderer.prompt(task["prompt"], tools=[]) for task in tasks]
+        completions = self.start.sampler.generate(prompts, n=1, params=params)
+        for task, prompt, (completion,) in zip(tasks, prompts, completions, strict=True):
+            text = self.renderer.completion_text(completion.ids)
+            yield _Answer(task, prompt, completion.ids, text, completion.finished)
+
+    def _reference_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+        """At most MOST_ROWS train rows of an environment with the answers that they carry, cut at
+        max_length."""
+        rows: list[ReplayedRow] = []
+        for task in self._unasked_tasks(record):
+            if len(rows) >= MOST_ROWS:
+                break
+            if task["gold"]:
+                rows += self._rendered(record, task)
+        return rows, self._used(record.env_id, rows)
+
+    def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
+        """The rows of a task's conversation, as the run's own are rendered."""
+        settings = self.settings
+        tools = tools_of(task, record.tools)
+        chats = self.start.renderer.rows(task["gold"], tools, settings.loss_on, settings.thinking)
+        for chat in chats:
+            loss_mask = chat.loss_mask[: settings.max_length]
+            if any(loss_mask):
+                yield ReplayedRow(
+                    source=record.env_id,
+                    task=task["id"],
+                    messages=task["gold"],
+                    ids=chat.ids[: settings.max_length],
+                    loss_mask=loss_mask,
+                )
+
+    def _unasked_tasks(self, record: EnvRecord) -> list[TaskRow]:
+        """Train tasks of an environment in the order of the seed, without those that an exam of
+        this run asks."""
+        tasks = read_tasks(record, "train")
+        drawn = min(len(tasks), 4 * MOST_ROWS)  # some may have no answer, or be asked
+        order = random.Random(f"{self.settings.seed}-keep-rows").sample(range(len(tasks)), drawn)
+        asked = {prompt_key(task["prompt"]) for task in self._asked_tasks()}
+        return [tasks[at] for at in order if prompt_key(tasks[at]["prompt"]) not in asked]
+
+    def _asked_tasks(self) -> Iterator[TaskRow]:
+        """Every task that an exam of this run asks: of its batteries and of its environment's
+        held-out and dev tasks."""
+        yield from self.start.heldout
+        for battery in batteries_of(self.job.config, self.job.run.home):
+            yield from battery.tasks
+
+    def _used(
+        self, source: str, rows: Sequence[ReplayedRow], questions: int | None = None
+    ) -> ReplayUsed:
+        """What the manifest says of the rows from a source."""
+        share = self.settings.keep
+        return ReplayUsed(share=share, source=source, rows=len(rows), questions=questions)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the starting model answered to a task of one prompt.
+
+    Attributes:
+        finished: whether the model ended the answer itself.
+    """
+
+    task: TaskRow
+    prompt: list[int]
+    ids: list[int]
+    text: str
+    finished: bool
+
+    def row(self, source: str) -> ReplayedRow:
+        """The answer as a row that is trained."""
+        return ReplayedRow(
+            source=source,
+            task=self.task["id"],
+            family=self.task.get("family") or family_of(self.task),
+            messages=[*self.task["prompt"], {"role": "assistant", "content": self.text}],
+            ids=[*self.prompt, *self.ids],
+            loss_mask=[0] * len(self.prompt) + [1] * len(self.ids),
+        )
+
+
+def _is_right(episode: Trajectory) -> bool:
+    """Whether a scored episode counts as right: its success, or where nothing says that, a reward
+    above 0."""
+    if episode.error is not None:
+        return False
+    return episode.reward > 0 if episode.success is None else episode.success

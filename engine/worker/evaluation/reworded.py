@@ -1,0 +1,67 @@
+"""The tasks of an evaluation in other words: which there are, and how a model does on them.
+
+A model that learnt its task answers the same question in other words; one that learnt the words
+does not (engine/evidence/robustness compares the two, task by task).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.records.lines.reworded_kind import RewordedKind
+from engine.wording.kinds import Kind
+from engine.worker.rollouts.rewording import Rewording
+from envs.json_types import TaskRow
+
+# Why tasks have no other words, by kind.
+_NOT_OTHERWISE: dict[Kind, str] = {
+    "wording": "no text of a user",
+    "system": "the environment keeps its system message",
+    "tools": "no tools",
+    "options": "no options whose right answer the environment was seen to score where it moved to",
+}
+_NO_ROOM = "no room for an answer"
+
+
+@dataclass(frozen=True)
+class RewordedExam:
+    """The tasks of one kind of rewording that are asked, and what the run's files say of it."""
+
+    tasks: Sequence[TaskRow]
+    counts: RewordedKind
+
+    @property
+    def kind(self) -> Kind:
+        return self.counts.kind
+
+
+def reworded_exams(
+    kinds: Sequence[Kind],
+    tasks: Sequence[TaskRow],
+    rewording: Rewording,
+    seed: int,
+    fits: Callable[[TaskRow], bool],
+) -> list[RewordedExam]:
+    """The tasks in other words, one exam for each kind; one that leaves all tasks out has none.
+    `fits` says whether a task leaves room for an answer."""
+    return [_exam(kind, tasks, rewording, seed, fits) for kind in kinds]
+
+
+def _exam(
+    kind: Kind,
+    tasks: Sequence[TaskRow],
+    rewording: Rewording,
+    seed: int,
+    fits: Callable[[TaskRow], bool],
+) -> RewordedExam:
+    """The tasks in other words of one kind."""
+    reworded = [row for task in tasks if (row := rewording.reworded(task, kind, seed)) is not None]
+    asked = [row for row in reworded if fits(row)]
+    reasons = [_NOT_OTHERWISE[kind]] if len(reworded) < len(tasks) else []
+    reasons += [_NO_ROOM] if len(asked) < len(reworded) else []
+    counts = RewordedKind(
+        kind=kind,
+        tasks=len(asked),
+        left_out=len(tasks) - len(asked),
+        why="; ".join([*reasons, *rewording.problems]),
+    )
+    return RewordedExam(asked, counts)
