@@ -1,7 +1,7 @@
-"""What cost agents calls, misled them or was missing, row by row, each with the tests that replay it.
+"""What cost agents calls, misled them or was missing, row by row, with the tests that replay it.
 
-The rows are those of a survey of ten tasks that were tried with the tools alone. A row is added here
-together with the tests that hold it; a test that is renamed or taken away must leave its row.
+The rows are those of a survey of ten tasks that were tried with the tools alone. A row is added
+here together with the tests that hold it; a test that is renamed or taken away leaves its row.
 """
 
 import ast
@@ -157,7 +157,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     20: (
-        "no evaluation skipped, no rows of nulls, no alert lost, a whole deployment stopped at once",
+        "no evaluation skipped, no rows of nulls, no alert lost, a deployment stopped as a whole",
         (
             "engine/runs/test_lifecycle.py::"
             "test_what_was_reached_before_the_first_wait_is_not_skipped",
@@ -215,7 +215,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     30: (
-        "a slow model answers in parts, and a slow start or a busy one is taken up by the next call",
+        "a slow model answers in parts, and a slow start is taken up by the next call",
         (
             "engine/serving/test_chat.py::"
             "test_a_slow_answer_is_given_in_parts_that_are_token_for_token_the_whole",
@@ -236,7 +236,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
 
 
 @cache
-def tests_in(file: str) -> frozenset[str]:
+def names_in(file: str) -> frozenset[str]:
     """The names of the tests that a file below tests/ defines; none where there is no such file."""
     path = ROOT / "tests" / file
     if not path.is_file():
@@ -254,4 +254,4 @@ def test_a_row_is_held_by_tests_that_exist(row: int):
 
 
 def _named_beside(test: str) -> frozenset[str]:
-    return tests_in(test.partition("::")[0])
+    return names_in(test.partition("::")[0])

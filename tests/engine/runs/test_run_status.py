@@ -49,13 +49,13 @@ def test_an_evaluation_under_way_says_how_much_is_answered(busy, bench, env):
 
 
 def test_the_word_of_a_failed_audit_stands_beside_the_scores_of_an_evaluation(busy, bench, env):
-    reply = lifecycle.submit_evaluation(
-        bench.home, EvaluationRequest(env_id=env, models=["pebble"])
-    )
-    run = bench.home.run(reply["run_id"])
+    request = EvaluationRequest(env_id=env, models=["pebble"])
+    run = bench.home.run(lifecycle.submit_evaluation(bench.home, request)["run_id"])
     write_json(run.result, {"models": [{"ref": "pebble", "success": 0.9, "attempts": 10}]})
     with Store(bench.home) as store:
-        store.set_state(run.id, "done", only_from={"queued"})
+        store.set_state(run.id, "preparing", only_from={"queued"}, device="cuda:7")
+        store.set_state(run.id, "running", only_from={"preparing"})
+        store.set_state(run.id, "done", only_from={"running"})
     assert not [w for w in lifecycle.status(bench.home, run.id)["warnings"] if "audit" in w]
     audit = {"verdict": "risk", "risks": ["junk"]}
     write_json(Path(run.read_config().env_dir) / "audit.json", audit)
