@@ -5,6 +5,7 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 """
 # ruff: noqa: PLC0415
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -266,15 +267,18 @@ def ui(
 @app.command()
 @command
 def playbook(
-    section: Annotated[str, typer.Argument(help="A section; default: the contents.")] = "",
+    section: Annotated[
+        str, typer.Argument(help="A section, or an address as run://pebble/card.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """How to train well."""
-    text = verbs.read_playbook(section)
+    text = verbs.read_playbook(section, home_of(None) if "://" in section else None)
     if as_json:
         return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command
-        text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
+        text = text.replace('section="..."', 'section="SECTION"')
+        text = re.sub(r'read_playbook\(section="(.*?)"\)', r"honesmith playbook \1", text)
     return show(text, as_json)
 
 
