@@ -101,6 +101,16 @@ class Check:
         return fields
 
 
+# The section of the playbook that helps where a check fails.
+_SECTIONS = {
+    "env": "environments",
+    "data": "sft",
+    "contamination": "evidence",
+    "reward_audit": "rewards",
+    "probe": "curriculum",
+}
+
+
 class CheckList:
     """The checks of a dry run, in the order in which they are made.
 
@@ -142,6 +152,14 @@ class CheckList:
     def failed(self) -> list[Check]:
         """The checks that failed."""
         return [check for check in self.checks if check.status == "fail"]
+
+    @property
+    def remedies(self) -> list[Call]:
+        """The calls that the fixes of the failed checks name, and the section of the playbook that
+        helps with the first of them."""
+        calls = [check.fix.call for check in self.failed if check.fix.call]
+        sections = [_SECTIONS[check.name] for check in self.failed if check.name in _SECTIONS]
+        return [*calls, *(Call("read_playbook", {"section": name}) for name in sections[:1])]
 
 
 def required(fact: Fact | None) -> Fact:

@@ -98,13 +98,13 @@ def _little_to_learn(run: DryRun) -> str:
 def _next_calls(run: DryRun) -> list[Call]:
     """The calls to suggest next.
 
-    - Where a check failed: none.
+    - Where a check failed: what mends it, or the section of the playbook about it.
     - Where GRPO would learn little: SFT, if possible, and the probe's answers.
     - Otherwise: wait for an unfinished probe, submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
-        return []
+        return check_list.remedies
     if facts.too_hard:
         sft = run.sft_arguments()
         calls = [Call("submit_train", sft)] if sft else []

@@ -327,6 +327,8 @@ def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
         first = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
     else:
         first = Call("read_rollouts", {"run_id": trained.run_id})
+    if trained.verdict in ("worse", "no_difference", "inconclusive"):
+        return [first, Call("diagnose", {"run_id": trained.run_id})]
     return [first, Call("deploy", {"run_id": f"{trained.run_id}@best"})]
 
 

@@ -12,6 +12,7 @@ from engine.core.files import read_object
 from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
 from engine.home.pinned import pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
@@ -234,6 +235,7 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
         return _with_damaged_result(row, status)
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
+        status["warnings"] += audit_sentences(run.find_config())
     return _errors_first(run, row, status)
 
 

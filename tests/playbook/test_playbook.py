@@ -283,15 +283,15 @@ def test_every_finding_of_diagnose_has_a_row_by_its_name():
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", ["single", "multi", "sft"])
+@pytest.mark.parametrize("kind", ["single", "multi", "tools", "sft"])
 def test_the_example_environments_run_and_pay_their_own_gold(kind: str, tmp_path: Path):
     blocks = re.findall(r"^```python\n(.*?)^```", read("environments"), re.DOTALL | re.MULTILINE)
-    block = blocks[("single", "multi", "sft").index(kind)]
+    block = blocks[("single", "multi", "tools", "sft").index(kind)]
     (tmp_path / "environment.py").write_text(block)
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets/train.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')
     with EnvProcess(tmp_path) as process:
-        assert process.describe()["kind"] == kind
+        assert process.describe()["kind"] == ("multi" if kind == "tools" else kind)
         task = process.tasks()[0]
         gold = task["answer"][-1]
         if kind == "single":
@@ -301,6 +301,14 @@ def test_the_example_environments_run_and_pay_their_own_gold(kind: str, tmp_path
             episode = process.start(task)
             assert episode.step(gold) is None
             assert episode.score()["success"] is True
+            episode.close()
+        if kind == "tools":
+            episode = process.start(task)
+            call, last = task["answer"]
+            (reply,) = episode.step(call)
+            assert reply["role"] == "tool" and reply["content"] == last["content"]
+            assert reply["tool_call_id"] == call["tool_calls"][0]["id"] == "c1"
+            assert episode.step(last) is None and episode.score()["success"] is True
             episode.close()
 
 

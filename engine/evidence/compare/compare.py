@@ -1,5 +1,6 @@
 """Compare two to eight models on the same tasks: which is better, by how much, and why."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,8 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
+from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
+from engine.evidence.verdict.sides import Sides
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
@@ -153,6 +156,8 @@ class Standing:
         settings: setting -> candidate -> value, where they differ.
         flips: tasks won and lost in the main contest.
         by: the results by a key of the tasks' metadata, None where none was named.
+        notes: sentences that belong to the verdict: what the reward did where success ties, and
+            the word of a failed reward audit.
     """
 
     candidates: Sequence[CandidateRow]
@@ -162,6 +167,7 @@ class Standing:
     settings: dict[str, dict[str, object]]
     sampling: Sampling
     flips: FlipExamples
+    notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     next_calls: Sequence[Call] = ()
     by: ByMetadata | None = None
@@ -194,9 +200,11 @@ class Standing:
     def _headline(self) -> dict[str, object]:
         """The first entries of the result: what came out, and what was compared where."""
         measure_name = self.main.comparison.metric_name or self.measure
-        summary = _summary(self.main, len(self.contests))
+        sentences = [_summary(self.main, len(self.contests)), *self.notes]
+        if self.by:
+            sentences.append(self.by.sentence(str(measure_name)))
         return {
-            "summary": f"{summary} {self.by.sentence(str(measure_name))}" if self.by else summary,
+            "summary": " ".join(sentences),
             "verdict": self.main.comparison.outcome.verdict,
             "metric": measure_name,
             "env_id": self.main.first.env_id,
@@ -273,7 +281,7 @@ def _compare_answers(
         *pair_warnings(max(evaluation_counts)),
         *_cautions(home, candidates, [contest.comparison for contest in contests]),
     ]
-    next_calls = [*more_evidence.calls, *standing.next_calls]
+    next_calls = [*more_evidence.calls, *_diagnosis(home, standing.main), *standing.next_calls]
     return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
 
 
@@ -294,8 +302,28 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
         settings=_first_settings(differing_settings(home, candidates)),
         sampling=main.first.sampling,
         flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
+        notes=_side_notes(home, main),
         next_calls=[Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})],
     )
+
+
+def _diagnosis(home: Home, contest: Contest) -> list[Call]:
+    """Where a trained model did not get better, the call that says why; else []."""
+    if contest.comparison.outcome.verdict == "better" or contest.other.members:
+        return []
+    run_id = contest.other.label.partition("@")[0]
+    with Store(home) as store, contextlib.suppress(UserError):  # it may be no run
+        if store.get_run(run_id).run_id == run_id:
+            return [Call("diagnose", {"run_id": run_id})]
+    return []
+
+
+def _side_notes(home: Home, contest: Contest) -> list[str]:
+    """What a verdict says beside its comparison, as sentences; see verdict/side_notes.py."""
+    first, other = contest.first, contest.other
+    sides = Sides(first.rows, other.rows, first.label, other.label)
+    config = home.run(other.source).find_config()
+    return [*tie_sentences(sides, contest.comparison), *audit_sentences(config)]
 
 
 def _candidates_to_compare(
@@ -542,8 +570,7 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
         return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    push_call = Call("push_env", needs=("path",))
-    return Evidence(notes=[f"{all_used}: {rows_to_add}."], calls=[push_call])
+    return Evidence(notes=[f"{all_used}: {rows_to_add}."])  # no call: the rows are to be written
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:

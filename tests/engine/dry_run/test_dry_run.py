@@ -144,6 +144,10 @@ def test_the_same_call_gives_the_same_report(home: Home, monkeypatch: pytest.Mon
     assert other["report_hash"] != first["report_hash"]
 
 
+def playbook_section(name: str) -> dict:
+    return {"tool": "read_playbook", "arguments": {"section": name}}
+
+
 def test_what_cannot_be_judged_after_a_failure_is_skipped(home: Home):
     report = dry_run.dry_run(home, "nothing")
     found = statuses(report)
@@ -151,7 +155,8 @@ def test_what_cannot_be_judged_after_a_failure_is_skipped(home: Home):
     for name in ("resolve", "packages", "secrets", "data", "reward_audit", "estimate", "budget"):
         assert found[name] == "skip"
     assert check(report, "env")["code"] == "ENV_NOT_FOUND"
-    assert report["next"] == [] and report["summary"].startswith("Not ready: env")
+    assert report["summary"].startswith("Not ready: env")
+    assert report["next"] == [playbook_section("environments")]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +269,8 @@ def test_reference_answers_that_max_tokens_cuts_fail_with_the_number_that_would_
     add(home, train=40, heldout=20, answer="a rather long answer to a simple question")
     report = dry_run.dry_run(home, "sums", settings={"max_tokens": 20})
     entry = check(report, "data")
-    assert entry["status"] == "fail" and not report["next"]
+    assert entry["status"] == "fail"
+    assert report["next"] == [entry["call"], playbook_section("sft")]
     assert "100% of the reference answers do not fit into max_tokens = 20" in entry["detail"]
     enough = entry["call"]["arguments"]["settings"]["max_tokens"]
     assert f"max_tokens = {enough}" in entry["fix"]
@@ -348,7 +354,7 @@ def test_a_probe_whose_scores_fail_says_so_whoever_waits_for_it(
     monkeypatch.setenv("HONESMITH_TEST_PROBE", learnability(groups, 2, 32).model_dump_json())
     report = dry_run.dry_run(home, add(home), samples=4)
     assert report["summary"].startswith("Not ready: probe: 50% of the scores failed")
-    assert report["next"] == []
+    assert report["next"] == [playbook_section("curriculum")]
     waited = lifecycle.wait(home, report["run_id"])
     assert "Not ready: 50% of the scores failed" in waited["summary"]
     assert waited["warnings"][0].startswith("4 of 8 scores failed")
@@ -413,7 +419,7 @@ def test_a_probe_that_fails_says_why(home: Home, monkeypatch: pytest.MonkeyPatch
     report = dry_run.dry_run(home, "sums", samples=4)
     entry = check(report, "probe")
     assert entry["status"] == "fail" and "score raised" in entry["detail"]
-    assert report["next"] == []
+    assert report["next"] == [playbook_section("curriculum")]
     finish(home, report["run_id"])
 
 

@@ -2,12 +2,14 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from as_json import records
 from run_configs import train_config
 
 from engine.core.errors import UserError
+from engine.core.files import write_json
 from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.compare.seeds import compare_candidates
@@ -74,6 +76,44 @@ def test_one_evaluation_of_two_models_is_compared_by_its_id_alone(home, evaluati
     assert comparison["gained"] == 40 and comparison["lost"] == 0
     assert "p_adjusted" not in comparison
     assert found["flips"]["gained"][0]["after"] == "42"
+
+
+def test_where_success_ties_the_reward_and_the_cut_answers_stand_in_the_result(
+    home, make_run, rows
+):
+    models = [{"ref": "pebble"}, {"ref": "tuned"}]
+    run = make_run("evaluate", kind="evaluate", models=models, settings=GREEDY)
+    cut = {"reward": 0.4, "stop_reason": "max_tokens"}
+    run.model_evals(0, [rows.eval(f"t{i}", False) for i in range(60)])
+    run.model_evals(1, [rows.eval(f"t{i}", False) | cut for i in range(60)])
+    run.finish()
+    said = compare_runs(home, [run.id])["summary"]
+    assert "Success ties on every task; the reward went from 0 to 0.4 (95 % interval" in said
+    assert said.endswith("Answers cut by a limit went from 0% to 100%.")
+
+
+def test_a_trained_model_that_did_not_get_better_is_diagnosed_next(
+    home, evaluation, make_run, rows
+):
+    run = make_run("sft").evals(0, [rows.eval("t0", False)]).finish()
+    same = evaluation({"pebble": 30, f"{run.id}@best": 31})
+    (first, *_) = compare_runs(home, [same.id])["next"]
+    assert first["tool"] in ("diagnose", "evaluate")
+    tools = [call for call in compare_runs(home, [same.id])["next"] if call["tool"] == "diagnose"]
+    assert tools == [{"tool": "diagnose", "arguments": {"run_id": run.id}}]
+    better = evaluation({"pebble": 30, f"{run.id}@best": 90})
+    assert "diagnose" not in [call["tool"] for call in compare_runs(home, [better.id])["next"]]
+
+
+def test_the_word_of_a_failed_audit_travels_with_a_comparison(home, evaluation):
+    run = evaluation({"pebble": 30, "tuned": 80})
+    assert "audit" not in compare_runs(home, [run.id])["summary"]
+    folder = Path(run.run.read_config().env_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "audit.json", {"verdict": "risk", "risks": ["junk"]})
+    said = compare_runs(home, [run.id])
+    assert said["verdict"] == "better"
+    assert said["summary"].endswith("says risk (junk are paid): a score may not mean right.")
 
 
 def test_model_references_find_the_newest_evaluation_they_share(home, evaluation):
@@ -385,7 +425,7 @@ def test_where_every_row_is_used_the_next_move_is_more_rows(home, evaluation):
     run = evaluation({"pebble": 60, "tuned": 63}, n=119)
     found = compare_runs(home, [run.id])
     assert found["verdict"] == "inconclusive"
-    assert [call["tool"] for call in found["next"]] == ["push_env", "read_rollouts"]
+    assert [call["tool"] for call in found["next"]] == ["read_rollouts"]
     (said,) = [text for text in found["warnings"] if "All 119 rows" in text]
     needed = inference.tasks_needed(
         inference.MARGIN, 4 / 120
