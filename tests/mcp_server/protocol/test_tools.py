@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "b82b2a296e7f640b7db53884f628ef62757c3dd63349072671c936ef9291ce4a"
+SURFACE = "a6ca824b822faf8b2f778cfde5f4d5974e59e885a084f426bb7a67a172a6597a"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
