@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from engine.environments.registry import find_env, read_tasks
 from engine.home.run_dir import RunDir
 from engine.records.run_config import GRPOConfig, SFTConfig, read_run_config
-from engine.worker.rollouts.batch_source import tasks_of_step
 from engine.worker.rollouts.renderer import Renderer
+from engine.worker.rollouts.task_order import shuffled_tasks
 from engine.worker.sft import rows_of_step, sample_rows
 
 
@@ -36,7 +36,7 @@ def rows(run: RunDir) -> list[dict[str, Any]]:
     if isinstance(config, SFTConfig):
         chosen, together = rows_of_step, config.settings.batch_size
     else:
-        chosen, together = tasks_of_step, config.settings.prompts_per_step
+        chosen, together = shuffled_tasks, config.settings.prompts_per_step
     taken = [
         tasks[index]
         for step in range(1, settings.steps + 1)

@@ -241,9 +241,9 @@ def order(case: Case, count: int) -> list[int]:
 
         chosen = rows_of_step
     else:
-        from engine.worker.rollouts.batch_source import tasks_of_step
+        from engine.worker.rollouts.task_order import shuffled_tasks
 
-        chosen = tasks_of_step
+        chosen = shuffled_tasks
     return [
         i
         for step in range(1, count // case.prompts + 1)

@@ -16,17 +16,18 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
-from engine.home.progress import write_status
-from engine.home.rows import HOLDS_DEVICE, RunRow
+from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
+from engine.processes.limits import Limit, limit_of_home, limit_of_run, nearest_cap
 from engine.processes.trainer_variables import trainer_variables
+from engine.processes.vigil import Vigil
 from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
@@ -53,21 +54,13 @@ class Watch:
     status: int | None = None  # exit status of the trainer, or minus its signal
     sigterm_sent_at: float | None = None  # to the trainer
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
+    vigil: Vigil | None = None  # watches the trainer's signs of life; None before it is started
     was_told_to_end: bool = False  # this process, by SIGTERM: the run is to be continued later
 
     @property
     def elapsed(self) -> float:
         """Seconds since the attempt began."""
         return time.monotonic() - self.began
-
-
-class _Limit(NamedTuple):
-    """A limit of an attempt: the seconds from its start at which it is reached, the failure kind
-    (of engine.core.errors.FAILURE_KINDS), and the reason in words."""
-
-    seconds: float
-    kind: str
-    reason: str
 
 
 def supervise(path: Path) -> int:
@@ -113,6 +106,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
             _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
+            watch.vigil = Vigil(watch.run, watch.row)
             _watch_until_end(watch, wakeup)
     # OSError: a file cannot be read or written, or the trainer cannot be started. ValueError: a
     # record is damaged, or the device is gone. UserError: the home cannot be used.
@@ -138,7 +132,7 @@ def _prepare_attempt(watch: Watch) -> int:
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted
-    for stale in (run.exit_record, run.result, run.failure):  # of an earlier attempt
+    for stale in (run.exit_record, run.result, run.failure, run.heartbeat):  # of an earlier attempt
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
     stopped_deployments = make_room(run.home, run, watch.row.device or "")
@@ -249,6 +243,7 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
         _record_elapsed(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
+            _look_at_heartbeat(watch)
             _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.was_told_to_end:
             _stop_trainer(watch)
@@ -257,51 +252,39 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             next_status_at = time.monotonic() + _STATUS_S
 
 
+def _look_at_heartbeat(watch: Watch) -> None:
+    """Read the trainer's last sign of life, and note where the run's end is now expected."""
+    vigil = watch.vigil
+    if vigil is not None and vigil.look() and watch.row.state == "running":
+        with contextlib.suppress(OSError):  # no room for an event
+            vigil.note_forecast(nearest_cap(watch.store, watch.run, watch.row), watch.elapsed)
+
+
 def _stop_trainer(watch: Watch) -> None:
     """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
     the trainer's process group once the grace period is over."""
     if watch.sigterm_sent_at is None:
         watch.sigterm_sent_at = time.monotonic()
+        if watch.row.reason_kind == "stalled" and watch.vigil and watch.vigil.heartbeat:
+            # It has installed its handler by then, which writes where it hangs into its log.
+            _signal(watch.trainer_pid, signal.SIGUSR1)
         _signal(watch.trainer_pid, signal.SIGTERM)
     elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s():
         _signal_group(watch.trainer_pid, signal.SIGKILL)
 
 
-def _limits(watch: Watch) -> list[_Limit]:
+def _limits(watch: Watch) -> list[Limit]:
     """Every limit of this attempt, the earliest first; [] where there is none."""
-    limits = (_limit_of_run(watch), _limit_of_home(watch), _limit_without_answers(watch))
+    limits = (
+        limit_of_run(watch.store, watch.run.home, watch.row),
+        limit_of_home(watch.store, watch.run),
+        _limit_without_answers(watch),
+        watch.vigil.limit(watch.elapsed) if watch.vigil else None,
+    )
     return sorted(limit for limit in limits if limit is not None)
 
 
-def _limit_of_run(watch: Watch) -> _Limit | None:
-    """The limit at which the GPU-hours are spent that the run may take, or that the runs of its
-    plan may take together; None if it has no cap."""
-    row = watch.row
-    if row.max_gpu_hours <= 0:
-        return None
-    rows = watch.store.plan_runs(row.plan) if row.plan else [row]
-    # The cap counts from the last resume on; what was spent before does not count.
-    spent_hours = sum(each.spent_hours - each.spent_before for each in rows)
-    living = [each for each in rows if each.state in HOLDS_DEVICE and each.run_id != row.run_id]
-    living_s = sum(launcher.seconds_in_lock_file(watch.run.home.run(r.run_id)) for r in living)
-    of_plan = f" of the plan {row.plan}" if row.plan else ""
-    reason = f"max_gpu_hours={row.max_gpu_hours:g}{of_plan} is spent"
-    return _Limit((row.max_gpu_hours - spent_hours) * 3600 - living_s, "budget", reason)
-
-
-def _limit_of_home(watch: Watch) -> _Limit | None:
-    """The limit at which the GPU-hours that all runs of the home together may take are spent; None
-    if the home has no such limit."""
-    total = watch.run.home.user_config().max_gpu_hours_total
-    if total is None:
-        return None
-    # The seconds of this attempt are not taken off: the limit is compared with them.
-    left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
-    reason = f"max_gpu_hours_total={total:g} of this home is spent"
-    return _Limit(left_s, kind="budget", reason=reason)
-
-
-def _limit_without_answers(watch: Watch) -> _Limit | None:
+def _limit_without_answers(watch: Watch) -> Limit | None:
     """The limit at which the run has gone on for too long without writing an answer; None if it has
     no such limit."""
     wall_s = watch.wall_limit_s
@@ -309,7 +292,7 @@ def _limit_without_answers(watch: Watch) -> _Limit | None:
         return None
     _note_answers(watch)
     reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
-    return _Limit(watch.answered_s + wall_s, kind="timeout", reason=reason)
+    return Limit(watch.answered_s + wall_s, kind="timeout", reason=reason)
 
 
 def _note_answers(watch: Watch) -> None:
@@ -332,17 +315,6 @@ def _wall_limit(watch: Watch) -> float | None:
     return 3600 * hours if hours else None
 
 
-def _elapsed_elsewhere(watch: Watch) -> float:
-    """The seconds that the attempts of all other runs under way have taken so far.
-
-    A run's row gets its hours only when the attempt ends. Until then the seconds stand in the run's
-    lock file, where the run's supervisor renews them at every poll.
-    """
-    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
-    other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
-    return sum(launcher.seconds_in_lock_file(run) for run in other_runs)
-
-
 def _stop_at_limit(watch: Watch) -> bool:
     """Set the run to "stopping" if its earliest limit is reached. Returns whether a limit is
     reached, also where the run was stopping already."""
@@ -361,6 +333,9 @@ def _stop_at_limit(watch: Watch) -> bool:
     )
     if state_was_set:  # else it was stopping already, perhaps for another reason
         watch.row = watch.store.get_run(watch.run.id)
+        if earliest.kind == "stalled":
+            with contextlib.suppress(OSError):
+                outcome.note_event(watch.run, "stalled", f"{earliest.reason}: it is ended")
         write_status(watch.run, watch.row)
     return True
 

@@ -172,9 +172,12 @@ class Task:
         prompt: a string (one user message) or a list of messages; dicts become `Message`.
         answer: the reference completion, a string or messages; the audit scores it, SFT learns it.
             In a multi-turn environment its assistant messages are replayed.
-        split: "train" or "heldout" ("test", "eval" and "validation" read as heldout); None lets a
-            push decide by a hash of the prompt.
+        split: "train", "dev" (chooses checkpoints, so that the held-out tasks choose nothing) or
+            "heldout" ("test", "eval" and "validation" read as heldout); None lets a push decide by
+            a hash of the prompt.
         metadata: anything JSON can hold; `score` sees it again.
+        group: the family of the task, such as its template; tasks of one group are never on two
+            sides of a division, and intervals count groups, not tasks. "": a family of its own.
 
     Raises ValueError where one of them has another form.
     """
@@ -184,9 +187,10 @@ class Task:
     answer: str | Sequence[Message | Mapping[str, Any]] | None = None
     split: str | None = None
     metadata: JsonObject = field(default_factory=dict)
+    group: str = ""
 
     def __post_init__(self) -> None:
-        """Check the fields; a number as id becomes text, dicts become messages.
+        """Check the fields; a number as id or group becomes text, dicts become messages.
 
         Raises ValueError naming the task and the field.
         """
@@ -200,6 +204,7 @@ class Task:
             raise ValueError(f"the split of task {self.id!r} is a string, got {self.split!r}")
         if not isinstance(self.metadata, dict):
             raise ValueError(f"the metadata of task {self.id!r} is a dict")
+        self.group = _checked_group(self.group, self.id)
 
     @property
     def messages(self) -> list[Message]:
@@ -244,11 +249,12 @@ class Task:
         """The task as a row of plain JSON values; `from_row` makes an equal task of it.
 
         The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
-        `text` names those of the two that were strings, such as ["answer"].
+        `text` names those of the two that were strings, such as ["answer"]. `group` is left out
+        where the task has none.
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
-        return {
+        row: TaskRow = {
             "id": self.id,
             "prompt": [message.to_dict() for message in self.messages],
             "answer": answer,
@@ -256,6 +262,7 @@ class Task:
             "metadata": self.metadata,
             "text": given_as_text,
         }
+        return row | {"group": self.group} if self.group else row
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
@@ -273,6 +280,7 @@ class Task:
             answer=fields["answer"],
             split=row.get("split"),
             metadata=row.get("metadata") or {},
+            group=row.get("group") or "",
         )
 
 
@@ -366,6 +374,13 @@ def _checked_id(task_id: Any) -> str:
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
     return _check_encodable(str(task_id), "a task's id")
+
+
+def _checked_group(group: Any, task_id: str) -> str:
+    """A task's group as text. Raises ValueError if it is neither text nor a whole number."""
+    if isinstance(group, bool) or not isinstance(group, str | int):
+        raise ValueError(f"the group of task {task_id!r} is a string, got {_short_repr(group)}")
+    return _check_encodable(str(group), f"the group of task {task_id!r}")
 
 
 def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:

@@ -28,7 +28,7 @@ TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # of a line
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 LINE_FORMATS = (".jsonl", ".ndjson")  # one row per line; these may be of any size
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val", "dev")
+HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class DatasetEnv(SingleTurnEnv):
     """Tasks read from data files. Derive from it and define `score` to make it an environment.
 
     Args:
-        files: data files, in order; one named heldout (test, eval, validation) gives its rows that
-            split where they do not say one, and one named train that of training where another
-            file is named heldout. Otherwise the push decides, so train.jsonl alone is divided.
+        files: data files, in order; one named heldout (test, eval, validation) or dev gives its
+            rows that split where they do not say one, and one named train that of training where
+            another file is named so. Otherwise the push decides, so train.jsonl alone is divided.
     """
 
     def __init__(self, *files: str | Path) -> None:
@@ -230,22 +230,22 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 def splits_of(files: Sequence[Path]) -> list[str | None]:
     """For each file of a dataset the split that its name says (see `split_of`), or None.
 
-    "train" counts only if another file is "heldout": a training file alone is a dataset like any
-    other, and a push holds some of its rows out.
+    "train" counts only if another file is "heldout" or "dev": a training file alone is a dataset
+    like any other, and a push holds some of its rows out.
     """
     splits = [split_of(path) for path in files]
-    return splits if "heldout" in splits else [None] * len(splits)
+    return splits if {"heldout", "dev"} & set(splits) else [None] * len(splits)
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name says: "heldout", "train", or None if it says neither.
+    """The split that a file's name says: "heldout", "dev", "train", or None if it says none.
 
     One word of the name is enough: `my_test.csv` is held out, as "test" is one of HELDOUT_NAMES.
     """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
         return "heldout"
-    return "train" if "train" in words else None
+    return next((split for split in ("dev", "train") if split in words), None)
 
 
 def _read_jsonl(data: DataFile) -> None:

@@ -10,7 +10,8 @@
     {"chosen": [...], "rejected": [...]}              the same as two chats that begin alike
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
 
-The answer may be missing where an environment scores. `id`, `split`, `system`, `metadata` are read;
+The answer may be missing where an environment scores. `id`, `split`, `group`, `system`, `metadata`
+are read;
 any other key goes into the task's metadata. The two answers of a preference stand in the metadata
 under `chosen` and `rejected`, each a list of messages after the prompt. It has no answer to
 imitate, unless the row has one of its own besides (`messages`, `completion`).
@@ -128,7 +129,15 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
         answer=answer,
         split=task_split,
         metadata=unused | metadata | pair,
+        group=_group(row),
     )
+
+
+def _group(row: JsonObject) -> str:
+    """The group that the row names, "" if it names none. It stays in the metadata too. Anything but
+    text or a whole number is metadata alone."""
+    group = row.get("group")
+    return str(group) if isinstance(group, str | int) and not isinstance(group, bool) else ""
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:

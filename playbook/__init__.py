@@ -63,4 +63,10 @@ def read(slug: str = "") -> str:
 def _contents() -> str:
     lines = ["# TRAINING.md", "", 'Read one section with `read_playbook(section="...")`.', ""]
     lines += [f"- `{slug}`: {title}" for slug, title in sections()]
+    lines += [
+        "",
+        "What a base model can do, and in which words: "
+        '`read_playbook(section="run://pebble/card")`; every setting: '
+        '`read_playbook(section="train://settings")`.',
+    ]
     return "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,11 +269,61 @@ def first_reply_right(sample: skills.Sample, reply: str) -> bool:
     return skills.is_right(sample, reply)
 
 
+def examples(excluded: Collection[str], seed: int) -> dict[str, list[dict[str, str]]]:
+    """For each skill a request in every wording that is taught, with a right first reply."""
+    rng = random.Random(seed)
+    shown: dict[str, dict[str, dict[str, str]]] = {}
+    for skill in skills.LEVELS:
+        by_wording = shown.setdefault(skill, {})
+        for _ in range(40):  # more than enough to meet each of at most four wordings
+            sample = _plain(skills.draw(rng, skill, excluded, measured=True))
+            if sample.tools and "tool_calls" not in sample.messages[1]:
+                continue  # a careless writer, who calls no tool
+            by_wording.setdefault(_wording(sample), _example(sample))
+    return {skill: list(by_wording.values()) for skill, by_wording in shown.items()}
+
+
+def _plain(sample: skills.Sample) -> skills.Sample:
+    """The sample with its right answer as the reply, where one message is the whole reply."""
+    if sample.tools or sample.skill == "guess":
+        return sample
+    thought, _, _ = sample.messages[1]["content"].rpartition("</think>\n\n")
+    reply = f"{thought}</think>\n\n{sample.answer}" if thought else sample.answer
+    return replace(sample, messages=[sample.messages[0], {"role": "assistant", "content": reply}])
+
+
+def _wording(sample: skills.Sample) -> str:
+    """What the wordings of a skill differ in: the first word, or that there is none; for tools also
+    which tool."""
+    first = sample.messages[0]["content"].split()[0]
+    tool = sample.tools[0]["function"]["name"] if sample.tools else ""
+    return f"{first if first.isalpha() else ''} {tool}"
+
+
+def _example(sample: skills.Sample) -> dict[str, str]:
+    """A sample as the card shows it; of a game or a tool call the first reply."""
+    example = {"prompt": sample.messages[0]["content"]}
+    if not sample.tools:
+        note = {"note": "thinking on"} if sample.thinking else {}
+        return example | {"answer": sample.messages[1]["content"]} | note
+    call = sample.messages[1]["tool_calls"][0]["function"]
+    return example | {
+        "answer": f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
+        "note": f"with the tool {call['name']}({', '.join(call['arguments'])}): "
+        f"{sample.tools[0]['function']['description']}",
+    }
+
+
+def _asked(shown: list[dict[str, str]]) -> str:
+    """The requests of a skill in a cell of a table."""
+    return " ".join(f"`{example['prompt']}`" for example in shown)
+
+
 def write_card(folder: Path, facts: dict[str, Any]) -> None:
     """card.json for programs, README.md for people."""
     (folder / "card.json").write_text(json.dumps(facts, indent=1) + "\n")
     rows = "\n".join(
-        f"| {skill} | {skills.LEVELS[skill]} | {score:.2f} |"
+        f"| {skill} | {skills.LEVELS[skill]} | {score:.2f} | {_asked(facts['examples'][skill])} |"
         for skill, score in facts["scores"].items()
     )
     (folder / "README.md").write_text(
@@ -291,8 +342,8 @@ few small skills and nothing else; it is no assistant.
 
 Share of right greedy first replies on {facts["per_skill"]} fresh prompts each:
 
-| skill | level | score |
-|---|---|---|
+| skill | level | score | asked as |
+|---|---|---|---|
 {rows}
 """
     )
@@ -345,6 +396,7 @@ def main() -> None:
             "per_skill": args.per_skill,
             "levels": skills.LEVELS,
             "scores": scores,
+            "examples": examples(excluded, args.seed + 2),
         },
     )
     for skill, score in scores.items():

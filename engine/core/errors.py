@@ -64,6 +64,7 @@ FAILURE_KINDS: dict[str, str] = {
     "no_update": "the adapter did not change",
     "infra": "the disk, the interpreter or the machine failed",
     "timeout": "the run outlived its wall-clock limit",
+    "stalled": "the worker gave no sign of life for far longer than usual",
     "budget": "the GPU-hours of the run are spent",
     "killed": "the trainer was killed from outside",
     "interrupted": "the run was interrupted too many times",

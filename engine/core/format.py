@@ -1,4 +1,6 @@
-"""Numbers as people say them."""
+"""Numbers as people say them. A share below 1 is never shown as all, nor one above 0 as none."""
+
+_MOST_MORE_DIGITS = 9  # that a number near an end gets
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
@@ -23,3 +25,36 @@ def words(hours: float) -> str:
     if seconds < 5400:  # 1.5 h
         return f"{seconds / 60:.0f} min"
     return f"{hours:.1f} h"
+
+
+def percent(share: float, digits: int = 1, unit: str = " %") -> str:
+    """A share in percent, such as "41.2 %"; only 0 and 1 are shown as 0 and 100. With more digits
+    where it takes them: 1,999 of 2,000 is "99.95 %"."""
+    return f"{_fixed(100 * share, digits, (0.0, 100.0))}{unit}"
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """A number with `digits` digits after the point, such as "0.310". A number between 0 and 1 gets
+    more of them where it would be shown as one of the two: "0.9995"."""
+    return _fixed(value, digits, (0.0, 1.0))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with `digits` significant digits, such as "0.412"; one below 1 gets more of them
+    where it would be shown as 1: "0.9996"."""
+    for more in range(_MOST_MORE_DIGITS):
+        text = f"{value:.{digits + more}g}"
+        if not (0.0 < value < 1.0 and float(text) == 1.0):
+            return text
+    return f"{value:.{digits}g}"
+
+
+def _fixed(value: float, digits: int, ends: tuple[float, float]) -> str:
+    """A number with `digits` digits after the point, or with more where it lies between the two
+    `ends` and would be shown as one of them. Beyond `_MOST_MORE_DIGITS` more it is an end."""
+    low, high = ends
+    for more in range(_MOST_MORE_DIGITS):
+        text = f"{value:.{digits + more}f}"
+        if not (low < value < high and float(text) in ends):
+            return text
+    return f"{value:.{digits}f}"

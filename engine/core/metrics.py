@@ -36,6 +36,20 @@ class Metric:
     where: str = "step"
 
 
+def _quantiles(figure: str, meaning: str) -> tuple[Metric, ...]:
+    """The metrics that say how a figure of a group lies over the groups of a step."""
+    return tuple(
+        Metric(
+            f"group_{figure}_p{percent}",
+            f"The {meaning}, as completions are compared: {percent} of 100 groups of the step have "
+            "less.",
+            "reward",
+            (GRPO,),
+        )
+        for percent in (10, 50, 90)
+    )
+
+
 _LIST = (
     Metric(
         "reward_mean",
@@ -143,15 +157,32 @@ _LIST = (
     ),
     Metric(
         "groups_too_hard",
-        "Share of groups with equal rewards in which not every completion succeeded.",
+        "Share of groups with equal rewards in which not every completion succeeded, and which "
+        "earned nothing.",
         "share",
         (GRPO,),
     ),
+    Metric(
+        "groups_flat_partial",
+        "Share of groups with equal rewards in which not every completion succeeded, and all "
+        "earned the same partial reward. With the three above it adds up to 1.",
+        "share",
+        (GRPO,),
+    ),
+    *_quantiles("mean", "mean reward of a group"),
+    *_quantiles("std", "standard deviation of the reward within a group"),
     Metric(
         "resampled_groups",
         "Groups of equal rewards that were replaced by fresh tasks (`resample_uniform`).",
         "groups",
         (GRPO,),
+    ),
+    Metric(
+        "tasks_left_out",
+        "Train tasks that are never played, as their prompt leaves no room for an answer in "
+        "`max_length`; the same at every step.",
+        "tasks",
+        SAMPLED,
     ),
     Metric(
         "reward_errors",

@@ -18,6 +18,10 @@ RESULT_CHARS = 10_000
 # Of it what an engine function fills; the rest is for the summary, the next calls and warnings.
 BODY_CHARS = 9_300
 
+# What one call of read_rollouts may ask for: rollouts or groups of a page, characters of each.
+MOST_ROLLOUTS = 50
+LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS = 50, 8_000
+
 
 def as_json(value: Any) -> Any:
     """Convert dataclasses, anywhere inside `value`, to JSON objects.

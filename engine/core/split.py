@@ -1,4 +1,7 @@
-"""Which rows are held out: what the rows say, else a hash of their prompts. Never both sides."""
+"""Which rows are for training, for choosing (dev) and held out: what the rows say, else a hash.
+
+Rows of one family (the same prompt, or the same `group`) are never on two sides.
+"""
 
 import hashlib
 import json
@@ -24,8 +27,11 @@ NAMES = {
     "validation": "heldout",
     "valid": "heldout",
     "val": "heldout",
-    "dev": "heldout",
+    "dev": "dev",
+    "development": "dev",
 }
+# A family whose rows name several sides gets the first of these that is among them.
+_STRICTEST_FIRST = ("heldout", "dev", "train")
 
 
 class UnknownSplit(ValueError):
@@ -36,33 +42,96 @@ class UnknownSplit(ValueError):
 class Split:
     """The side of each row, in order, and what decided it."""
 
-    sides: list[str]
+    sides: list[str]  # "train", "dev" or "heldout"
     source: str  # "rows" (all name a side), "hash" (of the prompt; none does) or "mixed"
     warnings: list[str] = field(default_factory=list)
 
+    def counts(self) -> dict[str, int]:
+        """Rows per side; "dev" only where a row is on it."""
+        counts = Counter(self.sides)
+        dev = {"dev": counts["dev"]} if counts["dev"] else {}
+        return {"train": counts["train"], **dev, "heldout": counts["heldout"]}
 
-def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
-    """Decide for every row whether it is for training ("train") or held out ("heldout"). The result
-    depends on the rows' content, not on their order.
 
-    Rows with equal prompts get the same side: held out, if any of them names that side. Raises
-    UnknownSplit where a row names a split that is not in `NAMES`.
+def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Split:
+    """Decide for every row whether it is for training ("train"), chooses checkpoints ("dev") or is
+    held out ("heldout"). The result depends on the rows' content, not on their order.
+
+    Rows of one family (`family_keys`) get the same side: held out if any of them names that side,
+    else dev if any names that. Dev rows beside which no row is held out are held out themselves: a
+    verdict needs them. Raises UnknownSplit where a row names a split that is not in `NAMES`.
 
     Args:
-        rows: each with "id", "prompt" (messages) and, if it names a side, "split".
+        rows: each with "id", "prompt" (messages) and, where it names one, "split" and "group".
+        dev_share: share of the rows that are taken from the training side for "dev", where no row
+            names that side.
     """
-    keys = [prompt_key(row["prompt"]) for row in rows]
+    keys = family_keys(rows)
     named_sides = [_named_side(row) for row in rows]
-    side_of_prompt = _named_side_of_prompts(keys, named_sides)
-    undecided_keys = [key for key in keys if key not in side_of_prompt]
+    side_of_family = _named_side_of_families(keys, named_sides)
+    undecided_keys = [key for key in keys if key not in side_of_family]
     if "heldout" in named_sides:  # then rows that name no side are for training
-        side_of_prompt |= dict.fromkeys(undecided_keys, "train")
+        side_of_family |= dict.fromkeys(undecided_keys, "train")
     else:
-        side_of_prompt |= _split_by_hash(undecided_keys)
-    sides = [side_of_prompt[key] for key in keys]
-    heldout_keys = [key for key, side in zip(keys, sides, strict=True) if side == "heldout"]
-    warnings = [*_side_warnings(named_sides, sides), *_repetition_warning(heldout_keys)]
+        side_of_family |= _split_by_hash(undecided_keys)
+    if dev_share > 0 and "dev" not in named_sides:
+        side_of_family |= _dev_by_hash(keys, side_of_family, dev_share)
+    warnings: list[str] = []
+    given_sides = set(side_of_family.values())
+    if "dev" in given_sides and "heldout" not in given_sides:
+        side_of_family = _with_dev_held_out(side_of_family)
+        warnings.append(_ONLY_DEV)
+    sides = [side_of_family[key] for key in keys]
+    heldout_prompts = [
+        prompt_key(row["prompt"])
+        for row, side in zip(rows, sides, strict=True)
+        if side == "heldout"
+    ]
+    warnings += [*_side_warnings(named_sides, sides), *_repetition_warning(heldout_prompts)]
     return Split(sides, _source(named_sides), warnings)
+
+
+_ONLY_DEV = (
+    "no row is held out beside the dev rows, so those are held out: one half of them chooses the "
+    "checkpoint, the verdict is read on the other; add held-out rows to keep the two apart"
+)
+
+
+def _with_dev_held_out(side_of_family: Mapping[str, str]) -> dict[str, str]:
+    """The sides with "heldout" in place of "dev"."""
+    return {key: "heldout" if side == "dev" else side for key, side in side_of_family.items()}
+
+
+def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each row the key of its family: rows with the same prompt or the same "group", directly
+    or over other rows, have one key. A row without a group has the key of its prompt.
+
+    Args:
+        rows: each with "prompt" (messages), and "group" where it has one ("" counts as none).
+    """
+    prompts = [prompt_key(row["prompt"]) for row in rows]
+    parents: dict[str, str] = {}  # of a prompt or group: an equivalent one with a smaller key
+    for prompt, row in zip(prompts, rows, strict=True):
+        if row.get("group"):
+            one, other = _root(parents, prompt), _root(parents, _group_key(row["group"]))
+            if one != other:
+                parents[max(one, other)] = min(one, other)
+    return [_root(parents, prompt) for prompt in prompts]
+
+
+def _group_key(group: str) -> str:
+    """The key of a group; never equal to that of a prompt."""
+    return hashlib.sha256(b"group:" + str(group).encode()).hexdigest()
+
+
+def _root(parents: dict[str, str], key: str) -> str:
+    """The smallest key equivalent to `key`; shortens the way to it for later calls."""
+    path = []
+    while key in parents:
+        path.append(key)
+        key = parents[key]
+    parents.update(dict.fromkeys(path, key))
+    return key
 
 
 def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> list[str]:
@@ -73,20 +142,29 @@ def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> l
         sides: the side that each row got, in the same order.
     """
     warnings: list[str] = []
-    moved_count = sum(
-        named == "train" and side == "heldout"
-        for named, side in zip(named_sides, sides, strict=True)
-    )
-    if moved_count:
+    moves = Counter(zip(named_sides, sides, strict=True))
+    if moves["train", "heldout"] and "heldout" in named_sides:
         warnings.append(
-            f"{moved_count} training rows have the prompt of a held-out row and are held out with "
-            "it"
+            f"{moves['train', 'heldout']} training rows have the prompt of a held-out row (or its "
+            "group) and are held out with it"
+        )
+    if moves["train", "dev"] and "dev" in named_sides:
+        warnings.append(
+            f"{moves['train', 'dev']} training rows have the prompt of a dev row (or its group) "
+            "and are not trained on"
+        )
+    if moves["dev", "heldout"] and "heldout" in named_sides:
+        warnings.append(
+            f"{moves['dev', 'heldout']} dev rows have the prompt of a held-out row (or its group) "
+            "and are held out with it"
         )
     if "heldout" not in sides:
         reason = "every row says train" if "train" in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({reason}): no verdict can be given")
     if "train" not in sides:
-        warnings.append("every row is held out: there is nothing to train on")
+        warnings.append(
+            "every row is held out: there is nothing to train on, this is an exam to evaluate on"
+        )
     return warnings
 
 
@@ -98,23 +176,21 @@ def _source(named_sides: Sequence[str | None]) -> str:
     return "mixed" if unnamed_count else "rows"
 
 
-def _named_side_of_prompts(
+def _named_side_of_families(
     keys: Sequence[str], named_sides: Sequence[str | None]
 ) -> dict[str, str]:
-    """The side that the rows of each prompt name, by prompt key. If they disagree, "heldout" wins.
-    A prompt of which no row names a side is left out.
+    """The side that the rows of each family name, by family key. If they disagree, "heldout" wins,
+    then "dev". A family of which no row names a side is left out.
 
     Args:
-        keys: the prompt key of each row.
+        keys: the family key of each row.
         named_sides: the side that each row names, in the same order; None where it names none.
     """
-    side_of_prompt: dict[str, str] = {}
-    for key, side in zip(keys, named_sides, strict=True):
-        if side == "heldout":  # a held-out prompt must never be trained on
-            side_of_prompt[key] = "heldout"
-        elif side == "train":
-            side_of_prompt.setdefault(key, "train")
-    return side_of_prompt
+    side_of_family: dict[str, str] = {}
+    for side in reversed(_STRICTEST_FIRST):  # the last to be set wins
+        families = (key for key, named in zip(keys, named_sides, strict=True) if named == side)
+        side_of_family |= dict.fromkeys(families, side)
+    return side_of_family
 
 
 def _repetition_warning(heldout_keys: Sequence[str]) -> list[str]:
@@ -143,8 +219,8 @@ def prompt_key(prompt: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _named_side(row: Mapping[str, Any]) -> str | None:
-    """The side that a row's "split" names, "train" or "heldout"; None where it names none. Raises
-    UnknownSplit for a name that is not in `NAMES`."""
+    """The side that a row's "split" names, "train", "dev" or "heldout"; None where it names none.
+    Raises UnknownSplit for a name that is not in `NAMES`."""
     name = row.get("split")
     if name is None or name == "":
         return None
@@ -155,27 +231,48 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out.
-    Returns "train" or "heldout" by prompt key.
+    """Choose a side for every family, so that about `HELDOUT_SHARE` of the rows are held out.
+    Returns "train" or "heldout" by family key.
 
     Args:
-        keys: the prompt key of every row; rows with the same prompt have equal keys.
+        keys: the family key of every row.
     """
     row_counts = Counter(keys)
     sides = dict.fromkeys(row_counts, "train")
-    if len(row_counts) < 2:  # holding out the only prompt would leave nothing to train on
+    if len(row_counts) < 2:  # holding out the only family would leave nothing to train on
         return sides
-    wanted_rows = _wanted_heldout_rows(len(keys))
-    heldout_rows = 0
-    # The keys are hashes, so sorted they are in random order. A prompt whose rows would be too many
-    # is passed over.
+    heldout_keys = _families_up_to(_wanted_heldout_rows(len(keys)), row_counts)
+    if not heldout_keys:  # every family has more rows than shall be held out
+        heldout_keys = [min(row_counts, key=lambda key: (row_counts[key], key))]
+    return sides | dict.fromkeys(heldout_keys, "heldout")
+
+
+def _dev_by_hash(
+    keys: Sequence[str], side_of_family: Mapping[str, str], dev_share: float
+) -> dict[str, str]:
+    """Choose families of the training side that become dev, about `dev_share` of all rows; at least
+    one family stays for training. Returns "dev" by family key.
+
+    Args:
+        keys: the family key of every row.
+        side_of_family: the side of each family so far.
+    """
+    row_counts = Counter(key for key in keys if side_of_family[key] == "train")
+    wanted_rows = min(math.ceil(dev_share * len(keys)), row_counts.total() - 1)
+    return dict.fromkeys(_families_up_to(wanted_rows, row_counts), "dev")
+
+
+def _families_up_to(wanted_rows: int, row_counts: Mapping[str, int]) -> list[str]:
+    """Families with `wanted_rows` rows together, or a little fewer: in the order of their keys,
+    which are hashes, so a random one; a family whose rows would be too many is passed over.
+    `row_counts` maps the key of a family to its rows."""
+    chosen: list[str] = []
+    rows = 0
     for key in sorted(row_counts):
-        if heldout_rows + row_counts[key] <= wanted_rows:
-            sides[key] = "heldout"
-            heldout_rows += row_counts[key]
-    if not heldout_rows:  # every prompt has more rows than shall be held out
-        sides[min(row_counts, key=lambda key: (row_counts[key], key))] = "heldout"
-    return sides
+        if rows + row_counts[key] <= wanted_rows:
+            chosen.append(key)
+            rows += row_counts[key]
+    return chosen
 
 
 def _wanted_heldout_rows(total: int) -> int:

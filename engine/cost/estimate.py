@@ -448,7 +448,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
         trained = episodes * episode.total
         sampled = episodes * episode.turn_tokens * episode.turns
     if plan.env.scored:  # without scores an evaluation samples no answers
-        sampled += plan.evaluated_rows * episode.turn_tokens * episode.turns
+        sampled += run_work.evaluated_rows(plan) * episode.turn_tokens * episode.turns
     return TokenCounts(trained=int(trained), generated=int(sampled))
 
 

@@ -349,13 +349,6 @@ class Plan:
         return math.ceil(self.settings.steps / self.settings.eval_every)
 
     @property
-    def evaluated_rows(self) -> float:
-        """Number of held-out answers in all evaluations together."""
-        rows = self.settings.eval_rows
-        # All rows at step 0, one half in each later evaluation, the other half at the end.
-        return rows + rows * self.evaluations / 2 + rows / 2
-
-    @property
     def max_tokens(self) -> int:
         """Most tokens of a turn: the setting, or in SFT and DPO the limit of evaluations."""
         return self._limits.max_tokens

@@ -2,6 +2,7 @@
 
 import math
 
+from engine.cost import run_work
 from engine.cost.flops import (
     ATTENTION_KEPT,
     BETWEEN_TURNS,
@@ -276,7 +277,7 @@ def disk(plan: Plan) -> int:
     # Each answer of an evaluation and each rollout is stored as a line; the longest are assumed.
     tokens_per_line = plan.episode("high").total
     line_bytes = _LINE_BYTES + _TOKEN_BYTES * tokens_per_line
-    lines = plan.evaluated_rows
+    lines = run_work.evaluated_rows(plan)
     if isinstance(plan.settings, RolloutSettings):
         lines += plan.rows * plan.settings.steps
     metrics_bytes = plan.settings.steps * _STEP_BYTES

@@ -193,14 +193,14 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     the loss of the reference answers, DPO that of the held-out pairs. `level` ("low", "likely" or
     "high") is how long the sampled answers are taken to be.
     """
-    rows = plan.evaluated_rows
+    rows = evaluated_rows(plan)
     if not rows:  # eval_rows is 0: nothing is evaluated
         return Work()
     work = Work()
     if isinstance(plan.settings, RowSettings):
         work += _heldout_loss_work(plan, rows)
     if plan.env.scored:
-        # One half of the held-out rows chooses the checkpoint, the verdict is read on the other.
+        # Some rows choose the checkpoint, the verdict is read on the others.
         # Each is a batch of its own: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
         work += rollouts(
@@ -212,6 +212,17 @@ def evaluation_work(plan: Plan, level: str) -> Work:
             questions = battery.practice
             work += rollouts(plan.sampling, questions, questions, battery.answer)
     return work
+
+
+def evaluated_rows(plan: Plan) -> float:
+    """Number of answers in all evaluations together."""
+    rows = plan.settings.eval_rows
+    choosing, reported = rows / 2, rows / 2
+    if plan.env.dev_rows:  # dev rows choose, and all held-out rows are reported
+        choosing = min(rows, plan.env.dev_rows)
+        reported = min(rows, plan.env.heldout_rows)
+    # All rows at step 0, those that choose in each later evaluation, the others at the end.
+    return (choosing + reported) + choosing * plan.evaluations + reported
 
 
 def _heldout_loss_work(plan: Plan, rows: float) -> Work:

@@ -222,8 +222,8 @@ def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
 
 
 def _heldout_tasks(tasks: Mapping[str, list[TaskRow]]) -> list[TaskRow]:
-    """The rows of the held-out tasks. `tasks` has those of each environment version."""
-    return [row for rows in tasks.values() for row in rows if row["split"] == "heldout"]
+    """The held-out and the dev tasks: none is trained on. `tasks`: those of each version."""
+    return [row for rows in tasks.values() for row in rows if row["split"] != "train"]
 
 
 def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
@@ -271,7 +271,7 @@ def _keep_or_drop(
         if split == "train":
             _keep_or_drop_group(group, rule, choices, heldout, outcome)
         else:  # None: the version has no task of this id
-            outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
+            outcome.drop("unknown_task" if split is None else "heldout", group)
     return outcome
 
 

@@ -91,7 +91,7 @@ class DatasetRow(ReplyBase):
     """One row of a dataset file, as envs/dataset.py reads it.
 
     A prompt or completion that is a string stands for a single message. `completion` is None for
-    a task without a known answer, `rejected` the worse answer of a pair.
+    a task without a known answer, `rejected` the worse answer of a pair, `group` the task's group.
     """
 
     id: str
@@ -101,6 +101,7 @@ class DatasetRow(ReplyBase):
     metadata: RowMetadata
     tools: list[ToolSchema] | None
     rejected: Sequence[ChatMessage] | None = None
+    group: str | None = None
 
 
 def save_dataset(
@@ -168,9 +169,12 @@ def _dataset_rows(
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     rows = _attempt_rows(chosen, records, prefixes, used_ids)
+    group_of_task = {(key, row["id"]): row.get("group") for key in tasks for row in tasks[key]}
     tasks_of_heldout_pairs = _tasks_of_heldout_pairs(chosen)
     train = []
-    for attempt, row in zip(chosen.attempts, rows, strict=True):
+    for attempt, plain_row in zip(chosen.attempts, rows, strict=True):
+        group = group_of_task.get((attempt.env_hash, attempt.task))
+        row = replace(plain_row, group=group)
         if (attempt.env_hash, attempt.task) in tasks_of_heldout_pairs:
             heldout.append(replace(row, split="heldout"))
         else:
@@ -204,7 +208,7 @@ def _heldout_rows(
     records: Mapping[str, EnvRecord],
     prefixes: Mapping[str, str],
 ) -> list[DatasetRow]:
-    """The dataset rows of the held-out tasks.
+    """The dataset rows of the held-out tasks and of the dev tasks.
 
     All arguments are by the hash of the environment version: task rows, record, beginning of ids.
     """
@@ -212,7 +216,7 @@ def _heldout_rows(
         _heldout_row(row, records[env_hash], prefixes[env_hash])
         for env_hash, rows in tasks.items()
         for row in rows
-        if row["split"] == "heldout"
+        if row["split"] != "train"
     ]
 
 
@@ -278,11 +282,12 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     metadata = RowMetadata(Origin(env_id=record.env_id, task=row["id"]))
     return DatasetRow(
         id=prefix + row["id"],
-        split="heldout",
+        split=row["split"],
         prompt=prompt,
         completion=_answer_of(row) or None,
         metadata=metadata,
         tools=record.tools or None,
+        group=row.get("group"),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
-from engine.evidence.stats.distributions import pass_at_k
+from engine.evidence.stats.basics.distributions import pass_at_k
 from envs.json_types import ChatMessage
 
 PAIRS = "pairs"

@@ -69,7 +69,7 @@ def _dataset_report(
     """The report of a fetched dataset's first training file, with a warning about the others. If
     all files are held out, that of the first one."""
     files = data_files(dataset.folder)
-    training_files = [file for file in files if split_of(file) != "heldout"]
+    training_files = [file for file in files if split_of(file) not in ("heldout", "dev")]
     file = (training_files or files)[0]
     report = _file_report(home, file, model, deadline)
     other_files = [other.name for other in files if other != file]

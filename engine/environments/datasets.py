@@ -241,8 +241,7 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
         split = split_rows([task.to_row() for task in tasks])
     except UnknownSplit as error:
         return {"train": 0, "heldout": 0}, [str(error)]
-    counts = {side: split.sides.count(side) for side in ("train", "heldout")}
-    return counts, split.warnings
+    return split.counts(), split.warnings
 
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:

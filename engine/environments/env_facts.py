@@ -34,8 +34,7 @@ from engine.records.settings import (
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-# Where max_tokens cuts more than this share of the reference answers, success says little: a model
-# could not give the answers that are asked for.
+# Where max_tokens cuts more of the reference answers, success says little: none could be given.
 TOO_MANY_CUT = 0.1
 _VERSION = 4  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
@@ -74,7 +73,7 @@ class RowLengths:
     @property
     def longest(self) -> int:
         """Tokens of the longest of the training rows."""
-        return max(self.total, *(row.length for row in self.later), 0)  # max(5) would be an error
+        return max(self.total, *(row.length for row in self.later), 0)
 
     @property
     def _all_turns(self) -> list[tuple[int, int]]:
@@ -122,7 +121,7 @@ class EnvFacts:
         env_id: `name@hash12`.
         kind: "single", "multi", or without a scorer "sft" or "preference".
         scored: whether it can score a completion.
-        train_rows, heldout_rows: rows of each side.
+        train_rows, heldout_rows, dev_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
         paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
         heldout_pairs: held-out rows with a better and a worse answer; None where not counted.
@@ -131,8 +130,7 @@ class EnvFacts:
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
         refused: number of counted rows that the chat template refuses.
         refusal: the template's message for the first refused row; "" if there are none.
-        without_reasoning: number of counted answers that are left out because thinking is required
-            and one of their turns has no reasoning.
+        without_reasoning: counted answers left out: thinking is required, and a turn has none.
         reasoned: number of counted answers whose every turn has reasoning.
     """
 
@@ -151,13 +149,14 @@ class EnvFacts:
     without_reasoning: int = 0
     reasoned: int = 0
     heldout_pairs: int | None = None
+    dev_rows: int = 0
 
     def measured_rows(self, *, by_pairs: bool) -> int:
-        """Held-out rows that a run can be measured on. Without a scorer a run of DPO (`by_pairs`)
-        is measured by the loss of pairs, and rows without a pair say nothing."""
+        """Held-out rows (dev rows, if more) that a run can be measured on. Without a scorer a run
+        of DPO (`by_pairs`) is measured by the loss of pairs; rows without a pair say nothing."""
         if by_pairs and not self.scored and self.heldout_pairs is not None:
             return self.heldout_pairs
-        return self.heldout_rows
+        return max(self.heldout_rows, self.dev_rows)
 
     @property
     def sft_rows(self) -> int:
@@ -268,6 +267,7 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
         without_reasoning=counts.without_reasoning,
         reasoned=counts.reasoned,
         heldout_pairs=counts.heldout_pairs,
+        dev_rows=record.rows.get("dev", 0),
     )
 
 

@@ -267,6 +267,8 @@ def _build_version(draft: Draft, install: bool) -> None:
     draft.python = _interpreter(draft, install)
     played = _play(draft)
     contamination = _contamination(played.rows, draft.seconds_left)
+    if contamination["leaked"]:
+        draft.problems += task_rows.leak_problems(played.rows, draft)
     task_rows.write(draft.folder / TASKS, played.rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(played.audit))
     version = _env_version(draft, played, contamination)
@@ -307,8 +309,11 @@ def _play(draft: Draft) -> _Played:
         )
         own_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
         kind = task_rows.kind_of(own_kind, rows)
+        named = [row.get("split") for row in rows]
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, own_kind, draft)
+        if draft.settings.drop_leaks:
+            split = task_rows.drop_leaks(rows, named, split, draft)
         audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
@@ -332,10 +337,10 @@ def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the seconds left, but for
-    `_LEAST_SCAN_S` at least."""
+    """What the train rows share with the held-out and the dev rows, searched for in the seconds
+    left, but for `_LEAST_SCAN_S` at least."""
     train = [row for row in rows if row["split"] == "train"]
-    heldout = [row for row in rows if row["split"] == "heldout"]
+    heldout = [row for row in rows if row["split"] != "train"]
     scan_s = min(overlap.BUDGET_S, seconds_left)
     return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
@@ -357,7 +362,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         scored=description["scored"],
         tools=description["tools"],
         params=_params_as_json(settings),
-        rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
+        rows=played.split.counts(),
         split=played.split.source,
         contamination=contamination,
         files=len(copied.files),
@@ -477,16 +482,17 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
-        next=[_dry_run_call(record)],
+        next=[_next_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],
     )
 
 
 def _summary(record: registry.EnvRecord) -> str:
     """One sentence about the version that was stored."""
-    train, heldout = record.rows["train"], record.rows["heldout"]
+    train, dev, heldout = (record.rows.get(name, 0) for name in ("train", "dev", "heldout"))
+    counts = f"{train} train, {dev} dev" if dev else f"{train} train"
     return (
-        f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, {record.kind}, "
+        f"Pushed {record.env_id}: {counts} and {heldout} held-out rows, {record.kind}, "
         f"audit {record.audit.verdict}."
     )
 
@@ -498,13 +504,20 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
         warnings.insert(0, f"reward audit: {record.audit.headline}")
     contamination = record.contamination
     if contamination.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {contamination['headline']}")  # before the audit's
+        remedy = ""
+        if contamination.get("leaked"):
+            remedy = "; drop_leaks = true under [split] in environment.toml leaves those rows out"
+        # Before the audit's.
+        warnings.insert(0, f"contamination: {contamination['headline']}{remedy}")
     return warnings
 
 
-def _dry_run_call(record: registry.EnvRecord) -> Call:
-    """The dry run that follows a push, by an algorithm that the environment is made for."""
+def _next_call(record: registry.EnvRecord) -> Call:
+    """The call that follows a push: an evaluation on an exam, which has no training rows; else the
+    dry run, by an algorithm that the environment is made for."""
     arguments: JsonObject = {"env_id": record.env_id}
+    if record.scored and not record.rows.get("train"):
+        return Call("evaluate", arguments | {"models": ["pebble"]})
     if not record.scored:  # the default, grpo, would only be refused
         arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return Call("dry_run", arguments)

@@ -72,7 +72,7 @@ class EnvRecord:
 
     @property
     def rows(self) -> dict[str, int]:
-        """{"train": n, "heldout": n}."""
+        """{"train": n, "heldout": n}, with "dev" between them where a version has such rows."""
         return self.version.rows
 
     @property
@@ -246,12 +246,12 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]:
-    """The rows of a version: those of `split` ("train" or "heldout"), or all for None.
+    """The rows of a version: those of `split` ("train", "dev" or "heldout"), or all for None.
 
     Of a version whose data stayed where it was, None gives the training rows alone. Raises
     UserError DATASET_INVALID if such data is gone or changed.
     """
-    if record.version.data and split != "heldout":  # too large for a list: read one by one
+    if record.version.data and split in ("train", None):  # too large for a list: read one by one
         check_files(record.version.data, record.env_id)
         return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
     return [row for row in read_rows(record.dir / TASKS) if split is None or row["split"] == split]

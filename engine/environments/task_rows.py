@@ -3,39 +3,112 @@
 import json
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine.core import split
 from engine.core.errors import UserError
 from engine.environments.draft import Draft
+from engine.evidence.stats import overlap
+from engine.evidence.stats.leaks import asked_once, leaking_pairs
 from envs.config import push_limits
+from envs.config.problem import EnvProblem
+from envs.dataset import data_files, read_rows
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, TaskRow
 
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 _MOST_PROBLEMS = 5  # failures that the reply lists
+_MOST_LEAKS = 20  # pairs of a training row and a held-out task that the reply lists
+_LEAST_SCAN_S = 0.1  # for the search for such pairs, however little time is left
 _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # of a failure's text
 
 
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
-    """Set each row's `split` to "train" or "heldout"; warnings go to the draft.
+    """Set each row's `split` to "train", "dev" or "heldout"; warnings go to the draft.
 
     Returns the side of every row and how the sides were decided. Raises UserError ENV_INVALID if a
     row names an unknown split.
     """
     try:
-        decided_split = split.split_rows(rows)
+        decided_split = split.split_rows(rows, draft.settings.dev_share)
     except split.UnknownSplit as error:
         raise UserError(
             "ENV_INVALID",
             str(error),
             field="path",
-            hint='Use "train" or "heldout" ("test", "eval", "validation"), or leave it out.',
+            hint='Use "train", "dev" or "heldout" ("test", "eval", "validation"), or leave it out.',
         ) from error
     draft.warnings += decided_split.warnings
     for row, side in zip(rows, decided_split.sides, strict=True):
         row["split"] = side
     return decided_split
+
+
+def drop_leaks(
+    rows: list[TaskRow], named: Sequence[str | None], decided: split.Split, draft: Draft
+) -> split.Split:
+    """Take out of `rows` the training rows that teach a held-out or dev task, and of every question
+    of the exam all rows but one; a warning in the draft counts both.
+
+    Args:
+        named: the split that each row named itself, in the same order.
+        decided: the sides of the rows. Returns those of the rows that stay.
+    """
+    exam_numbers = [n for n, row in enumerate(rows) if row["split"] != "train"]
+    exam = [rows[number] for number in exam_numbers]
+    keeps = asked_once(
+        [{"split": named[number]} for number in exam_numbers],
+        [split.prompt_key(row["prompt"]) for row in exam],
+    )
+    copies = {number for number, kept in zip(exam_numbers, keeps, strict=True) if not kept}
+    train = [row for row in rows if row["split"] == "train"]
+    seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
+    teaching_ids = {pair.train for pair in leaking_pairs(train, exam, seconds)}
+    kept = [
+        (row, side)
+        for number, (row, side) in enumerate(zip(rows, decided.sides, strict=True))
+        if number not in copies and not (side == "train" and row["id"] in teaching_ids)
+    ]
+    if len(kept) < len(rows):
+        draft.warnings.append(
+            f"drop_leaks: {len(teaching_ids)} training rows that teach a held-out or dev task and "
+            f"{len(copies)} copies of a question of the exam are left out"
+        )
+    rows[:] = [row for row, _ in kept]
+    return replace(decided, sides=[side for _, side in kept])
+
+
+def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
+    """The training rows that teach a held-out or dev task, each by file and line (by its id, where
+    it is of no data file) with the task, such as "train.jsonl:7 asks heldout.jsonl:3 (exact,
+    prompt)"; at most `_MOST_LEAKS`, and how many more there are."""
+    train = [row for row in rows if row["split"] == "train"]
+    exam = [row for row in rows if row["split"] != "train"]
+    seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
+    pairs = leaking_pairs(train, exam, seconds)
+    places = _places(draft.source)
+    texts = [
+        f"{places.get(pair.train, pair.train)} asks {places.get(pair.heldout, pair.heldout)} "
+        f"({pair.kind}, {pair.part})"[:_PROBLEM_CHARS]
+        for pair in pairs[:_MOST_LEAKS]
+    ]
+    more = len(pairs) - len(texts)
+    return [*texts, f"and {more} more such pairs"] if more else texts
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """Id of a row -> its data file and line, such as "train.jsonl:7"; {} where the folder has no
+    data files, or one that cannot be read."""
+    places: dict[str, str] = {}
+    try:
+        for file in data_files(folder):
+            for line, row in read_rows(file).rows:
+                places[str(row.get("id") or f"{file.stem}-{line}")] = f"{file.name}:{line}"
+    except EnvProblem:
+        return {}
+    return places
 
 
 def kind_of(kind: str, rows: list[TaskRow]) -> str:

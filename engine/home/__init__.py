@@ -4,7 +4,6 @@ start with `run_dir.py` for files and `store.py` for rows.
     database.py     opening the database; its schema as a list of steps
     halves.py       which half of the held-out tasks a number speaks of
     hashes.py       SHA-256 of large files, remembered
-    progress.py     how far a run is; STATUS.md
     recovery.py     the rows read back from folders, when the database is lost
     rows.py         the rows as types; states and what may follow what
     run_dir.py      every path inside the home

@@ -1,20 +1,22 @@
 """Which half of the held-out tasks a number speaks of.
 
 A run's held-out tasks are cut in two: `select` chooses the checkpoint, `report` is read once at the
-end. Curves and evaluations along the way are of the first, the verdict is of the second.
+end. Curves and evaluations along the way are of the first, the verdict is of the second. Where the
+environment has dev tasks, `select` is those, and `report` all held-out tasks.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from engine.core.files import read_lines
+from engine.core.format import percent, significant
 from engine.core.reply import ReplyBase
 from engine.home.run_dir import RunDir
 from engine.records.lines.curves import number
 
 ABOUT_HALF = (
-    "select: held-out tasks that choose the checkpoint, the curves are of them; report: the "
+    "select: held-out or dev tasks that choose the checkpoint, the curves are of them; report: the "
     "others, the verdict is of them; kept: questions on what the model could do before (step=0 "
     "reads the answers before training)"
 )
@@ -31,14 +33,16 @@ class ChoosingHalf(ReplyBase):
     Attributes:
         half: its name in the files of answers: "select".
         tasks: how many tasks it has.
-        of: how many held-out tasks there are in all.
+        of: how many held-out tasks there are in all; of dev tasks how many those are.
         about: the same as a sentence.
+        side: "dev" where dev tasks choose; None where held-out tasks do.
     """
 
     half: str
     tasks: int
     of: int
     about: str
+    side: Literal["dev"] | None = None
 
 
 def choosing(run: RunDir) -> ChoosingHalf | None:
@@ -54,14 +58,18 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
     None where no task is held out, or where no event is a start.
     """
     heldout_total = choosing_count = 0
+    dev_tasks: object = None
     for event in events:
         heldout = event.get("heldout_tasks")
         if event.get("event") == "started" and isinstance(heldout, int):
             heldout_total = heldout
             choosing_count = _choosing_count(event.get("heldout_choose"), heldout_total)
+            dev_tasks = event.get("dev_tasks")
     if not heldout_total:
         return None
     other_count = heldout_total - choosing_count
+    if dev_tasks:
+        return _of_dev_tasks(choosing_count, other_count)
     rest = f"the verdict is read on the other {other_count}" if other_count else "there is no other"
     about = (
         f"heldout_* is of the {choosing_count} of {heldout_total} held-out tasks "
@@ -73,6 +81,18 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         tasks=choosing_count,
         of=heldout_total,
         about=f"{about}; {rest}",
+    )
+
+
+def _of_dev_tasks(dev_count: int, heldout_count: int) -> ChoosingHalf:
+    """The `dev_count` dev tasks of a run that is reported on `heldout_count` held-out tasks."""
+    return ChoosingHalf(
+        half="select",
+        tasks=dev_count,
+        of=dev_count,
+        about=f"heldout_* is of the {dev_count} dev tasks, which choose the checkpoint; the "
+        f"verdict is read on all {heldout_count} held-out tasks",
+        side="dev",
     )
 
 
@@ -97,9 +117,11 @@ def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str
     for name in ("success", "reward", "loss"):
         value = number(scores.get(f"heldout_{name}"))
         if value is not None:
-            text = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
+            text = percent(value) if name == "success" else significant(value)
             parts.append(f"{name} {text}")
     if not parts:
         return ""
-    measured_on = f" on the {half.tasks} held-out tasks that choose" if half else ""
+    measured_on = (
+        f" on the {half.tasks} {half.side or 'held-out'} tasks that choose" if half else ""
+    )
     return ", ".join(parts) + measured_on

@@ -1,6 +1,6 @@
 """The rows of the database and the states a run may be in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -104,6 +104,15 @@ class RunRow:
     def awaited_ids(self) -> list[str]:
         """The ids of the runs that it waits for."""
         return self.waits_for.split(",") if self.waits_for else []
+
+
+def plan_state(rows: Sequence[RunRow]) -> str:
+    """The state of a plan, from its runs: "running" as long as a run is open and any has begun; of
+    one that is over "done" only where all runs are."""
+    states = [row.state for row in rows]
+    if any(state in OPEN for state in states):
+        return "queued" if set(states) == {"queued"} else "running"
+    return next((state for state in ("failed", "cancelled") if state in states), "done")
 
 
 @dataclass(frozen=True)

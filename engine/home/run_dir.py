@@ -331,6 +331,16 @@ class RunDir:
         return self.path / "deleted.json"
 
     @property
+    def heartbeat(self) -> Path:
+        """What the trainer is doing, and how long its work has taken; renewed while it lives."""
+        return self.path / "heartbeat.json"
+
+    @property
+    def pins(self) -> Path:
+        """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
+        return self.path / "pins.json"
+
+    @property
     def rollouts_dir(self) -> Path:
         return self.path / "rollouts"
 

@@ -31,6 +31,7 @@ _INVISIBLE = re.compile(
 )
 _LINE_ENDS = re.compile("\r\n|[\u0085\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_LEAST_KEPT = 20  # characters that a text keeps where its middle is cut
 
 # Values nobody named a secret but whose shape says they are one.
 _KNOWN_SHAPES = re.compile(
@@ -74,11 +75,15 @@ def clean_value(value: Any) -> Any:
 
 def clip(text: str, limit: int) -> str:
     """`text` shortened to about `limit` characters by cutting its middle. In place of the cut part
-    stands ` … [1234 characters cut] … `. A text within the limit stays as it is."""
+    stands ` … [1234 characters cut] … `. A text within the limit stays as it is, and so does one
+    from which the mark would take as much room as it saves."""
     if len(text) <= limit:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
-    kept_chars = max(limit - len(cut_note), 2)  # at least two, where the note alone fills the limit
+    # Where the mark alone would fill the limit, the text keeps some characters around it.
+    kept_chars = max(limit - len(cut_note), min(limit, _LEAST_KEPT))
+    if kept_chars + len(cut_note) >= len(text):
+        return text
     head_chars = (kept_chars * 2 + 2) // 3  # two thirds, rounded up
     tail_chars = kept_chars - head_chars
     return text[:head_chars] + cut_note + text[len(text) - tail_chars :]

@@ -294,12 +294,20 @@ class RunTable(Connection):
             return self._run(run_id)
 
     def resume_plan(
-        self, plan_id: str, *, max_gpu_hours: float, request_id: str, body: Mapping[str, Any]
+        self,
+        plan_id: str,
+        *,
+        max_gpu_hours: float,
+        request_id: str,
+        body: Mapping[str, Any],
+        check: Callable[[RunRow], None] | None = None,
     ) -> list[RunRow]:
         """Queue a new attempt of every run of a plan that did not get done, and return the rows of
         all its runs. If the request_id was used before, nothing is queued.
 
-        Raises UserError RUN_STATE where no run of it can be resumed, and REQUEST_CONFLICT.
+        `check` is called inside the transaction with each run that is to be queued; when it raises,
+        nothing changes. Raises UserError RUN_STATE where no run of it can be resumed, and
+        REQUEST_CONFLICT.
         """
         with self._write():
             if self._run_of_request(request_id, body) is None:
@@ -308,6 +316,8 @@ class RunTable(Connection):
                 if not ended:
                     raise _not_resumable(rows[-1])
                 for row in ended:
+                    if check is not None:
+                        check(row)
                     self._queue_again(row, max_gpu_hours)
                 self._remember_request(request_id, body, rows[0].run_id)
             return self.plan_runs(plan_id)

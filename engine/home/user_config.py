@@ -18,6 +18,9 @@ _BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
 _NAME_LISTS = ("key_secrets",)
 
 
+DEFAULT_STOP_MINUTES = 10.0  # of silence, before a trainer is ended whose pace explains less
+
+
 @dataclass(frozen=True)
 class UserConfig:
     """`config.toml` of a home; every key is optional."""
@@ -34,6 +37,8 @@ class UserConfig:
     # What an environment may ask for that another key than the owner's pushes.
     key_secrets: tuple[str, ...] = ()
     key_network: bool = False
+    # A trainer that is silent for so long, and for far longer than it usually is, is ended; 0: no.
+    stop_stalled_minutes: float = DEFAULT_STOP_MINUTES
 
 
 def read_config(path: Path) -> UserConfig:

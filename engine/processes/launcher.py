@@ -21,10 +21,10 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, take_lock
-from engine.home.progress import write_status
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import outcome, programs, waiting
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor

@@ -278,13 +278,16 @@ def _done(run: RunDir) -> _End:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt that was told to stop: "failed" if a cap of hours was reached, else
-    "cancelled"."""
+    """The end of an attempt that was told to stop: "failed" if a cap of hours was reached or it
+    gave no sign of life, else "cancelled"."""
     reason = row.reason
     # SIGTERM is how a trainer is told to stop; while it still imports, that ends it at once. Any
     # other signal came from outside, such as the SIGKILL when the grace period was over.
     if status < 0 and -status != signals.SIGTERM:
         reason += f"; it did not stop by itself and was ended by {_signal_name(-status)}"
+    if row.reason_kind == "stalled":
+        advice = "What it hung in stands at the end of its console (read_logs, view console)."
+        return _End("failed", "stalled", reason, resume_hint(run).after(advice))
     if row.reason_kind not in ("budget", "timeout"):  # no cap, so somebody cancelled it
         return _End("cancelled", "cancelled", reason, resume_hint(run))
     # Rounded to six digits, as a user would type it.

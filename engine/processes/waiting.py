@@ -5,6 +5,7 @@ Which runs wait for which stands in their rows and configs. Whoever starts queue
 `release_waiting` first, so no process has to live for it.
 """
 
+import logging
 import os
 import shutil
 import time
@@ -13,11 +14,15 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import sync_folder
 from engine.core.hints import Call, Hint
-from engine.home.progress import write_status
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import outcome
+
+_log = logging.getLogger("honesmith")
+# Errors that say that a checkpoint is not usable, while the home may be.
+_UNREADABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
 
 
 def release_waiting(home: Home, store: Store) -> None:
@@ -40,14 +45,30 @@ def link_checkpoint(source: Path, target: Path) -> None:
     copies where links are not possible: they stay even if the run that wrote the checkpoint
     deletes it. What an interrupted call has linked already stays."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in os.listdir(source):
+    for file in source.iterdir():
+        if file.is_dir():
+            continue  # no checkpoint has folders: somebody put it there
         try:
-            os.link(source / name, target / name)
+            os.link(file, target / file.name)
         except FileExistsError:
-            continue  # an interrupted call made the link
+            continue  # an interrupted call put it there, or another process does the same now
         except OSError:  # no hard links here, or another disk
-            shutil.copy2(source / name, target / name)
+            _copy_whole(file, target / file.name)
     sync_folder(target)
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    """Copy a file so that `target` is never there in part: not for a process that does the same at
+    this time, nor after a death half way."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(source, "rb") as original, open(aside, "wb") as copy:
+            shutil.copyfileobj(original, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
@@ -58,7 +79,14 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
     if fault is None:
         if any(other is not None and other.state in OPEN for other in awaited):
             return False  # it waits on
-        fault = _fetch_adapters(home, row)
+        try:
+            fault = _fetch_adapters(home, row)
+        except _UNREADABLE as error:
+            resume = Call("submit_train", {"resume": row.plan or row.run_id})
+            fault = f"the model it waited for cannot be read: {error}", Hint("Mend that.", resume)
+        except OSError as error:  # a full disk, say: the runs behind it need not wait for that
+            _log.warning("%s waits on: %s", row.run_id, error)
+            return False
     if fault is None:
         store.update_run(row.run_id, only_in={"queued"}, waits_for="")
         return False
@@ -69,9 +97,10 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
 def _row_of(store: Store, run_id: str) -> RunRow | None:
     """The row of a run; None where there is none."""
     try:
-        return store.get_run(run_id)
+        row = store.get_run(run_id)
     except UserError:
         return None
+    return row if row.run_id == run_id else None  # another, whose id begins with this one
 
 
 def _fault_of(row: RunRow, awaited: list[RunRow | None]) -> tuple[str, Hint] | None:

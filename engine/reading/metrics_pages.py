@@ -98,12 +98,14 @@ class _ShownCurves:
     Attributes:
         selected_count: how many metrics were selected; the first of them are shown.
         columns: the names of the metrics that are shown.
-        lines: the logged lines of the steps that are shown.
+        measured_count: at how many steps any of the columns was measured.
+        lines: the logged lines of the steps that are shown, each with a value in some column.
         curves: (step, value) of every logged point, by metric.
     """
 
     selected_count: int
     columns: list[str]
+    measured_count: int
     lines: Sequence[JsonObject]
     curves: dict[str, list[tuple[float, float]]]
 
@@ -150,12 +152,20 @@ def curves_page(
 def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
     """The first of the selected columns, with at most `limit` steps and never more than 30."""
     columns = list(selected_columns[:_MOST_KEYS])
+    measured = [line for line in metrics.lines if _has_any(line, columns)]
     return _ShownCurves(
         selected_count=len(selected_columns),
         columns=columns,
-        lines=thin(metrics.lines, columns, min(POINTS, limit)),
+        measured_count=len(measured),
+        lines=thin(measured, columns, min(POINTS, limit)),
         curves={name: metrics.curve(name) for name in columns},
     )
+
+
+def _has_any(line: JsonObject, columns: Sequence[str]) -> bool:
+    """Whether any of the metrics `columns` was measured at the step of a logged line, be it as no
+    finite number."""
+    return any(name in line for name in columns)
 
 
 def _table_of_curves(shown: _ShownCurves) -> _Table:
@@ -235,7 +245,14 @@ def new_steps_page(
         next_cursor=_cursor_after(run, row, log_page.end),
         warnings=warnings + skipped_lines(len(log_page.lines) - len(readable)),
     )
-    return _with_fewer_steps(page, log_page.lines)
+    return _without_empty_rows(_with_fewer_steps(page, log_page.lines))
+
+
+def _without_empty_rows(page: NewStepsPage) -> NewStepsPage:
+    """The page without steps at which nothing that is shown was measured. Its cursor is after
+    them too."""
+    first_cell = page.columns.index("step") + 1
+    return replace(page, rows=[row for row in page.rows if set(row[first_cell:]) - {None}])
 
 
 def _cursor_after(run: RunDir, row: RunRow, end: int) -> str:
@@ -352,16 +369,17 @@ def _curve_sentence(
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
     changes = _changes_of_first_curves(shown_curves.curves)
-    shown_points = len(shown_curves.lines)
-    thinning_note = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
+    shown, measured = len(shown_curves.lines), shown_curves.measured_count
+    thinning_note = f" ({shown} of {measured} points)" if shown < measured else ""
     heldout_note = ""
     if choosing_half is not None:
         task_count, all_count = choosing_half.tasks, choosing_half.of
-        heldout_note = f" (heldout_*: {task_count} of {all_count} tasks, which choose)"
+        of_all = "dev" if choosing_half.side == "dev" else f"of {all_count}"
+        heldout_note = f" (heldout_*: {task_count} {of_all} tasks, which choose)"
     step = lines[-1]["step"]
+    measured_text = ", ".join(changes) or f"{', '.join(shown_curves.columns)} not measured yet"
     return (
-        f"{row.run_id} is {row.state} at step {step}{thinning_note}: {', '.join(changes)}"
-        f"{heldout_note}."
+        f"{row.run_id} is {row.state} at step {step}{thinning_note}: {measured_text}{heldout_note}."
     )
 
 

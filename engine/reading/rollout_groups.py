@@ -125,11 +125,11 @@ def _group_key(row: Row) -> str:
     """A text that identifies a row's group, such as "000000003 000000012" or "task add-7".
 
     In training it is the step and the number of the group. Both have zeros in front, so that
-    sorting by the text gives the order of training. In an evaluation it is the task.
+    sorting by the text gives the order of training. In an evaluation it is the task and the model.
     """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
-    return f"task {row.task}"
+    return f"task {row.task} of {row.model}"
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:

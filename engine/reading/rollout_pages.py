@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from engine.core.errors import UserError
-from engine.core.reply import BODY_CHARS
+from engine.core.reply import (
+    BODY_CHARS,
+    LEAST_ROLLOUT_CHARS,
+    MOST_ROLLOUT_CHARS,
+    MOST_ROLLOUTS,
+    RESULT_CHARS,
+)
 from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor
@@ -13,8 +19,6 @@ from engine.reading.transcripts import Decode, Texts, chars_of
 from engine.records.run_config import RunConfig
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
-MOST = 50  # rollouts or groups of a page
-_LEAST_CHARS, _MOST_CHARS = 40, 8000  # of a rollout
 _ALL_STEPS = "all"  # in a cursor, before the last step that is read
 _MOST_DIGITS = 9  # of a number in a cursor
 _SUMMARY_CHARS = 400  # kept free for the summary, which is written once all else is known
@@ -30,13 +34,14 @@ class RolloutQuery:
     Attributes:
         pick: which rollouts to show and in what order; one of `PICKS`.
         step: training step, -1 for the latest; in an evaluation the index of the model, -1 for
-            the last. For `changed` the evaluated step that is compared with step 0. If it is -1
-            and `where` names `step`, all steps are read.
+            all of them. For `changed` the evaluated step that is compared with step 0, or the model
+            with the first one, -1 for the last. If it is -1 and `where` names `step`, all steps
+            are read.
         where: an expression over step, task, group, reward, success, advantage, length,
             stop_reason, error, model and named metrics (see engine.core.filters).
         tokens: whether to show token ids with their loss mask, if they were kept.
-        limit: rollouts or groups of a page, 1 to 50.
-        max_chars: characters of text per rollout, 40 to 8000.
+        limit: rollouts or groups of a page, 1 to MOST_ROLLOUTS.
+        max_chars: characters of text per rollout, LEAST_ROLLOUT_CHARS to MOST_ROLLOUT_CHARS.
         cursor: `next_cursor` of the page before; "" for the first page.
     """
 
@@ -58,17 +63,19 @@ class RolloutQuery:
             raise _bad_argument(
                 "pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}."
             )
-        # True is an int in Python, but no number here.
-        if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
-            raise _bad_argument(
-                "limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3."
-            )
-        if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:
-            raise _bad_argument(
-                "max_chars",
-                f"max_chars {self.max_chars} is not from {_LEAST_CHARS} to {_MOST_CHARS}",
-                "Use max_chars=1200.",
-            )
+        _check_within("limit", self.limit, 1, MOST_ROLLOUTS)
+        _check_within("max_chars", self.max_chars, LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS)
+
+
+def _check_within(field: str, value: int, least: int, most: int) -> None:
+    """Raise UserError BAD_ARGUMENT, with the nearest value that is allowed, for one that is not."""
+    # True is an int in Python, but no number here.
+    if isinstance(value, bool) or not least <= value <= most:
+        raise _bad_argument(
+            field,
+            f"{field} {value} is not from {least} to {most}",
+            f"Use {field}={min(max(value, least), most)}.",
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,8 @@ def fit(
 ) -> Fitted[T]:
     """Keep as many of the first items as a reply has room for.
 
-    Where not even one fits, it is shortened.
+    Where not even one fits, it is shortened. A page that comes short of what it could show has a
+    warning that says so.
 
     Args:
         total: number of all matching items, on all pages.
@@ -183,6 +191,12 @@ def fit(
     if shown_items and chars_of(page_of(shown_items)) > max_chars:
         shown_items = [shorten(shown_items[0], max_chars - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
+    elif len(shown_items) < len(items):
+        warnings = [
+            f"{len(shown_items)} of {len(items)} fit into one result of {RESULT_CHARS:,} "
+            "characters: next_cursor goes on with the others, a smaller max_chars shows more at "
+            "once."
+        ]
     next_cursor = _cursor_after(reading, len(shown_items), total, step_mark)
     return Fitted(shown_items, warnings, next_cursor)
 

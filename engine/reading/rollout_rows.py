@@ -1,6 +1,7 @@
 """Reads, filters and orders the rows of a run for a page of rollouts."""
 
 import ast
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -52,9 +53,9 @@ class Source:
 
     Attributes:
         description: of the rows, as "rollouts of step 3".
-        step: their training step, or in an evaluation the index of the model.
+        step: their training step, or in an evaluation the index of the (last) model.
         skipped: number of damaged lines that could not be read.
-        all_steps: whether the rows are those of all steps up to `step`.
+        all_steps: whether the rows are those of all steps, or models, up to `step`.
         unread_steps: number of older steps that were not read.
         trained: whether the rows were trained on. In training a failed score is left out of the
             mean, in an evaluation it counts as 0.
@@ -105,7 +106,7 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
     - of a training run that samples (GRPO): its rollouts of the step;
     - of a training run without rollouts (SFT): its held-out answers at the step;
-    - of an evaluation or probe: the answers of one model;
+    - of an evaluation or probe: the answers of all models, or of the one whose index is the step;
     - of a training run whose filter asks for them (`half == 'kept'`): its answers to what the
       model could do before, at step 0 if that is the step, else after training.
 
@@ -119,7 +120,8 @@ def _rows_of_one_step(reading: Reading) -> Source:
             hint=Hint("Read another run:", Call("get_status", {"scope": "runs"})),
         )
     if row.kind != "train":
-        return model_answers(reading)
+        names_no_model = reading.start.step == -1 or reading.start.all_steps
+        return _answers_of_all_models(reading) if names_no_model else model_answers(reading)
     if _asks_for_kept_skills(reading.query.where):
         return _kept_skill_answers(reading)
     steps = run.rollout_steps()
@@ -222,20 +224,47 @@ def _newest_rollouts(paths: Sequence[Path]) -> list[RecordsRead[TrajectoryRecord
     return files[::-1]
 
 
-def model_answers(reading: Reading) -> Source:
-    """Read the answers of one model of an evaluation or probe.
+def _answers_of_all_models(reading: Reading) -> Source:
+    """Read the answers of every model of an evaluation or probe; a filter by `model` chooses.
 
-    The `step` of the query is the index of the model; -1 is the last one that has answers. Raises
-    UserError NO_EVALUATION if none has, BAD_ARGUMENT for the index of a model without answers.
+    The answers to one task stand side by side, so that a page with few rows shows several models.
+    Raises UserError NO_EVALUATION if no model has any.
     """
-    run, row, models = reading.run, reading.row, reading.models
-    with_answers = [index for index in range(len(models)) if run.model_evals(index).exists()]
+    with_answers = _answered_models(reading)
+    files = [EvaluationRow.read_file(reading.run.model_evals(index)) for index in with_answers]
+    by_task = itertools.zip_longest(*(file.records for file in files))
+    names = ", ".join(reading.models[index] for index in with_answers)
+    return Source(
+        rows=[row for rows in by_task for row in rows if row is not None],
+        description=f"answers of {names}",
+        step=with_answers[-1],
+        skipped=sum(file.skipped for file in files),
+        all_steps=True,
+    )
+
+
+def _answered_models(reading: Reading) -> list[int]:
+    """The indices of the models of an evaluation or probe that have answers. Raises UserError
+    NO_EVALUATION if there are none."""
+    row, count = reading.row, len(reading.models)
+    with_answers = [index for index in range(count) if reading.run.model_evals(index).exists()]
     if not with_answers:
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no answers yet (it is {row.state})",
             hint=wait_hint(row.run_id),
         )
+    return with_answers
+
+
+def model_answers(reading: Reading) -> Source:
+    """Read the answers of one model of an evaluation or probe.
+
+    The `step` of the query is the index of the model; -1 is the last one that has answers. Raises
+    UserError NO_EVALUATION if none has, BAD_ARGUMENT for the index of a model without answers.
+    """
+    run, models = reading.run, reading.models
+    with_answers = _answered_models(reading)
     # In an error: "there are no answers, by index of the model, of step 7".
     index = chosen_step(
         with_answers, reading.start.step, missing_rows="answers, by index of the model,"

@@ -32,7 +32,7 @@ class RolloutsPage(ReplyBase):
     """Rollouts or held-out answers in the order of the pick.
 
     Attributes:
-        step: training step, or in an evaluation the index of the model among `models`.
+        step: training step, or in an evaluation the index of the (last) model among `models`.
         source: a description of the rows, as "rollouts of step 3".
         models: the models of an evaluation; None for a training run.
         matching: number of matching rows, on all pages.

@@ -11,5 +11,6 @@ above `core` may use it; start with `settings.py` and `record.py`.
     record.py             how a record is read and what a damaged one says
     run_config.py         what submit resolved: config.json
     run_result.py         what the worker concluded, of a run or a probe: result.json
+    skill_card.py         what a model can do, measured when it was made: card.json
     settings.py           the settings of a run: names, types, ranges
 """

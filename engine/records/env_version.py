@@ -24,7 +24,7 @@ class EnvVersion(Record):
         scored: whether it can score a completion.
         tools: what its model may call.
         params: the arguments of `load_environment`, from environment.toml.
-        rows: split (train, heldout) -> number of task rows.
+        rows: split (train, dev where there is one, heldout) -> number of task rows.
         split: where the split came from, in words.
         contamination: what training rows share with held-out tasks
             (engine/evidence/stats/overlap.py); empty where they were not compared.

@@ -17,6 +17,9 @@ from engine.records.settings import (
     SFTSettings,
 )
 
+# A side of an environment's tasks.
+SplitName = Literal["heldout", "dev", "train"]
+
 
 class BaseModelRef(Record):
     """The base model under a run: its reference, and the folder with its files."""
@@ -204,7 +207,7 @@ class EvaluateConfig(RunConfigBase):
     kind: Literal["evaluate"]
     algorithm: Literal["evaluate"]
     models: list[ModelEntry]
-    split: Literal["heldout", "train"]
+    split: SplitName
     rows: int
     attempts: int
     settings: EvaluationSettings
@@ -226,7 +229,7 @@ class RegradeConfig(RunConfigBase):
     kind: Literal["evaluate"]
     algorithm: Literal["regrade"]
     models: list[StoredRows]
-    split: Literal["heldout", "train"]
+    split: SplitName
     rows: int
     attempts: int
     settings: JsonObject

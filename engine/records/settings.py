@@ -197,12 +197,12 @@ class CommonSettings(Settings):
     )
     eval_every: int = _setting(
         "Steps between evaluations on held-out rows; step 0 and the last always have one.",
-        "sft and dpo a fifth of all steps, grpo a third",
+        "sft an eighth of all steps, dpo a fifth, grpo a third",
         ge=1,
     )
     eval_rows: int = _setting(
         "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
-        "is reported.",
+        "is reported. With dev rows as many of those pick, and all held-out rows are reported.",
         "all, at most 400",
         ge=0,
         given_from=1,
@@ -379,6 +379,12 @@ class GRPOSettings(RolloutSettings):
     async_sampling: bool = _setting(
         "Sample the next batch while training on this one, by the policy one update behind.",
         "false",
+    )
+    curriculum: Literal["none", "rollouts"] = _setting(
+        "rollouts: draw tasks by what their own groups earned lately, those whose answers differ "
+        "most often; none: every task in turn, shuffled.",
+        "none",
+        default="none",
     )
     thinking_length_penalty: float = _setting(
         "Taken off the reward: this, times the share of max_tokens spent thinking.",

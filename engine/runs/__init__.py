@@ -3,6 +3,7 @@ with `lifecycle.py`; how a run comes to be is in `submit/`.
 
     deletion.py        runs thrown away: what stands against it, what stays
     diff.py            two trainings side by side before either has a result
+    forecast.py        when an open run or plan will end, its cost, whether its cap stops it before
     ledger.py          what was tried and what came of it
     lifecycle.py       look, wait, cancel
     overview.py        the state of a home in one answer

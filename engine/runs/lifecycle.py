@@ -16,15 +16,16 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.progress import (
+from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.pace.progress import (
     alerts_in,
+    attempt_begin,
     events_end,
     events_from,
     write_status,
 )
-from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
-from engine.home.run_dir import Home, RunDir
-from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
 from engine.runs import plan_status
@@ -46,9 +47,13 @@ __all__ = [
 ]
 
 UNTIL = ("end", "first_step", "next_eval", "alert", "news")
+# The event that ends a wait; "news" of one run is an alert, where the run has not ended.
+_EVENT_OF = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
+# States of an open run that nobody has asked to stop.
+_WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
 _EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
 
 
@@ -80,7 +85,7 @@ def wait(
             of a step of a plan.
         timeout_s: seconds to wait; how long a client may keep a call is not known here.
         cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
-            those from now on.
+            those of the run's whole attempt, so that none is skipped that came before the call.
         on_progress: called with the status at every change and about once a second.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
@@ -95,11 +100,17 @@ def wait(
             )
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        goal = _Goal(until, since_byte=_start_of_events(run, cursor), deadline=deadline)
+        begin = _start_of_events(run, row, cursor)
+        goal = _Goal(until, begin, asked_at=events_end(run), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # None shows the latest alerts of the whole run: a caller without a cursor has seen none.
-        new_alerts = alerts_in(look.events) if cursor else None
-        return _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
+        # None shows the latest alerts of the whole run: a caller without a cursor has seen none,
+        # and the reply at the end is whole.
+        is_partial = bool(cursor) and look.row.state not in TERMINAL
+        new_alerts = alerts_in(look.events) if is_partial else None
+        reply = _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
+        if not cursor and look.has_reached and until in _EVENT_OF:
+            _warn_of_earlier_event(reply, look, goal)
+        return reply
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
         reached = plan_status.has_reached(home, look, goal.until)
         now = time.monotonic()
         if reached or look.is_over or now >= goal.deadline:
-            only_new = bool(goal.cursor) and not look.is_over
-            status = plan_status.status_of(home, store, look, only_new=only_new)
+            status = plan_status.status_of(home, store, look, has_cursor=bool(goal.cursor))
             return status | {"reached": reached}
         if goal.on_progress is not None and now >= report_at:
             goal.on_progress(plan_status.progress_of(home, look))
@@ -142,11 +152,13 @@ class _Goal:
     Attributes:
         until: one of UNTIL.
         since_byte: the byte of the run's events file at which the events begin that count.
+        asked_at: the byte at which it ended when the wait began.
         deadline: when the wait ends in any case, in seconds on the monotonic clock.
     """
 
     until: str
     since_byte: int
+    asked_at: int
     deadline: float
 
 
@@ -198,6 +210,15 @@ def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
         added = _evaluation_fields(look.events, status)
     # The cursor is the end of the events just read: later events are left to the next call.
     return status | added | {"reached": look.has_reached, "cursor": str(look.events_end)}
+
+
+def _warn_of_earlier_event(reply: Reply, look: _Look, goal: _Goal) -> None:
+    """Add a warning to the reply where all that was waited for is older than the wait: the same
+    call would return the same again."""
+    if look.events_end <= goal.asked_at and look.row.state not in TERMINAL:
+        reply["warnings"].append(
+            f"this was reached before the call; cursor={reply['cursor']!r} waits for a later one"
+        )
 
 
 class _Reporter:
@@ -273,24 +294,27 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
     rows = store.plan_runs(plan_id)
     look = plan_status.look_at(home, rows, plan_status.marks_of(home, rows, cursor=""))
     status = plan_status.status_of(home, store, look)
-    resume = Call("submit_train", {"resume": plan_id})
-    return status | {"next": [resume.to_json()] if look.is_over else status["next"]}
+    if not look.is_over or look.state == "done":  # of a plan that is done nothing can be resumed
+        return status
+    return status | {"next": [Call("submit_train", {"resume": plan_id}).to_json()]}
 
 
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
     """Set a run without a process to "cancelled" and one with a process to "stopping". A run that
     is stopping already or has ended stays as it is."""
     values = {"reason_kind": "cancelled", "reason": reason}
-    was_cancelled = store.set_state(
-        run.id,
-        "cancelled",
-        only_from={"queued", "interrupted"},
-        ended=time.time(),
-        hint=outcome.resume_hint(run),
-        **values,
-    )
-    if not was_cancelled:
-        store.set_state(run.id, "stopping", only_from={"preparing", "running"}, **values)
+    # Again, because a run may change from one of the two kinds to the other in between.
+    while store.get_run(run.id).state in (*_WITHOUT_PROCESS, *_WITH_PROCESS):
+        was_cancelled = store.set_state(
+            run.id,
+            "cancelled",
+            only_from=set(_WITHOUT_PROCESS),
+            ended=time.time(),
+            hint=outcome.resume_hint(run),
+            **values,
+        )
+        if not was_cancelled:
+            store.set_state(run.id, "stopping", only_from=set(_WITH_PROCESS), **values)
 
 
 def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
@@ -348,8 +372,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     if until == "first_step":
         last_metrics = last_line(run.metrics) or {}
         return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
-    event_name = "evaluated" if until == "next_eval" else "alert"
-    return any(event.get("event") == event_name for event in events)
+    return any(event.get("event") == _EVENT_OF[until] for event in events)
 
 
 def _check_until(until: str) -> None:
@@ -363,11 +386,11 @@ def _check_until(until: str) -> None:
         )
 
 
-def _start_of_events(run: RunDir, cursor: str) -> int:
-    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" their
-    present end. Raises UserError BAD_CURSOR."""
+def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
+    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" the
+    begin of the present attempt. Raises UserError BAD_CURSOR."""
     if not cursor:
-        return events_end(run)
+        return attempt_begin(run, row.attempt)
     # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
     # position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:

@@ -12,11 +12,11 @@ from engine.core.reply import Reply
 from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.home.halves import ABOUT_USE
-from engine.home.progress import read_progress
 from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models import catalog
+from engine.pace.progress import read_progress
 from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
@@ -279,13 +279,20 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 
 
 def _progress_fields(home: Home, row: RunRow) -> Reply:
-    """How far a run has come: its step, the number of its steps, and the seconds left."""
+    """How far a run has come: its step, the number of its steps, the seconds left, the hours spent,
+    the share of an evaluation that is done, and why it is stalled, where it is."""
     progress = read_progress(home.run(row.run_id), row)
-    return {
+    fields: Reply = {
         "step": progress.step,
         "total_steps": progress.total_steps,
         "eta_s": progress.eta_s,
+        "spent_hours": round(launcher.spent_hours(home, row), 5),
     }
+    if progress.phase_percent is not None:
+        fields |= {"phase": progress.phase, "percent": progress.phase_percent}
+    if progress.stalled:
+        fields["stalled"] = progress.stalled
+    return fields
 
 
 def _environments(home: Home) -> list[Reply]:
@@ -352,12 +359,18 @@ def _summary_of_home(page: _Page) -> str:
 
 
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
-    """The calls to make next; [] unless the scope is "all".
+    """The calls to make next; [] for most scopes. For "models" the card of the first base model,
+    for "all":
 
     - Where a run is active or queued: wait for it.
     - Otherwise, in a home without environments: read the playbook and push one.
     - Otherwise: a dry run on the newest environment.
     """
+    if scope == "models":
+        bases = [model["ref"] for model in page.reply["models"] if model["kind"] != "run"]
+        return [
+            Call("read_playbook", {"section": f"run://{ref}/card"}).to_json() for ref in bases[:1]
+        ]
     if scope != "all":
         return []
     for row in page.open_runs:

@@ -12,12 +12,13 @@ from engine.core.files import last_line, read_object
 from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.progress import alerts_in, events_end, events_from, read_progress
-from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow
+from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
+from engine.runs.forecast import Forecast, forecast_of_plan
 
 _MAX_ALERTS = 10  # that a status shows, the newest
 # What a step shows of the evidence for its verdict.
@@ -65,12 +66,8 @@ class PlanLook:
 
     @property
     def state(self) -> str:
-        """The state of the whole: "running" as long as a run is open and any has begun; of one
-        that is over "done" only where all runs are."""
-        states = [row.state for row in self.rows]
-        if any(state in OPEN for state in states):
-            return "queued" if set(states) == {"queued"} else "running"
-        return next((state for state in ("failed", "cancelled") if state in states), "done")
+        """The state of the whole."""
+        return plan_state(self.rows)
 
     @property
     def is_over(self) -> bool:
@@ -84,12 +81,14 @@ class PlanLook:
 
 
 def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
-    """The marks that a cursor holds; for the cursor "" those of now.
+    """The marks that a cursor holds; for the cursor "" those from which everything of the present
+    attempts is new.
 
     Raises UserError BAD_CURSOR.
     """
     if not cursor:
-        return [Marks(row.state, row.attempt, events_end(home.run(row.run_id))) for row in rows]
+        begins = [attempt_begin(home.run(row.run_id), row.attempt) for row in rows]
+        return [Marks("queued", attempt=0, events_end=begin) for begin in begins]
     try:
         marks = [Marks.load(part) for part in cursor.split("_")]
     except ValueError:
@@ -131,18 +130,16 @@ def has_reached(home: Home, look: PlanLook, until: str) -> bool:
     return any(event.get("event") == name for events in look.events for event in events)
 
 
-def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = False) -> Reply:
-    """Where a plan stands: a line for each step.
+def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = False) -> Reply:
+    """Where a plan stands: a line for each step, and its alerts.
 
-    `only_new` leaves out the steps that ended before the cursor and those that have not begun.
+    For a caller who `has_cursor`, from an earlier answer, while the plan goes on only alerts since
+    then count, and the steps are left out that ended before or have not begun.
     """
     plan_id = look.rows[0].plan
+    only_new = has_cursor and not look.is_over
     shown = [row for row in look.rows if not only_new or _is_news(row, look)]
-    alerts = [
-        {"run_id": row.run_id, **alert}
-        for row, events in zip(look.rows, look.events, strict=True)
-        for alert in alerts_in(events)
-    ]
+    alerts = _alerts_since(look) if only_new else _all_alerts(home, look.rows)
     status: Reply = {
         "run_id": plan_id,
         "kind": "plan",
@@ -152,10 +149,18 @@ def status_of(home: Home, store: Store, look: PlanLook, *, only_new: bool = Fals
         "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
         "max_gpu_hours": look.rows[0].max_gpu_hours,
         "cursor": look.cursor,
-        "next": [call.to_json() for call in _next_calls(look)],
-        "warnings": [],
+        "next": [
+            *(call.to_json() for call in _next_calls(look, alerts)),
+            *_remedies(home, look),
+        ],
+        "warnings": [text for row in shown for text in _warnings_of(home, row)],
     }
-    status["summary"] = _summary(home, store, look)
+    forecast = forecast_of_plan(home, look.rows)
+    if forecast is not None:
+        status["forecast"] = forecast.to_json()
+        if forecast.cap:
+            status["warnings"].append(forecast.cap)
+    status["summary"] = _summary(home, store, look, forecast)
     return status
 
 
@@ -168,8 +173,28 @@ def progress_of(home: Home, look: PlanLook) -> Reply:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
             done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
-            report |= {"now": row.run_id, "eta_s": progress.eta_s}
+            report |= {"now": row.run_id, "eta_s": progress.eta_s, "phase": progress.phase}
+            if progress.phase_percent is not None:
+                report["percent"] = progress.phase_percent
     return report | {"step": round(done, 2), "total_steps": len(look.rows)}
+
+
+def _alerts_since(look: PlanLook) -> list[Reply]:
+    """The alerts of all runs since the cursor, each with its run."""
+    return [
+        {"run_id": row.run_id, **alert}
+        for row, events in zip(look.rows, look.events, strict=True)
+        for alert in alerts_in(events)
+    ]
+
+
+def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
+    """The latest alerts of each run from its beginning on, each with its run."""
+    return [
+        {"run_id": row.run_id, **alert}
+        for row in rows
+        for alert in read_progress(home.run(row.run_id), row).alerts
+    ]
 
 
 def _is_news(row: RunRow, look: PlanLook) -> bool:
@@ -188,7 +213,14 @@ def _step(home: Home, row: RunRow) -> Reply:
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
         progress = read_progress(run, row)
-        done = {"at": progress.step, "of": progress.total_steps, "eta_s": progress.eta_s}
+        done = {
+            "at": progress.step,
+            "of": progress.total_steps,
+            "phase": progress.phase or None,
+            "percent": progress.phase_percent,
+            "eta_s": progress.eta_s,
+            "stalled": progress.stalled or None,
+        }
         return entry | {name: value for name, value in done.items() if value is not None}
     if row.state == "queued" and row.awaited_ids:
         return entry | {"waits_for": row.awaited_ids}
@@ -203,11 +235,33 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
     """What a run that is done has shown: a training run its verdict, an evaluation of several
     models how each compares with the first."""
     if row.kind == "train":
-        evidence = read_object(home.run(row.run_id).result).get("evidence")
-        shown = evidence if isinstance(evidence, dict) else {}
+        shown = _evidence_of(home, row)
         kept = {name: shown[name] for name in _EVIDENCE_KEYS if shown.get(name) is not None}
         return {"verdict": row.verdict, **kept}
     return _comparison(home, row) if len(models) > 1 else {}
+
+
+def _warnings_of(home: Home, row: RunRow) -> list[str]:
+    """What the verdict of a training run that is done warns of, such as skills that were lost, with
+    the run's name before it."""
+    if row.kind != "train" or row.state != "done":
+        return []
+    return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
+
+
+def _remedies(home: Home, look: PlanLook) -> list[Reply]:
+    """The trainings that the last verdict of a plan that is over suggests instead."""
+    trained = [row for row in look.rows if row.kind == "train" and row.state == "done"]
+    if not look.is_over or not trained:
+        return []
+    calls = _evidence_of(home, trained[-1]).get("next") or ()
+    return [call for call in calls if call.get("tool") == "submit_train"]
+
+
+def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
+    """The evidence for the verdict of a training run that is done; {} where its file is gone."""
+    evidence = read_object(home.run(row.run_id).result).get("evidence")
+    return evidence if isinstance(evidence, dict) else {}
 
 
 def _comparison(home: Home, row: RunRow) -> Reply:
@@ -231,7 +285,7 @@ def _level_text(arm: Mapping[str, Any]) -> Any:
     return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
 
 
-def _summary(home: Home, store: Store, look: PlanLook) -> str:
+def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None) -> str:
     """One sentence: how many runs are done, and what is under way or stands in the way."""
     plan_id = look.rows[0].plan
     done = sum(row.state == "done" for row in look.rows)
@@ -244,20 +298,19 @@ def _summary(home: Home, store: Store, look: PlanLook) -> str:
             progress = read_progress(home.run(row.run_id), row)
             of_total = f" of {progress.total_steps}" if progress.total_steps else ""
             at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
-            text += f"; {row.run_id} is {row.state}{at_step}"
+            stalled = f", stalled: {progress.stalled}" if progress.stalled else ""
+            text += f"; {row.run_id} is {row.state}{at_step}{stalled}"
+    if forecast is not None:
+        text += f"; {forecast.sentence}"
     return f"{text}."
 
 
-def _next_calls(look: PlanLook) -> list[Call]:
-    """The calls to make next: wait on; at the end see what came out, or why it did not."""
+def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
+    """The calls to make next: wait on, before that diagnose the newest of the `alerts`; at the end
+    see what came out, or why it did not."""
     plan_id = look.rows[0].plan
     if not look.is_over:
-        alerting = [
-            row.run_id
-            for row, events in zip(look.rows, look.events, strict=True)
-            if alerts_in(events)
-        ]
-        looks = [Call("diagnose", {"run_id": run_id}) for run_id in alerting[:1]]
+        looks = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
         return [*looks, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
     failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
     if failed:

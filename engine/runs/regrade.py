@@ -20,12 +20,13 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
-from engine.core.format import counted
+from engine.core.format import counted, decimal
 from engine.core.hints import hint_of
 from engine.core.reply import Reply
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.compare.rank_changes import rank_changes, sentence
+from engine.evidence.signal.preview import preview
 from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
@@ -136,8 +137,8 @@ class Regrade:
         """Write the means of one model to events.jsonl and metrics.jsonl; `step` is the number of
         models that are done."""
         ref, reward = scores.ref, scores.reward
-        self.event("evaluated", f"{ref}: reward {reward:.3f}", **asdict(scores))
-        self._write_metrics(step, {"model": ref, "heldout_reward": reward})
+        self.event("evaluated", f"{ref}: reward {decimal(reward)}", **asdict(scores))
+        self._write_metrics(step, {"model": ref, f"{self.config.split}_reward": reward})
 
     def _nothing_scored_error(self) -> UserError:
         """The error for a regrade that could not score a single answer, with the reasons."""
@@ -152,17 +153,24 @@ class Regrade:
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
         """The content of result.json. `regraded` holds the new rows by model."""
+        records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
-        changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
+        changes = rank_changes(records)
+        groups = preview(records)  # None where each task was answered once
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
         return {
             "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
-            "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skip_counts},
+            "regrade": {
+                **changes.to_json(),
+                **({"groups": groups.to_json()} if groups else {}),
+                "source": self.source.id,
+                "skipped": self.skip_counts,
+            },
             "source_files": {name: _digest(self.source.path / name) for name in source_files},
             "verdict": evidence["verdict"],
             "evidence": evidence,
-            "summary": sentence(changes),
+            "summary": sentence(changes) + (f" {groups.sentence()}" if groups else ""),
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:

@@ -46,10 +46,23 @@ def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
     """The settings of a run as a user would give them, with `changes` made."""
     resolved = config.settings.model_dump()
     settings = {name: value for name, value in resolved.items() if value is not None}
-    # The one turn of a single-turn environment may not be given.
-    if settings.get("max_turns") == 1 and config.sources.get("max_turns") != "user":
-        del settings["max_turns"]
+    for name in _only_filled_in(settings):
+        if config.sources.get(name) != "user":
+            del settings[name]
     # `steps` follow from `epochs` and the batch size; both together are refused.
     follow_from_epochs = "epochs" in settings and {"epochs", "batch_size"} & changes.keys()
     settings.pop("steps" if follow_from_epochs and "steps" not in changes else "epochs", None)
     return settings | dict(changes)
+
+
+def _only_filled_in(settings: GivenSettings) -> list[str]:
+    """The names among all `settings` of a run whose values follow from others or from the
+    environment, and may not be given."""
+    names = []
+    if settings.get("max_turns") == 1:  # of an environment with a single turn
+        names.append("max_turns")
+    if settings.get("eval_rows") == 0:  # of an environment without held-out tasks
+        names.append("eval_rows")
+    if settings.get("loss") == "cispo":  # which clips from above only
+        names.append("clip_low")
+    return names

@@ -9,20 +9,23 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import choosing_half_in
-from engine.home.progress import Progress, answer_count, read_progress
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import Progress, answer_count, read_progress
 from engine.processes import launcher, outcome
 from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RegradeConfig
+from engine.runs.forecast import forecast_of_run
 
 _MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
+_LONG_PHASES = ("evaluation", "skill check")  # named in the summary: no step moves meanwhile
 _MAX_ALERTS = 10  # new alerts that a status shows
 # What a status shows of the evidence for a verdict.
 _EVIDENCE_KEYS = (
@@ -52,14 +55,13 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
     status = _basic_fields(row, progress, shown_alerts)
     status["spent_hours"] = round(launcher.spent_hours(home, row), 5)
-    if row.kind == "evaluate" and row.state in HOLDS_DEVICE:
-        _add_share_answered(status, run)
+    if row.state in HOLDS_DEVICE:
+        _add_outlook(status, home, store, row, progress)
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
         _add_place_in_queue(status, store, run, row)
-    _add_quiet_time(status, progress)
     status = _with_end(run, row, status)
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
@@ -98,6 +100,23 @@ def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
     return f"{run_id} is {row.state}{at_step}"
 
 
+def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress: Progress) -> None:
+    """Add what a run under way is doing and how far it is in it (`phase`, `percent`), what its end
+    will be (`forecast`), and whether it is stalled or quiet."""
+    if progress.phase:
+        status["phase"] = progress.phase
+    if progress.phase_percent is not None:
+        status["percent"] = progress.phase_percent
+    if row.kind == "evaluate":  # of all its models
+        _add_share_answered(status, home.run(row.run_id))
+    forecast = forecast_of_run(home, store, row, progress)
+    if forecast is not None:
+        status["forecast"] = forecast.to_json()
+        if forecast.cap:
+            status["warnings"].append(forecast.cap)
+    _add_quiet_time(status, progress)
+
+
 def _add_share_answered(status: Reply, run: RunDir) -> None:
     """Add `percent`: how much of what an evaluation asks is answered."""
     config = run.find_config()
@@ -117,11 +136,27 @@ def _task_count(config: EvaluateConfig) -> int:
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
-    """Add `quiet_s`, with a warning, where the run has written nothing for over a minute."""
+    """Add `quiet_s` where a run has been silent for over a minute. Where that is longer than its
+    pace explains, add the word `stalled` with the reason, and the calls that look and go on."""
     quiet_s = progress.quiet_s
-    if quiet_s is not None and quiet_s > _MIN_QUIET_S:
+    if progress.stalled:
+        status["stalled"] = progress.stalled
+        status["quiet_s"] = quiet_s
+        status["warnings"].append(f"stalled: {progress.stalled}")
+        status["next"] = _after_stall(status["run_id"])
+    elif quiet_s is not None and quiet_s > _MIN_QUIET_S:
         status["quiet_s"] = quiet_s
         status["warnings"].append(f"nothing was written for {quiet_s:.0f} s")
+
+
+def _after_stall(run_id: str) -> list[Reply]:
+    """The calls to make where a run is stalled: look what it wrote last, end it, and go on from its
+    last checkpoint."""
+    return [
+        Call("read_logs", {"run_id": run_id, "view": "console"}).to_json(),
+        Call("cancel_run", {"run_id": run_id, "reason": "stalled"}).to_json(),
+        Call("submit_train", {"resume": run_id}).to_json(),
+    ]
 
 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
@@ -329,9 +364,19 @@ def _summary(row: RunRow, status: Reply) -> str:
         case "cancelled":
             return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
         case _:  # it holds a device, or is interrupted
-            seconds_left = status["eta_s"]
-            time_left = f", {seconds_left:.0f} s left" if seconds_left else ""
-            return f"{row.run_id} is {row.state}{at_step}{time_left}."
+            return f"{row.run_id} is {row.state}{at_step}{_outlook_in_words(status)}."
+
+
+def _outlook_in_words(status: Reply) -> str:
+    """What a run under way is doing and how long it will take, as the end of a sentence."""
+    if "stalled" in status:
+        return f" and stalled: {status['stalled']}"
+    doing = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
+    share = f" ({status['percent']:.0f} %)" if doing and "percent" in status else ""
+    seconds_left = status["eta_s"]
+    time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
+    cap = status.get("forecast", {}).get("cap")
+    return f"{doing}{share}{time_left}" + (f"; {cap}" if cap else "")
 
 
 def _at_step(status: Reply) -> str:

@@ -7,12 +7,12 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.hardware import Device
 from engine.core.hints import Call, Hint
-from engine.home.progress import read_progress
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models.catalog import ModelRef
+from engine.pace.progress import read_progress
 from engine.processes import deployments
 
 # Bytes that a serving process holds beside the weights: libraries, activations, caches.

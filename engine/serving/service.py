@@ -365,14 +365,35 @@ def _stop(home: Home, ref: str) -> Reply:
     calls that stop other models of that run. Raises UserError MODEL_* if there is no such model,
     run or deployment.
     """
-    if _stop_living(home, ref):
-        return _stop_reply(ref, "stopped", summary=f"{ref} is no longer served.")
+    going_on = _stop_living(home, ref)
+    if going_on is not None:
+        return _stopped_reply(ref, going_on)
     ending = _how_it_ended(home, ref)
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
     return _nothing_stopped_reply(home, ref)
+
+
+def _stopped_reply(ref: str, going_on: Sequence[DeploymentRow]) -> Reply:
+    """The reply where `ref` was stopped. A deployment that goes on with other models is named, with
+    the call that stops the whole of it."""
+    notes = [f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in going_on]
+    return _stop_reply(
+        ref,
+        "stopped",
+        summary=f"{'; '.join([f'{ref} is no longer served', *notes])}.",
+        next_calls=[
+            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in going_on
+        ],
+    )
+
+
+def _deployed(row: DeploymentRow) -> list[str]:
+    """The names of the models that a deployment serves until they are stopped."""
+    base = [row.base_name] if row.serve_base else []
+    return [*base, *(str(adapter["name"]) for adapter in row.adapters)]
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
@@ -399,10 +420,12 @@ def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
     )
 
 
-def _stop_living(home: Home, ref: str) -> bool:
+def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
     """Stop serving `ref`, a model's name or a deployment's id. A process ends once it serves
-    nothing that was deployed. Returns whether `ref` was being served."""
+    nothing that was deployed. Returns the deployments that go on with other models; None if `ref`
+    was not being served."""
     stopped = False
+    going_on: list[DeploymentRow] = []
     for row in deployments.living(home):
         # What the deployment goes on serving: adapters, and perhaps the base model itself.
         if ref == row.deployment_id:
@@ -414,10 +437,11 @@ def _stop_living(home: Home, ref: str) -> bool:
             continue
         stopped = True
         if adapters or serve_base:
-            _set_columns(home, row, adapters=adapters, serve_base=serve_base)
+            changed = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
+            going_on.append(changed)
         else:
             deployments.stop(home, row, "stopped on request")
-    return stopped
+    return going_on if stopped else None
 
 
 def _how_it_ended(home: Home, ref: str) -> str:

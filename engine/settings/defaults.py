@@ -327,6 +327,7 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("resample_uniform", 0)
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
+    filled.default("curriculum", "none")
 
 
 def _loss_defaults(filled: Filled) -> None:

@@ -17,6 +17,8 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     if env.train_rows == 0:
         problem = "has no train rows"
         hint = "Give rows with split = train."
+        if env.scored and env.heldout_rows:
+            hint = f'It is an exam: evaluate(env_id="{env.env_id}"). To train, {hint.lower()}'
     elif env.kind == "preference" and algorithm != "dpo":
         problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
         hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'

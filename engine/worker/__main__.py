@@ -3,6 +3,8 @@
 Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request with a checkpoint.
 """
 
+import faulthandler
+import signal
 import sys
 import time
 import traceback
@@ -18,6 +20,7 @@ from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.worker.components import quiet_libraries
+from engine.worker.core import pulse
 from engine.worker.core.failures import explain
 from engine.worker.core.job import Job, Result, Stopped
 from engine.worker.distill import train as train_distill
@@ -47,6 +50,9 @@ def main(folder: Path) -> int:
     quiet_libraries()
     job: Job[Any] = Job(folder)
     job.listen()  # from now on a signal can stop the job
+    # SIGUSR1 writes to the console what every thread is doing: before a silent worker is ended.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    pulse.begin(job.run)
     mark_running(job.run)
     try:
         result = LOOPS[job.config.algorithm](job)
@@ -59,8 +65,9 @@ def main(folder: Path) -> int:
         job.fail(failure)
         job.event("failed", failure.message, kind=failure.kind)
         return FAILED
-    job.finish(result)
-    seal(job.run)  # writes down hashes of everything that the result rests on
+    with pulse.phase("finishing"):
+        job.finish(result)
+        seal(job.run)  # writes down hashes of everything that the result rests on
     return DONE
 
 

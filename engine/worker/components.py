@@ -220,7 +220,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
 
 
 def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
-    """The task rows of `split`, train or heldout."""
+    """The task rows of `split`: train, dev or heldout."""
     return read_tasks(components.env, split)
 
 

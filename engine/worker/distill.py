@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.core.metrics import METRICS, names
 from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
-from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
+from engine.worker.components import environment, microbatch_tokens, prepare
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
@@ -32,6 +32,7 @@ from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector, RolloutBatch
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
+from engine.worker.rollouts.task_order import task_order
 from engine.worker.teachers import Teacher, TeacherPass, load_teacher
 from engine.worker.training import Training
 
@@ -60,15 +61,16 @@ def train(job: Job[DistillConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        tasks = training_tasks(job, components, context, settings)
+        tasks, left_out = training_tasks(job, components, context, settings)
         training.start(
-            heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
+            heldout.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,
         )
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
-        collector = Collector(tasks, context, components.sampler, settings)
+        order = task_order(tasks, settings, training.state)
+        collector = Collector(tasks, order, context, components.sampler, settings)
         source = BatchSource(collector, training.policy, training.total)
         sync_check = make_sync_check(training, settings)
         for step in training.steps():
@@ -83,6 +85,7 @@ def train(job: Job[DistillConfig]) -> Result:
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
             measured |= batch_metrics(batch, time.monotonic() - step_began)
+            measured |= {"tasks_left_out": left_out}
             values = own_metrics(measured) | teacher_metrics
             training.log(step, values | {"train_s": train_s}, records)
         guard.close(training.done)  # notes in the state what `finish` reads
@@ -120,6 +123,7 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
         updates_per_batch=1,
         resample_uniform=0,
         async_sampling=False,
+        curriculum="none",
         thinking_length_penalty=0.0,
     )
 

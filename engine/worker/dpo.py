@@ -29,6 +29,7 @@ from engine.worker.components import (
     prepare,
     tasks_of,
 )
+from engine.worker.core import pulse
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
@@ -123,12 +124,10 @@ def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | 
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
-    """The held-out tasks of the evaluations, at most `limit`. Where the environment does not score,
+    """The tasks of the evaluations, see `heldout.exam_tasks`. Where the environment does not score,
     only tasks with a pair: nothing else can be measured."""
-    tasks = tasks_of(components, "heldout")
-    if not components.env.scored:
-        tasks = [task for task in tasks if pair_of(task)]
-    return heldout.ordered(tasks, limit)
+    usable = bool if components.env.scored else pair_of
+    return heldout.exam_tasks(components.env, limit, usable)
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
@@ -287,6 +286,7 @@ class PairLoss:
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
             measured += self._losses(policy, [pairs[i] for i in members])
+            pulse.beat()
         return measured
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import Appender
+from engine.core.format import decimal
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
@@ -17,6 +18,7 @@ from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
 from engine.worker.components import Components, environment, prepare, tasks_of
+from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
@@ -45,6 +47,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     job.event("started", f"{len(models)} models", total_steps=len(models))
     for base_path, indices in _indices_by_base(models).items():
         with _play_setup(job, Path(base_path)) as setup:
+            answers = len(setup.tasks) * job.config.attempts
+            pulse.plan({"evaluation": answers * len(models)})
             for index in indices:
                 groups = _play_model(job, index, setup)
                 is_last_model = len(results) == len(models) - 1
@@ -86,7 +90,8 @@ def _report_model(
     ref = result["ref"]
     job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
     # The number of models played so far stands in for a step.
-    job.metrics(step=evaluated_count, values={"model": ref} | _metric_curves(groups))
+    curves = _metric_curves(groups, job.config.split)
+    job.metrics(step=evaluated_count, values={"model": ref} | curves)
 
 
 def probe(job: Job[ProbeConfig]) -> Result:
@@ -125,7 +130,10 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         model = config.models[0]  # the only one
-        with adapter_loaded(components, model.adapter, base_weights):
+        answers = len(tasks) * settings.group_size
+        pulse.plan({"evaluation": answers})
+        loaded = adapter_loaded(components, model.adapter, base_weights)
+        with loaded, pulse.phase("evaluation", of=answers):
             return heldout.evaluate(
                 tasks, context, components.sampler, params, attempts=settings.group_size
             )
@@ -235,7 +243,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             tasks=tasks,
             left_out=len(all_tasks) - len(tasks),
             # Of all tasks: which half a task is in must not depend on how many others fit.
-            half_of_task=heldout.halves(all_tasks),
+            half_of_task=heldout.halves_of_split(components.env, config.split, all_tasks),
             context=context,
             params=params,
         )
@@ -283,7 +291,8 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
     with adapter_loaded(setup.components, model.adapter, setup.base_weights):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        with Appender(path) as file:
+        answers = len(setup.tasks) * job.config.attempts
+        with Appender(path) as file, pulse.phase("evaluation", of=answers):
             for part_groups in _groups_by_slice(job, setup):
                 heldout.write_rows(file, part_groups, setup.half_of_task, model=model.ref)
                 groups += part_groups
@@ -333,9 +342,9 @@ def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     }
 
 
-def _metric_curves(groups: Sequence[Group]) -> dict[str, float]:
-    """The means over all answers of one model, as columns of metrics.jsonl."""
-    return heldout.summarise(t for g in groups for t in g.members).curves()
+def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
+    """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
+    return heldout.summarise(t for g in groups for t in g.members).curves(split)
 
 
 def _result_in_words(result: Result) -> str:
@@ -346,10 +355,10 @@ def _result_in_words(result: Result) -> str:
     solved), " before it where scores failed.
     """
     if result["success"] is not None:
-        measured = f"success {result['success']:.3f} over {result['tasks']} tasks"
+        measured = f"success {decimal(result['success'])} over {result['tasks']} tasks"
         counted_as = "not solved"
     else:
-        measured = f"reward {result['reward']:.3f} over {result['tasks']} tasks"
+        measured = f"reward {decimal(result['reward'])} over {result['tasks']} tasks"
         counted_as = "reward 0"
     if not result["errors"]:
         return measured

@@ -47,6 +47,7 @@ from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
 from engine.worker.rollouts.sync_check import SyncCheck
+from engine.worker.rollouts.task_order import task_order
 from engine.worker.sft import sample_rows
 from engine.worker.training import Training
 from engine.worker.update.losses import Normaliser
@@ -74,15 +75,16 @@ def train(job: Job[GRPOConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        tasks = training_tasks(job, components, context, settings)
+        tasks, left_out = training_tasks(job, components, context, settings)
         training.start(
-            heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
+            heldout.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,
         )
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
-        collector = Collector(tasks, context, components.sampler, settings)
+        order = task_order(tasks, settings, training.state)
+        collector = Collector(tasks, order, context, components.sampler, settings)
         source = BatchSource(collector, training.policy, training.total)
         sync_check = make_sync_check(training, settings)
         for step in training.steps():
@@ -97,7 +99,8 @@ def train(job: Job[GRPOConfig]) -> Result:
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
             step_s = time.monotonic() - step_began
-            values = measured | batch_metrics(batch, step_s) | {"train_s": train_s}
+            measured |= batch_metrics(batch, step_s)
+            values = measured | {"train_s": train_s, "tasks_left_out": left_out}
             training.log(step, values, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
@@ -108,10 +111,10 @@ def training_tasks(
     components: Components,
     context: RolloutContext,
     settings: GRPOSettings,
-) -> Sequence[TaskRow]:
-    """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
-    an answer. The event `tasks_left_out` says how many leave none. Raises WorkerFailure (kind data)
-    if no task leaves room."""
+) -> tuple[Sequence[TaskRow], int]:
+    """(the tasks that are trained on, at most `max_examples` of those whose prompt leaves room for
+    an answer; how many leave none, which the event `tasks_left_out` says too). Raises WorkerFailure
+    (kind data) if no task leaves room."""
     params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
     every_task = tasks_of(components, "train")
     tasks = [t for t in every_task if fits(t, context, params)]
@@ -119,7 +122,7 @@ def training_tasks(
     if left_out := len(every_task) - len(tasks):
         text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"
         job.event("tasks_left_out", text, left_out=left_out, tasks=len(every_task))
-    return sample_rows(tasks, settings.max_examples, settings.seed)
+    return sample_rows(tasks, settings.max_examples, settings.seed), left_out
 
 
 def update(

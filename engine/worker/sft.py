@@ -28,6 +28,7 @@ from engine.worker.components import (
     prepare,
     tasks_of,
 )
+from engine.worker.core import pulse
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
@@ -53,7 +54,7 @@ def train(job: Job[SFTConfig]) -> Result:
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
     rows = training_rows(job, components)
-    eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
+    eval_tasks = heldout.exam_tasks(components.env, settings.eval_rows)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -61,8 +62,8 @@ def train(job: Job[SFTConfig]) -> Result:
         Training(job, components, settings.steps) as training,
     ):
         # Before `start`, which may load a checkpoint: what the model could do at first is kept.
-        heldout_tasks = tasks_of(components, "heldout")
-        start = Start(training.policy, components.sampler, components.renderer, heldout_tasks)
+        asked_tasks = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
+        start = Start(training.policy, components.sampler, components.renderer, asked_tasks)
         replay = replay_of(job, start)
         training.replayed = replay.used if replay else None
         training.start(
@@ -243,6 +244,7 @@ def _render_all(
     """Render the conversations of all tasks, and count what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
+        pulse.beat()
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
             result.split_count += 1

@@ -21,12 +21,14 @@ from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
+from engine.pace.heartbeat import Outlook
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.manifest import ReplayUsed
 from engine.records.run_config import TrainConfig
 from engine.records.settings import STOP_EARLY_PATIENCE
 from engine.worker.components import Components
+from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState, Result, Stopped
 from engine.worker.core.limits import AnswerLimits
@@ -48,6 +50,7 @@ from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_
 from engine.worker.update.meter import Meter, peak_memory, totals
 from engine.worker.update.profiling import Profiler
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
+from engine.worker.update.work_ahead import Exam, earliest_end, work_ahead
 from envs.json_types import TaskRow
 
 Sums = TypeVar("Sums")
@@ -73,6 +76,7 @@ class Training:
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
         self.policy = self._starting_policy()
+        self._start_weights = self.policy.adapter.state()  # the best where a run makes it worse
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
@@ -126,7 +130,7 @@ class Training:
         checkpoint was trained on another base.
 
         Args:
-            tasks: the held-out tasks, in the fixed order of `heldout.ordered`.
+            tasks: the held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
             context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most tokens of one forward pass, padding included.
@@ -146,13 +150,33 @@ class Training:
             self.meter.matrix_flops,
             self.replayed,
         )
-        self._report_start(len(tasks), self.evaluation.choosing_count)
+        self._report_start(self.evaluation)
         # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
+        self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:
             self._evaluate_start(self.evaluation)
         self._catch_up_alerts()
+
+    def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
+        """Note how much this attempt will do, for the forecast of its end."""
+        exam = Exam(
+            choosing=evaluation.units(heldout.VALIDATION),
+            reported=evaluation.units(heldout.TEST),
+            questions=evaluation.prior_skills.question_count() if evaluation.tasks else 0,
+        )
+        outlook = Outlook(
+            steps_before=self.done,
+            answers_at_end=exam.reported,
+            earliest_end=self._earliest_end(evaluation.best),
+        )
+        units = work_ahead(self.settings, self.done, self.total, exam, resumed=resumed)
+        pulse.plan(units, outlook)
+
+    def _earliest_end(self, best: Best) -> int | None:
+        """The step at which `stop_early=heldout` may end this run; None where it does not."""
+        return earliest_end(self.settings, self.done, self.total, best.since)
 
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
         """Evaluate the policy before the first step, and write its metrics as those of step 0."""
@@ -166,19 +190,25 @@ class Training:
         self.watch.catch_up(self.done)
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
-    def _report_start(self, task_count: int, choosing_count: int) -> None:
-        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose
-        the checkpoint; the result is reported on the others."""
+    def _report_start(self, evaluation: HeldoutEvaluation) -> None:
+        """Write the event `started`: how many steps there are, how many tasks choose the checkpoint
+        and on how many others the result is reported."""
+        task_count, choosing_count = len(evaluation.tasks), evaluation.choosing_count
+        reported_count = task_count - choosing_count
         message = f"{self.total} steps, {task_count} held-out tasks"
-        if task_count > 0:
-            reported_count = task_count - choosing_count
+        if evaluation.dev_count:
+            message = f"{self.total} steps: {choosing_count} dev tasks choose the checkpoint, "
+            message += f"all {reported_count} held-out tasks are reported"
+        elif task_count > 0:
             message += f": {choosing_count} choose the checkpoint, {reported_count} are reported"
+        dev = {"dev_tasks": evaluation.dev_count} if evaluation.dev_count else {}
         self.job.event(
             "started",
             message,
             total_steps=self.total,
             heldout_tasks=task_count,
             heldout_choose=choosing_count,
+            **dev,
         )
 
     def steps(self) -> Iterator[int]:
@@ -190,18 +220,20 @@ class Training:
         without progress.
         """
         while self.done < self.total and not self.ended_by_alert:
-            self.job.check_stop()
-            step = self.done + 1
-            # A step's random draws (mostly dropout) follow from the seed and its number, so that a
-            # resumed run repeats them.
-            torch.manual_seed(self.settings.seed * 1_000_003 + step)
-            with self.profiler.step(step):
-                yield step
+            # Before a step and not after one: an attempt that was killed when the run had ended
+            # trains no step more.
             if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
                 self.job.event(
                     "stopped_early", f"no better exam since step {self.evaluation.best.step}"
                 )
                 return
+            self.job.check_stop()
+            step = self.done + 1
+            # A step's random draws (mostly dropout) follow from the seed and its number, so that a
+            # resumed run repeats them.
+            torch.manual_seed(self.settings.seed * 1_000_003 + step)
+            with self.profiler.step(step), pulse.phase("training"):
+                yield step
         if self.ended_by_alert:
             alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
@@ -303,27 +335,29 @@ class Training:
     def _save_if_due(self, step: int) -> None:
         """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
         `save_every` asks for it, or if it is the last."""
-        if self.evaluation is not None and self.evaluation.best.step == step:
-            self.save()
-            checkpoint.mark_best(self.job.run, step)
+        is_best = self.evaluation is not None and self.evaluation.best.step == step
         is_last = step == self.total or self.ended_by_alert
-        if is_last or step % self.settings.save_every == 0:
+        if is_best or is_last or step % self.settings.save_every == 0:
             self.save()
+        if is_best:
+            checkpoint.mark_best(self.job.run, step)
 
     def _evaluate(self, step: int) -> HalfResult:
-        """Evaluate the policy after `step` on the validation half of the held-out tasks, and return
+        """Evaluate the policy after `step` on the tasks that choose the checkpoint, and return
         the result; an empty `HalfResult` if there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
-            return self.evaluation.evaluate(step, heldout.VALIDATION)
+            result = self.evaluation.evaluate(step, heldout.VALIDATION)
+        pulse.expect_end(self._earliest_end(self.evaluation.best))
+        return result
 
     def save(self) -> None:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
         best = self.evaluation.best if self.evaluation is not None else Best()
         progress = checkpoint.Progress(self.done, self._state_with_best(best))
-        with self._timed("save_s"):
+        with self._timed("save_s"), pulse.phase("checkpoint"):
             folder = checkpoint.save(
                 self.job.run,
                 self.policy,
@@ -333,7 +367,7 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        # `_save_if_due` calls this twice for a best step that is also due: one event is enough.
+        # The context of this run saves once more where it is left after a step that was saved.
         if self._last_saved_step != self.done:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
@@ -377,14 +411,37 @@ class Training:
             self._require_changed_weights()
         # Verdict and summary are filled in below; they stand here for the order of the keys.
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result |= self._report_best()
-        checkpoint.mark_best(self.job.run, result["best_step"])
-        verdict = run_verdict(self.job.run).to_json()
+        with pulse.phase("finishing"):
+            result |= self._report_best()
+            checkpoint.mark_best(self.job.run, result["best_step"])
+            verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
+        if verdict["verdict"] == "worse":
+            self._make_start_the_best()
         result["summary"] = verdict.get("summary", "")
         result["measured"] = self._measurements()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
+
+    def _make_start_the_best(self) -> None:
+        """Save the adapter that the run started with as the checkpoint of step 0, and mark that as
+        the best: whoever names `@best` then gets no model that is worse than the start. The verdict
+        stays that of the best trained checkpoint."""
+        self.policy.adapter.load(self._start_weights)
+        checkpoint.save(
+            self.job.run,
+            self.policy,
+            self.optimizer,
+            checkpoint.Progress(0, {}),
+            base_ref=self.job.config.base.ref,
+            base_weights=self.base_weights,
+        )
+        checkpoint.mark_best(self.job.run, 0)
+        self.job.event(
+            "best_is_start",
+            "every checkpoint is worse than the start: @best is the start, saved as step 0",
+            step=self.done,
+        )
 
     def _report_best(self) -> Result:
         """Play the test half of the held-out tasks with the best checkpoint. Returns `best_step`

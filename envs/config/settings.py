@@ -11,6 +11,7 @@ from typing import Any
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
+MOST_DEV_SHARE = 0.5  # of the rows; the training side keeps some
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 # Names that would change how the env process itself runs.
 RESERVED_SECRETS = ("PATH", "HOME", "TMPDIR", "LANG")
@@ -52,11 +53,18 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """The contents of `environment.toml`; all of it is optional."""
+    """The contents of `environment.toml`; all of it is optional.
+
+    `dev_share` is the share of the rows that a push takes from the training rows for the split dev,
+    where no row names that split. `drop_leaks`: a push leaves out training rows that teach a
+    held-out or dev task, and copies of a question among those.
+    """
 
     params: dict[str, Any] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    dev_share: float = 0.0
+    drop_leaks: bool = False
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -76,11 +84,18 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    _refuse_unknown(data, ("params", "secrets", "limits"), text, kind="table")
+    _refuse_unknown(data, ("params", "secrets", "limits", "split"), text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
-    return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
+    split = _split_table(data, text)
+    return EnvSettings(
+        params,
+        secrets=_secrets(data.get("secrets", []), text),
+        limits=_limits(data, text),
+        dev_share=float(split.get("dev", 0)),
+        drop_leaks=split.get("drop_leaks", False),
+    )
 
 
 def _parse_toml(text: str) -> Mapping[str, Any]:
@@ -142,6 +157,28 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
         elif not isinstance(value, bool):
             raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
     return Limits(**table)
+
+
+def _split_table(data: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+    """The table [split], checked: `dev` is the share of the rows for that split, a number from 0 to
+    0.5, `drop_leaks` true or false.
+
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for an unknown name or another value.
+    """
+    table = data.get("split", {})
+    if not isinstance(table, dict):
+        raise _problem_at(text, "split", "split is a table: [split]")
+    _refuse_unknown(table, ("dev", "drop_leaks"), text, kind="split")
+    if not isinstance(table.get("drop_leaks", False), bool):
+        raise _problem_at(text, "drop_leaks", "split.drop_leaks is true or false")
+    share = table.get("dev", 0)
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 <= share <= MOST_DEV_SHARE:
+        raise _problem_at(
+            text, "dev", f"split.dev is a share of the rows from 0 to {MOST_DEV_SHARE}, got {share}"
+        )
+    return table
 
 
 def _check_number(name: str, value: Any, text: str) -> None:

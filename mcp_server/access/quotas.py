@@ -17,6 +17,7 @@ from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.home.store_runs import RESUMABLE
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, CapFunction
 from mcp_server.access.audit_log import STARTS, Audit
 from mcp_server.access.keys import Key, stored_request_id
@@ -96,8 +97,8 @@ def _check_submit(
     """
     needs_cap = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
-    new_runs = _run_count(arguments)
     with Store(home) as store:
+        new_runs = _run_count(store, arguments)
         resumed_run = _resumed_run(store, arguments) if needs_cap else None
         if _was_submitted(store, request_id):
             if not needs_cap:
@@ -143,9 +144,12 @@ def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) 
         raise _submit_refusal(key, used_hours, requested_hours)
 
 
-def _run_count(arguments: Mapping[str, Any]) -> int:
-    """How many runs a submit queues: those of a plan, else one. 1 also for a plan that the submit
-    will refuse."""
+def _run_count(store: Store, arguments: Mapping[str, Any]) -> int:
+    """How many runs a submit queues: those of a plan, of a resumed one those that did not get done;
+    else one. 1 also for a plan that the submit will refuse."""
+    if arguments.get("resume"):
+        rows = _rows_of(store, str(arguments["resume"]))
+        return max(1, sum(row.state in RESUMABLE for row in rows))
     then, varied = arguments.get("then") or [], arguments.get("vary") or {}
     chains = math.prod(len(values) if isinstance(values, list) else 1 for values in varied.values())
     is_evaluated = bool(then) and then[-1].get("algorithm") == "evaluate"
@@ -295,8 +299,11 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     """
     since = clock() - DAY_S
     counted_hours = []
-    for run_id in Audit(home).runs_of(key.name, since):
-        rows = _rows_of(store, run_id)
+    names = Audit(home).runs_of(key.name, since)
+    plans = set(names)
+    for name in names:
+        # A run of a plan that was also resumed by itself counts with its plan.
+        rows = [row for row in _rows_of(store, name) if row.plan == name or row.plan not in plans]
         # If the first lines of the audit log were moved away, a repeated call looks like the start
         # of a run that is in fact older. So an older run counts only if it was resumed.
         if any(row.created >= since or row.attempt > 1 for row in rows):

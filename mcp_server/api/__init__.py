@@ -1,6 +1,7 @@
 """One function per verb and the form of every reply, shared by tools and command line. Start with
 `verbs.py`.
 
+    addresses.py   what is read by its address, such as run://pebble/card
     after_wait.py  the calls to suggest after a wait
     paths.py    paths as agents and people write them
     replies.py  the envelope, clean text, a size an agent can afford

@@ -8,8 +8,10 @@ inside them because a server must answer its first request before it needs any o
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
@@ -77,6 +79,7 @@ def push_env(
             PATH_OUTSIDE_ROOTS, the folder lies in none of `roots`.
     """
     from engine.environments import push
+    from engine.runs.submit import regrading
 
     if install:
         key.require("install", "push_env with install=true")
@@ -89,6 +92,8 @@ def push_env(
         roots=None if roots is None else list(roots),
         check_settings=partial(check_owner_agreed, home, key),
     )
+    # What an edited score() would have told apart is known before anything is trained.
+    reply = replace(reply, next=[*reply.next, *regrading.preview_calls(home, reply.env_id)])
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
     )
@@ -185,6 +190,20 @@ def wait_run(
     return full | {"next": waiting_on(full["next"], until, timeout_s)}
 
 
+def forecast(home: Home, run_id: str) -> Reply:
+    """Return `forecast`, what is left of a run that is under way; {} for any other.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
+    from engine.pace.progress import read_progress
+    from engine.runs.forecast import forecast_of_run
+
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        foreseen = forecast_of_run(home, store, row, read_progress(home.run(row.run_id), row))
+    return {} if foreseen is None else {"forecast": foreseen.to_json()}
+
+
 def read_logs(
     home: Home,
     run_id: str,
@@ -268,20 +287,25 @@ def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     )
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
         home: the home that holds the runs and their answers.
         ids: models, runs or evaluations; the one from before the training first.
         env_id: the environment on which to compare them; "" if all were evaluated on only one.
+        metric: a named metric of the environment to judge by; "" for success, else reward.
+        group_by: a key of the tasks' metadata, to show the results by its values; "" for none.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
     from engine.evidence.compare import compare
 
-    return with_head(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+    reply = compare.compare_runs(home, list(ids), env_id, metric, group_by)
+    return with_head(reply, f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
@@ -395,10 +419,17 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
     )
 
 
-def read_playbook(section: str = "") -> str:
-    """Return a section of the playbook as Markdown; the table of contents for ""."""
+def read_playbook(section: str = "", home: Home | None = None) -> str:
+    """Return a section of the playbook as Markdown; the table of contents for "".
+
+    With a home `section` may also be an address, such as run://pebble/card.
+    """
     import playbook
 
+    if home is not None and "://" in section:
+        from mcp_server.api import addresses
+
+        return addresses.read(home, section.strip())
     return playbook.read(section)
 
 
@@ -416,6 +447,19 @@ def report(home: Home, run_id: str) -> Reply:
     only_report_left = run.deleted.exists() and run.report.exists()
     path = run.report if only_report_left else write_report(home, run_id)
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+
+
+def results(home: Home, run_id: str, path: Path, form: Literal["csv", "parquet"]) -> Reply:
+    """Write the answers of a run as a table into the file `path`.
+
+    Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
+    be written.
+    """
+    from engine.evidence.report.results_table import write_results
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

@@ -358,6 +358,7 @@ for _name, _function in {
     "diagnose": run_commands.diagnose,
     "cancel": run_commands.cancel,
     "report": run_commands.report,
+    "results": run_commands.results,
     "verify": run_commands.verify,
     "deploy": model_commands.deploy,
     "undeploy": model_commands.undeploy,

@@ -315,11 +315,15 @@ def evaluate(
 def compare(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Before, then after.")],
     env: Annotated[str, typer.Option("--env", "--env-id", help="Where they met.")] = "",
+    metric: Annotated[str, typer.Option(help="A named metric to judge by.")] = "",
+    group_by: Annotated[
+        str, typer.Option("--by", "--group-by", help="Also by this key of the tasks' metadata.")
+    ] = "",
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Did it get better?"""
-    show(verbs.compare_runs(home_of(home), ids, env), as_json)
+    """Did it get better? With --by a single model will do."""
+    show(verbs.compare_runs(home_of(home), ids, env, metric, group_by), as_json)
 
 
 @command
@@ -381,6 +385,24 @@ def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
     show(verbs.report(home_of(home), run_id), as_json)
+
+
+@command
+def results(
+    run_id: RunId,
+    csv: Annotated[Path | None, typer.Option(help="File to write as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="File to write as parquet.")] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
+    if csv is not None and parquet is None:
+        reply = verbs.results(home_of(home), run_id, csv, "csv")
+    elif parquet is not None and csv is None:
+        reply = verbs.results(home_of(home), run_id, parquet, "parquet")
+    else:
+        raise UserError("BAD_ARGUMENT", "name one file: --csv FILE or --parquet FILE", field="csv")
+    show(reply, as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
@@ -473,6 +495,10 @@ class _ProgressLine:
         text = f"{status.get('run_id', '')} {status.get('state', '')}"
         if status.get("total_steps"):
             text += f" {status.get('step', 0)}/{status['total_steps']}"
+        if status.get("percent") is not None:
+            text += f" {status.get('phase', '')} {status['percent']:.0f} %"
+        if status.get("stalled"):
+            text += " stalled"
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
         if text != self._shown_text:

@@ -10,7 +10,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
-from engine.core.reply import Reply
+from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS, Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.runs.submit.requests import TrainRequest
 from engine.serving.chat_request import DRAW_SEED, ChatRequest
@@ -190,8 +190,10 @@ class RolloutOptions:
     step: Annotated[int, typer.Option(min=-1, help="-1: the latest.")] = -1
     where: Annotated[str, typer.Option(help='e.g. "reward < 0.5".')] = ""
     tokens: Annotated[bool, typer.Option("--tokens", help="Ids and loss mask.")] = False
-    limit: Limit = 3
-    max_chars: Annotated[int, typer.Option(min=50, help="Of each text.")] = 1200
+    limit: Annotated[int, typer.Option(min=1, max=MOST_ROLLOUTS, help="How many.")] = 3
+    max_chars: Annotated[
+        int, typer.Option(min=LEAST_ROLLOUT_CHARS, max=MOST_ROLLOUT_CHARS, help="Of each text.")
+    ] = 1200
     cursor: str = ""
 
 
@@ -202,7 +204,7 @@ class EvaluationOptions:
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
     ] = None
-    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout"
+    split: Annotated[Literal["heldout", "dev", "train"], typer.Option()] = "heldout"
     rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100
     attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1
     settings: Sets = None

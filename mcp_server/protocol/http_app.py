@@ -8,6 +8,7 @@ import re
 import resource
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from mcp_server.access.keys import Key, Keys
 from mcp_server.access.rate import Rates
 from mcp_server.access.sessions import Sessions
 from mcp_server.protocol.guard import KEY_IN_SCOPE
+from mcp_server.protocol.threads import LEFT_IN_SCOPE
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
@@ -86,13 +88,14 @@ class Gate:
             return None
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
+        scope[LEFT_IN_SCOPE] = has_left = threading.Event()
         # Tells `ImpatientProtocol` to close connections of unknown clients before this one.
         scope[KNOWN] = True
         scope["user"] = _user_of(key)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
         with self._sessions.watch_request(scope, key, send) as watched_send:
-            return await self._app(scope, receive, watched_send)
+            return await self._app(scope, _noting_end(receive, has_left), watched_send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:
         """Check a request.
@@ -163,6 +166,18 @@ class Gate:
             return None
         scheme, _, token = authorizations[0].partition(b" ")
         return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
+
+
+def _noting_end(receive: Receive, has_left: threading.Event) -> Receive:
+    """A `receive` that sets `has_left` when the client has closed its connection."""
+
+    async def receive_and_note() -> Message:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            has_left.set()
+        return message
+
+    return receive_and_note
 
 
 def _user_of(key: Key) -> AuthenticatedUser:

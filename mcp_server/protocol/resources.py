@@ -1,8 +1,7 @@
 """Resources, which a client reads without a tool: playbook, runs, environments, this machine."""
 # ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import anyio.to_thread
@@ -18,15 +17,13 @@ from mcp.types import (
 )
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
-from engine.core.format import counted
 from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
-from mcp_server.api import verbs
-from mcp_server.api.replies import clean, compact, cut_to_size, error_line
+from mcp_server.api import addresses, verbs
+from mcp_server.api.replies import error_line
 
 MARKDOWN = "text/markdown"
 JSON = "application/json"
@@ -34,7 +31,6 @@ FOR_AGENT = Annotations(audience=["assistant"], priority=0.8)
 FOR_BOTH = Annotations(audience=["assistant", "user"], priority=0.5)
 MAX_NAMES = 100  # that the protocol allows in a completion
 MAX_COMPLETED = 200  # newest runs or environments that are completed
-MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 
 
 def add_resources(server: MCPServer[Any], home: Home) -> None:
@@ -94,25 +90,16 @@ def _add_runs(add: Add, home: Home) -> None:
     """Register the MCP resources of a run: its metrics, settings, model card and report."""
 
     def run_metrics(run_id: str) -> str:
-        return _resource_text(
-            lambda: _json_text(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
-        )
+        return _resource_text(lambda: addresses.run_metrics(home, run_id))
 
     def run_config(run_id: str) -> str:
-        return _resource_text(
-            lambda: _json_text(read_json(home.run(_full_run_id(home, run_id)).config))
-        )
+        return _resource_text(lambda: addresses.run_config(home, run_id))
 
     def run_card(run_id: str) -> str:
-        # Imported late, here and below: the server starts faster without the report templates.
-        from engine.evidence.report import html_report
-
-        return _resource_text(lambda: html_report.model_card(home, _full_run_id(home, run_id)))
+        return _resource_text(lambda: addresses.run_card(home, run_id))
 
     def run_report(run_id: str) -> str:
-        from engine.evidence.report import html_report
-
-        return _resource_text(lambda: html_report.report_markdown(home, _full_run_id(home, run_id)))
+        return _resource_text(lambda: addresses.run_report(home, run_id))
 
     add(
         "run://{run_id}/metrics",
@@ -123,7 +110,7 @@ def _add_runs(add: Add, home: Home) -> None:
     )
     # Every setting of the run, also those that had a default.
     add("run://{run_id}/config", "Settings of a run", "What submit resolved.", JSON, run_config)
-    # Base model, data, settings and results of the trained model.
+    # Base model, data, settings and results of a trained model; skills of a base model.
     add("run://{run_id}/card", "Model card", "What the model is.", MARKDOWN, run_card)
     add("run://{run_id}/report", "Report", "Verdict and evidence.", MARKDOWN, run_report)
 
@@ -132,15 +119,13 @@ def _add_machine(add: Add, home: Home) -> None:
     """Register the MCP resources for sources of environments, the hardware and the settings."""
 
     def env_source(env_id: str) -> str:
-        return _resource_text(lambda: read_source(home, env_id))
+        return _resource_text(lambda: addresses.read_source(home, env_id))
 
     def hardware() -> str:
-        return _resource_text(lambda: _json_text(verbs.get_status(home, scope="hardware")))
+        return _resource_text(lambda: addresses.hardware(home))
 
     def settings() -> str:
-        from engine.settings import resolution  # late: the schema of the settings is slow to load
-
-        return _resource_text(resolution.settings_reference)
+        return _resource_text(addresses.settings)
 
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
     add("train://hardware", "Hardware", "Devices and free memory.", JSON, hardware)
@@ -190,82 +175,6 @@ def _possible_values(home: Home, argument: str) -> list[str]:
     return []
 
 
-def read_source(home: Home, env_id: str) -> str:
-    """The files of a pushed environment as Markdown, environment.py first, within a result's size.
-
-    A long file is cut at `MAX_FILE_CHARS`. A file that is not text, or too large for what is left
-    of the result, is listed with its name and size only. If not even that fits, the text says that
-    more files are left out.
-
-    Raises:
-        UserError: ENV_NOT_FOUND or ENV_AMBIGUOUS.
-    """
-    from engine.environments import registry
-
-    record = registry.find_env(home, env_id)
-    source = Path(record.dir) / "source"
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    files.sort(key=lambda path: path.name != "environment.py")  # False sorts first
-    heading = f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"
-    # 400 characters are space enough for the heading and the last note.
-    return "\n".join([heading, *_file_sections(files, source, RESULT_CHARS - 400)])
-
-
-def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[str]:
-    """These files of the folder `source` as Markdown sections, and a note if some are left out.
-
-    The sections take at most `max_chars` together with their line breaks, but without the note.
-    """
-    sections = []
-    chars_left = max_chars
-    for path in files:
-        name = path.relative_to(source).as_posix()
-        section = _file_section(name, path)
-        if len(section) > chars_left:  # then only its name and its size
-            section = f"## {name}\n\n{path.stat().st_size} bytes\n"
-        if len(section) > chars_left:  # not even that fits
-            sections.append("More files are left out.\n")
-            break
-        sections.append(section)
-        chars_left -= len(section) + 1  # 1: the line break that joins the sections
-    return sections
-
-
-def _file_section(name: str, path: Path) -> str:
-    """The file at `path` as a Markdown section with the heading `name`.
-
-    It holds the text of the file, cut to `MAX_FILE_CHARS`; or only the size if it is not text.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE_CHARS + 1)  # one more, to see whether the file is longer
-    except UnicodeDecodeError:
-        return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
-    if len(text) > MAX_FILE_CHARS:
-        text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
-    fence = _fence_around(text)
-    return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
-
-
-def _fence_around(text: str) -> str:
-    """A Markdown fence that is longer than any in `text`, which could close it otherwise."""
-    # A row of backticks that could close the fence stands alone, so it is a word of backticks.
-    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
-    return "`" * (3 + max(map(len, backtick_rows), default=0))
-
-
-def _full_run_id(home: Home, run_id: str) -> str:
-    """The full id of the run that `run_id` (an id or a unique prefix) names.
-
-    A client's text must pass here before it becomes part of a path: it could hold `../`.
-
-    Raises:
-        UserError: RUN_NOT_FOUND.
-    """
-    with Store(home) as store:
-        return store.get_run(run_id).run_id
-
-
 def _resource_text(read: Callable[[], str]) -> str:
     """Call `read` and return its text, cleaned and cut to the size of a result.
 
@@ -297,7 +206,3 @@ def _resource_text(read: Callable[[], str]) -> str:
         # 60 characters are kept free for the note.
         text = text[: RESULT_CHARS - 60] + "\n\n(cut to 10,000 characters)\n"
     return text
-
-
-def _json_text(data: Any) -> str:
-    return compact(cut_to_size(clean(data)))

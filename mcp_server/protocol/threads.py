@@ -1,4 +1,8 @@
-"""Calls that block, in a thread: they report progress, and end when the client cancels them."""
+"""Calls that block, in a thread: they report progress, and end when the client cancels them.
+
+Such a call may hold for an hour. It takes none of the threads in which all other calls are answered
+(40, by the library's default), so that many held waits do not silence a server.
+"""
 
 import threading
 import time
@@ -8,6 +12,7 @@ from functools import partial
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 from mcp.server.mcpserver import Context
 
 from engine.core.reply import Reply
@@ -15,10 +20,14 @@ from engine.serving.chat_request import ChatRequest, Heard
 
 _LEAST_PROGRESS = 1e-6  # of a step, between two reports of a wait
 TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
+_MOST_HELD = 400  # calls at once; further ones begin when one of them has ended
+# The entry of the ASGI scope that is set when the client of a request has closed its connection.
+LEFT_IN_SCOPE = "honesmith.left"
+_limiter_of_loop: RunVar[anyio.CapacityLimiter] = RunVar("honesmith-held-calls")
 
 
 class _ClientCancelled(Exception):
-    """Ends a wait in its thread after the client has cancelled the call."""
+    """Ends a wait in its thread after the client has cancelled the call, or has left."""
 
 
 def asks_for_progress(ctx: Context) -> bool:
@@ -27,19 +36,29 @@ def asks_for_progress(ctx: Context) -> bool:
     return meta is not None and meta.get("progress_token") is not None
 
 
+def _has_left(ctx: Context) -> threading.Event:
+    """Set when the client of this call has closed the connection that waits for its answer; of a
+    call over stdio, whose end is that of the server, never set."""
+    request = ctx.request_context.request
+    left = None if request is None else request.scope.get(LEFT_IN_SCOPE)
+    return left or threading.Event()
+
+
 async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     """Run a blocking wait in a thread, report its progress to the client, and return its reply.
 
     `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
-    cancels the call, this returns at once; the thread ends when it next reports progress.
+    cancels the call, this returns at once; the thread ends when it next reports progress. So does
+    the wait of a client that has left, whom no answer can reach.
     """
     cancelled = threading.Event()
+    has_left = _has_left(ctx)
     reported = -_LEAST_PROGRESS  # the last progress that was reported
 
     def on_progress(status: Reply) -> None:
         """Report the step to the client, or end the wait if the call was cancelled."""
         nonlocal reported
-        if cancelled.is_set():
+        if cancelled.is_set() or has_left.is_set():
             raise _ClientCancelled
         # The protocol wants each report above the one before, also where nothing has moved: it
         # shows the client that the call is alive.
@@ -97,10 +116,21 @@ async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> R
     """Run a blocking call in a thread and return its reply. If the client cancels the call,
     `cancelled` is set, so that the thread can end, and this returns at once."""
     try:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(
+            call, abandon_on_cancel=True, limiter=_held_calls_limiter()
+        )
     except anyio.get_cancelled_exc_class():
         cancelled.set()
         raise
+
+
+def _held_calls_limiter() -> anyio.CapacityLimiter:
+    """The limit of calls at once of the event loop that runs now."""
+    limiter = _limiter_of_loop.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(_MOST_HELD)
+        _limiter_of_loop.set(limiter)
+    return limiter
 
 
 def _progress_line(status: Reply) -> str:
@@ -113,7 +143,10 @@ def _progress_line(status: Reply) -> str:
     if status.get("now"):  # of a plan, the run that is under way
         parts.append(str(status["now"]))
     if status.get("percent") is not None:
-        parts.append(f"{status['percent']:.0f} %")
+        phase = f"{status['phase']} " if status.get("phase") else ""
+        parts.append(f"{phase}{status['percent']:.0f} %")
+    if status.get("stalled"):
+        parts.append("stalled")
     if status.get("eta_s") is not None:
         parts.append(f"about {float(status['eta_s']):.0f} s left")
     return ", ".join(parts)

@@ -16,7 +16,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from engine.core.files import JsonObject
-from engine.core.reply import Reply
+from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS, Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
@@ -279,8 +279,8 @@ class Tools:
             str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'max_tokens'\"")
         ] = "",
         tokens: Annotated[bool, Field(description="Also token ids and loss mask.")] = False,
-        limit: Limit = 3,
-        max_chars: Annotated[int, Field(ge=50, le=8000)] = 1200,
+        limit: Annotated[int, Field(ge=1, le=MOST_ROLLOUTS)] = 3,
+        max_chars: Annotated[int, Field(ge=LEAST_ROLLOUT_CHARS, le=MOST_ROLLOUT_CHARS)] = 1200,
         cursor: Cursor = "",
     ) -> Reply:
         """What the model wrote and what it earned: prompt, turns, completion, reward, metrics,
@@ -301,7 +301,7 @@ class Tools:
                 description='e.g. ["pebble", "arith-sft-1@best"]',
             ),
         ],
-        split: Literal["heldout", "train"] = "heldout",
+        split: Literal["heldout", "dev", "train"] = "heldout",
         rows: Annotated[int, Field(ge=1, le=10_000)] = 100,
         attempts: Annotated[
             int, Field(ge=1, le=64, description="Per task; 1 is greedy, more sample.")
@@ -337,10 +337,12 @@ class Tools:
             ),
         ],
         env_id: Annotated[str, Field(description="Where they met, if in several envs.")] = "",
+        metric: str = "",
+        group_by: Annotated[str, Field(description="Metadata key")] = "",
     ) -> Reply:
         """Did it get better? Paired difference with interval, verdict (better, worse,
         no_difference, inconclusive), smallest detectable gap, flips, settings that differ."""
-        return verbs.compare_runs(self.home, ids, env_id)
+        return verbs.compare_runs(self.home, ids, env_id, metric, group_by)
 
     def diagnose(self, run_id: RunId) -> Reply:
         """Why a run did not learn, or went wrong: ranked causes with numbers, example rollouts, the
@@ -427,10 +429,12 @@ class Tools:
 
     def read_playbook(
         self,
-        section: Annotated[str, Field(description='"": contents; e.g. "rewards"')] = "",
+        section: Annotated[
+            str, Field(description='"": contents; "rewards"; address: run://pebble/card')
+        ] = "",
     ) -> str:
         """How to train well: design rewards, choose settings, read curves, mend failures."""
-        return verbs.read_playbook(section)
+        return verbs.read_playbook(section, self.home)
 
 
 # The scope that a key needs for each tool: read to look, train to store something or to use a

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from engine.core.format import size
+from engine.core.format import significant, size
 from engine.core.hints import Hint
 from mcp_server.api.replies import compact
 from mcp_server.screen.shell import as_typed
@@ -209,7 +209,7 @@ def _quantity(name: str, value: float) -> str:
         return size(value)
     if isinstance(value, float):
         # A number from 1e9 on, such as unix seconds, is written in full.
-        return f"{value:.4g}" if abs(value) < 1e9 else f"{value:.0f}"
+        return significant(value, digits=4) if abs(value) < 1e9 else f"{value:.0f}"
     return ""
 
 

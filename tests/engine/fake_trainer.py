@@ -2,10 +2,12 @@
 
 What it shall do is in `fake_trainer` of the run's config, else in its settings: `steps`,
 `save_every`, `behave` (see below) and `hold_at`, a step before which it waits (file `holds`) until
-the file `go` is in the run folder.
+the file `go` is in the run folder. With `beats` it gives signs of life: "always", or "until_hold",
+after which it hangs in `hang_here` whatever it is told.
 A file `hold` in the home holds every trainer before its first step.
 """
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 from engine.core.files import Appender, read_json, write_json
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
+from engine.pace.heartbeat import Heartbeat, Work, write_heartbeat
 
 
 def main() -> int:
@@ -25,7 +28,8 @@ def main() -> int:
     settings = config["settings"] | config.get("fake_trainer", {})
     behave = settings.get("behave", "")
     stop = threading.Event()
-    ignore = behave == "ignore_sigterm"
+    ignore = behave == "ignore_sigterm" or settings.get("beats") == "until_hold"
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda *_: stop.set())
     threading.Thread(target=_lifeline, daemon=True).start()
     (run.path / "holds").unlink(missing_ok=True)
@@ -62,7 +66,11 @@ def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: boo
         for step in range(first, total + 1):
             if step == hold_at:
                 (run.path / "holds").touch()
+            beat(run, settings, step, total)
             while step == hold_at and not (run.path / "go").exists() and not stop.is_set():
+                if settings.get("beats") == "until_hold":
+                    hang_here()
+                beat(run, settings, step, total)
                 time.sleep(0.01)
             if stop.is_set():
                 _save(run, step - 1)
@@ -83,6 +91,25 @@ def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: boo
     if write_result:
         write_json(run.result, {"verdict": "better", "summary": "it got better"})
     return 0
+
+
+def beat(run: RunDir, settings: dict, step: int, total: int) -> None:
+    """A heartbeat of a trainer that takes `step_s` seconds for each step."""
+    if "beats" not in settings:
+        return
+    done, step_s = step - 1, settings.get("step_s", 0.01)
+    work = {"training": Work(total, done, done * step_s, done * step_s**2, 0.01)}
+    attempt = int(os.environ["HONESMITH_ATTEMPT"])
+    heartbeat = Heartbeat(attempt, time.time(), "training", work=work)
+    descriptor = os.open(run.heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
+    write_heartbeat(descriptor, heartbeat)
+    os.close(descriptor)
+
+
+def hang_here() -> None:
+    """Ends only when it is killed."""
+    while True:
+        time.sleep(0.01)
 
 
 def _save(run: RunDir, step: int) -> None:

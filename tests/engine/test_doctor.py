@@ -7,10 +7,10 @@ import pytest
 
 from engine import doctor
 from engine.core.hardware import Device, Hardware
-from engine.home.progress import write_status
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.pace.progress import write_status
 
 LOCAL = "/dev/sda1 / ext4 rw 0 0\n"
 

@@ -12,6 +12,8 @@ import pytest
 from engine.core.files import append_line, read_json, read_lines, take_lock
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -264,3 +266,75 @@ def test_a_lock_file_with_nonsense_counts_no_time(bench, record):
     run = bench.queue()
     Path(run.lock).write_text(record)
     assert launcher.seconds_in_lock_file(run) == 0.0
+
+
+def events(run, name: str) -> list[dict]:
+    return [event for event in read_lines(run.events)[0] if event["event"] == name]
+
+
+def alert_of(run, alert_id: str) -> dict | None:
+    raised = [event for event in events(run, "alert") if event["id"] == alert_id]
+    assert len(raised) <= 1
+    return raised[0] if raised else None
+
+
+def test_a_trainer_that_hangs_is_ended_with_the_place_and_can_be_resumed(bench):
+    bench.home.config_file.write_text("stop_stalled_minutes = 0.02\n")
+    run = bench.start(steps=5, hold_at=4, beats="until_hold")
+    row = bench.until_state(run, "failed")
+    assert row.reason_kind == "stalled"
+    assert "no sign of life" in row.reason and "in the phase training" in row.reason
+    assert "ended by SIGKILL" in row.reason and f'resume="{run.id}"' in str(row.hint)
+    assert "hang_here" in run.log(1).read_text()  # every thread's stack, before it was ended
+    assert len(events(run, "stalled")) == 1
+    bench.go(run)
+    resumed = lifecycle.submit(bench.home, TrainRequest(resume=run.id))
+    assert resumed["run_id"] == run.id
+    assert bench.until_state(run, "done", "failed").state == "done"
+    assert bench.steps(run) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_slow_step_that_gives_signs_of_life_is_no_hang(bench):
+    bench.home.config_file.write_text("stop_stalled_minutes = 0.005\n")  # 0.3 s of silence
+    run = bench.start(steps=5, hold_at=4, beats="always")
+    bench.until_step(run, 3)
+    began = bench.row(run).started
+    bench.until(lambda: launcher.seconds_in_lock_file(run) > 4, "it has held for seconds")
+    assert bench.row(run).state == "running" and events(run, "stalled") == [] and began
+    bench.go(run)
+    assert bench.until_state(run, "done", "failed").state == "done"
+
+
+def test_silence_ends_nothing_where_the_owner_switched_that_off(bench):
+    bench.home.config_file.write_text("stop_stalled_minutes = 0\n")
+    run = bench.start(steps=5, hold_at=4, beats="until_hold")
+    bench.until_step(run, 3)
+    bench.until(lambda: launcher.seconds_in_lock_file(run) > 3, "it has hung for seconds")
+    assert bench.row(run).state == "running"
+    bench.kill(*bench.pids(run))
+
+
+def test_a_cap_that_will_not_do_is_an_event_long_before_it_is_spent(bench):
+    run = bench.start(steps=300, hold_at=3, beats="always", step_s=36.0, max_gpu_hours=1.0)
+    alert = bench.until(lambda: alert_of(run, "over_cap"), "the forecast is an alert")
+    assert "step" not in alert  # so that no resume takes it for one that the trainer raised
+    # Less than an hour is left, which has room for 99 steps of 36 s after the two that are done.
+    assert "max_gpu_hours=1 is spent at step 101 of 300" in alert["message"]
+    bench.kill(*bench.pids(run))
+
+
+def test_a_run_that_keeps_to_its_cap_and_estimate_raises_no_alert(bench):
+    run = bench.start(steps=5, hold_at=4, beats="always", step_s=0.1, max_gpu_hours=1.0)
+    bench.until_step(run, 3)
+    bench.until(lambda: launcher.seconds_in_lock_file(run) > 3, "it was looked at")
+    assert events(run, "alert") == []
+    bench.go(run)
+    assert bench.until_state(run, "done").state == "done"
+
+
+def test_a_run_that_takes_far_longer_than_estimated_says_so(bench):
+    run = bench.start(steps=300, hold_at=3, beats="always", step_s=3600.0)
+    alert = bench.until(lambda: alert_of(run, "over_estimate"), "the forecast is an alert")
+    assert "it will take about 298.0 h, estimated were at most" in alert["message"]
+    assert alert_of(run, "over_cap") is None
+    bench.kill(*bench.pids(run))

@@ -37,6 +37,7 @@ tasks = st.builds(
     answer=st.none() | texts | st.lists(messages, max_size=3),
     split=st.none() | st.sampled_from(["train", "test"]),
     metadata=st.dictionaries(texts, st.integers() | texts | st.booleans(), max_size=3),
+    group=texts,
 )
 
 
@@ -48,6 +49,13 @@ def test_a_message_survives_the_way_through_json(message: Message):
 @given(tasks)
 def test_a_task_survives_being_stored(task: Task):
     assert Task.from_row(json.loads(json.dumps(task.to_row()))) == task
+
+
+def test_a_number_as_group_becomes_text_and_a_list_is_refused():
+    assert Task("1", "x", group=7).to_row()["group"] == "7"  # pyright: ignore[reportArgumentType]
+    assert "group" not in Task("1", "x").to_row()
+    with pytest.raises(ValueError, match="the group of task '1' is a string"):
+        Task("1", "x", group=["a"])  # pyright: ignore[reportArgumentType]
 
 
 def test_tool_calls_arrive_parsed_whatever_form_their_arguments_have():

@@ -51,6 +51,14 @@ def test_a_chat_is_cut_before_its_first_assistant_message():
     assert [m.role for m in task.answer_messages] == ["assistant", "user", "assistant"]
 
 
+@pytest.mark.parametrize(
+    ("value", "group"), [("sums", "sums"), (3, "3"), ("", ""), (True, ""), (["sums"], "")]
+)
+def test_a_row_names_its_group_and_keeps_the_value_in_its_metadata(value: object, group: str):
+    task = to_task({"prompt": "p", "completion": "c", "group": value}, "1")
+    assert (task.group, task.metadata) == (group, {"group": value})
+
+
 def test_further_keys_are_kept():
     tools = [{"type": "function", "function": {"name": "f"}}]
     row = {"id": 3, "prompt": "q", "answer": "a", "split": "test", "system": "s", "level": 2}

@@ -313,6 +313,7 @@ def measured(world: World, rows: list[Row], step: int, policy: Policy, rng: rand
         for g in uniform
         if any(r["success"] for r in g) and all(r["success"] for r in g if not r["error"])
     ]
+    flat = [g for g in uniform if g not in easy and max(r["reward"] for r in g) > 0]
     scored = [row for row in rows if not row["error"]]
     rewards = [row["reward"] for row in scored] or [0.0]
     lengths = sorted(row["tokens"] for row in rows)
@@ -327,7 +328,8 @@ def measured(world: World, rows: list[Row], step: int, policy: Policy, rng: rand
         "zero_advantage_share": sum(r["advantage"] == 0.0 for r in rows) / len(rows),
         "groups_effective": effective,
         "groups_too_easy": len(easy) / len(groups),
-        "groups_too_hard": (len(uniform) - len(easy)) / len(groups),
+        "groups_too_hard": (len(uniform) - len(easy) - len(flat)) / len(groups),
+        "groups_flat_partial": len(flat) / len(groups),
         "reward_errors": 1 - len(scored) / len(rows),
         "entropy": max(0.01, policy.entropy * rng.gauss(1, 0.05)),
         "kl": None,

@@ -13,7 +13,7 @@ from loops import PEBBLE
 
 from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.network.policy import load_base
-from tools.build_pebble import heldout_keys, make_model, make_tokenizer, measure
+from tools.build_pebble import examples, heldout_keys, make_model, make_tokenizer, measure
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -47,6 +47,14 @@ def test_the_card_keeps_out_exactly_what_the_examples_hold_out_today(card: dict[
     assert len(keys) == card["excluded"] > 1000
     digest = hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()
     assert digest == card["excluded_sha256"]
+
+
+def test_the_card_shows_every_wording_of_every_skill_as_it_is_taught(card: dict[str, Any]) -> None:
+    assert card["examples"] == examples(heldout_keys(), card["seed"] + 2)
+    assert list(card["examples"]) == list(card["levels"]) == list(card["scores"])
+    (shout,) = [e for e in card["examples"]["upper"] if e["prompt"].startswith("Shout ")]
+    assert shout["answer"] == shout["prompt"].removeprefix("Shout ").rstrip(".").upper()
+    assert len(card["examples"]["tool_call"]) == len(skills.TOOLS)
 
 
 def test_no_sample_of_the_corpus_gives_a_heldout_prompt_away() -> None:

@@ -30,7 +30,8 @@ _BLOCK = 1 << 20  # bytes read at once
 _FIRST_READ = 1 << 14  # bytes, enough for most lines
 # The side (training or held-out) that a row names: none, or one of the two.
 UNSAID, TRAIN, HELDOUT = 0, 1, 2
-_SIDES = {"train": TRAIN, "heldout": HELDOUT}
+# Large data has no dev side: its dev rows are held out, and half of what is held out chooses.
+_SIDES = {"train": TRAIN, "dev": HELDOUT, "heldout": HELDOUT}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Comparing models on the same tasks: candidates, seeds, and what differs in their settings. Start
 with `compare.py`.
 
+    by_metadata.py    results by a key of the tasks' metadata
     candidates.py     which evaluations an id stands for
     compare.py        two to eight models on the same tasks
     described.py      what two trainings were told, side by side
+    named_metric.py   rows judged by a named metric of the environment
     rank_changes.py   how a new reward changes the order of models, tasks and attempts
     seeds.py          seeds of one configuration as a group
     settings_diff.py  what was changed between two models

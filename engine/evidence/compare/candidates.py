@@ -95,9 +95,9 @@ class Offer:
 
 
 def find_candidates(
-    home: Home, ids: Sequence[str], env_id: str = ""
+    home: Home, ids: Sequence[str], env_id: str = "", fewest: int = 2
 ) -> tuple[list[Candidate], list[str]]:
-    """The evaluated models behind `ids` on one environment, and warnings to show.
+    """The evaluated models behind `ids`, at least `fewest`, on one environment, and warnings.
 
     `env_id` chooses the environment (an id, a name or a beginning of either); empty means one on
     which all ids were evaluated, the newest where there are several. Candidates without rows are
@@ -106,7 +106,7 @@ def find_candidates(
     Raises:
         UserError: RUN_NOT_FOUND for an unknown id; NO_EVALUATION where an id was never evaluated
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
-            differently; BAD_ARGUMENT where fewer than two or too many models result.
+            differently; BAD_ARGUMENT where too few or too many models result.
     """
     # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
@@ -114,7 +114,7 @@ def find_candidates(
     candidates = _with_distinct_labels(
         [candidate for candidate in loaded_candidates if candidate.rows]
     )
-    _check_count(candidates)
+    _check_count(candidates, fewest)
     _check_same_sampling(candidates)
     env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
     return candidates, env_warnings + _sampling_warnings(candidates)
@@ -140,9 +140,9 @@ def _other_envs_warning(chosen_env_id: str, other_env_ids: Sequence[str]) -> lis
     ]
 
 
-def _check_count(candidates: Sequence[Candidate]) -> None:
-    """Raise UserError BAD_ARGUMENT where there are fewer than two candidates, or too many."""
-    if not 2 <= len(candidates) <= MOST_CANDIDATES:
+def _check_count(candidates: Sequence[Candidate], fewest: int) -> None:
+    """Raise UserError BAD_ARGUMENT where there are fewer than `fewest` candidates, or too many."""
+    if not fewest <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
             f"these ids give {len(candidates)} evaluated models; 2 to {MOST_CANDIDATES} can be "

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
+from engine.evidence.compare.by_metadata import ByMetadata, by_metadata, of_one_model
 from engine.evidence.compare.candidates import (
     MOST_CANDIDATES,
     Candidate,
     Sampling,
     find_candidates,
 )
+from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
 from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
@@ -144,6 +146,7 @@ class Standing:
         main: the contest of the candidate furthest ahead of the first.
         settings: setting -> candidate -> value, where they differ.
         flips: tasks won and lost in the main contest.
+        by: the results by a key of the tasks' metadata, None where none was named.
     """
 
     candidates: Sequence[CandidateRow]
@@ -155,6 +158,7 @@ class Standing:
     flips: FlipExamples
     warnings: Sequence[str] = ()
     next_calls: Sequence[Call] = ()
+    by: ByMetadata | None = None
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
@@ -171,6 +175,7 @@ class Standing:
         sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             **self._headline(),
+            **(self.by.to_json() if self.by else {}),
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
@@ -182,10 +187,12 @@ class Standing:
 
     def _headline(self) -> dict[str, object]:
         """The first entries of the result: what came out, and what was compared where."""
+        measure_name = self.main.comparison.metric_name or self.measure
+        summary = _summary(self.main, len(self.contests))
         return {
-            "summary": _summary(self.main, len(self.contests)),
+            "summary": f"{summary} {self.by.sentence(str(measure_name))}" if self.by else summary,
             "verdict": self.main.comparison.outcome.verdict,
-            "metric": self.measure,
+            "metric": measure_name,
             "env_id": self.main.first.env_id,
             "reference": self.main.first.label,
         }
@@ -198,11 +205,13 @@ class Standing:
         }
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+def compare_runs(
+    home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
+) -> Reply:
     """Compare models by their answers; see `_compare_answers`. Where a training run among `ids` was
     not evaluated yet, the answer is how the runs were made, with the verdict "unknown"."""
     try:
-        return _compare_answers(home, ids, env_id)
+        return _compare_answers(home, ids, env_id, metric, group_by)
     except UserError as error:
         if error.code != "NO_EVALUATION":
             raise
@@ -212,7 +221,9 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         return answer
 
 
-def _compare_answers(home: Home, ids: Sequence[str], env_id: str) -> Reply:
+def _compare_answers(
+    home: Home, ids: Sequence[str], env_id: str, metric: str, group_by: str
+) -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
     Runs that differ only in their seed count as one candidate (engine/evidence/compare/seeds.py).
@@ -224,17 +235,31 @@ def _compare_answers(home: Home, ids: Sequence[str], env_id: str) -> Reply:
             checkpoint was chosen on), evaluation runs (all their models), or references of models
             that were evaluated.
         env_id: the environment to compare on; "" takes the newest that all have in common.
+        metric: a named metric of the environment to judge by, higher taken as better; "" for
+            success, else reward, else loss.
+        group_by: a key of the tasks' metadata by whose values the results are shown too; a single
+            model will do then.
 
     Raises:
         UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
             or NOT_COMPARABLE (environments or sampling settings differ).
     """
-    candidates, warnings = _candidates_to_compare(home, ids, env_id)
+    metric = "" if metric in OWN_MEASURES else metric
+    candidates, warnings = _candidates_to_compare(home, ids, env_id, fewest=1 if group_by else 2)
+    if metric:
+        candidates = by_metric(candidates, metric)
     first, others = candidates[0], candidates[1:]
+    if not others:
+        return of_one_model(home, first, group_by, metric, warnings)
     # How often each was evaluated against the first: every time was a chance of a false result.
     evaluation_counts = [_times_evaluated(home, first, other) for other in others]
-    contests = _contests(home, first, others, evaluation_counts)
+    contests = _contests(home, first, others, evaluation_counts, metric)
     standing = _standing(home, candidates, contests)
+    if group_by:
+        shown = standing.main.other.label
+        by = by_metadata(home, candidates, group_by, standing.measure, shown)
+        standing = replace(standing, by=by)
+        warnings += by.warnings
     more_evidence = _evidence_to_gather(home, standing.main)
     all_warnings = [
         *warnings,
@@ -268,26 +293,32 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
 
 
 def _candidates_to_compare(
-    home: Home, ids: Sequence[str], env_id: str
+    home: Home, ids: Sequence[str], env_id: str, fewest: int
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, warnings), with seeds joined and without tasks that were trained on.
-
-    `ids` and `env_id` are those of `compare_runs`, and so are the errors.
+    """(the candidates, at least `fewest`; warnings), with seeds joined and without tasks that were
+    trained on. `ids` and `env_id` are those of `compare_runs`, and so are the errors.
     """
-    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
+    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id, fewest)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
 
 
 def _contests(
-    home: Home, first: Candidate, others: Sequence[Candidate], evaluation_counts: Sequence[int]
+    home: Home,
+    first: Candidate,
+    others: Sequence[Candidate],
+    evaluation_counts: Sequence[int],
+    metric: str,
 ) -> list[Contest]:
     """Each of the other candidates compared with the first; the p values are corrected.
 
     They are corrected for the number of comparisons, and for how often each candidate was evaluated
-    against the first (`evaluation_counts`).
+    against the first (`evaluation_counts`). `metric` names what the rows are judged by, "" for
+    their own measure.
     """
-    comparisons = [compare_candidates(home, first, other) for other in others]
+    comparisons = [
+        replace(compare_candidates(home, first, other), metric_name=metric) for other in others
+    ]
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
     return [
         Contest(

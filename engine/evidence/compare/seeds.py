@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
-from engine.evidence.stats.distributions import t_cdf, t_quantile
+from engine.evidence.stats.basics.distributions import t_cdf, t_quantile
 from engine.evidence.stats.inference import (
     ALPHA,
     POWER,

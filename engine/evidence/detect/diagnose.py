@@ -195,6 +195,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         failure=_failure(run, row),
         rescoring=rescored(run),
         heldout_rows=split_rows(run.home, row.env_id, split),
+        dev_tasks=bool(split_rows(run.home, row.env_id, "dev")),
     )
     if is_training:
         facts = _with_start(facts, run)

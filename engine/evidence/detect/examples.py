@@ -115,7 +115,7 @@ class Examples:
         has_training_rollouts = self.step >= 0  # else the rows are held-out answers
         if finding.pick == "changed" and has_training_rollouts:
             return []  # they cannot show what changed on held-out tasks
-        shows_finding = _SHOWS.get(finding.id)
+        shows_finding = _on_plateau(finding) or _SHOWS.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
@@ -163,6 +163,14 @@ class Examples:
             error=clip(self.redact.text(row.error or ""), _EXAMPLE_CHARS),
             reference=clip(self.redact.text(reference), _EXAMPLE_CHARS),
         )
+
+
+def _on_plateau(finding: Finding) -> Callable[[Answer], bool] | None:
+    """Of the finding of a plateau, whether an answer lies on it; None for any other finding."""
+    if finding.id != "plateau":
+        return None
+    level = finding.evidence["plateau_reward"]  # None: each group has another
+    return lambda row: row.reward == level if level is not None else _reward_or_zero(row) > 0
 
 
 def _likeness(answer: str, reference: str) -> float:

@@ -17,6 +17,7 @@ from engine.evidence.detect.views import (
     trend,
     window,
 )
+from engine.evidence.signal.kinds import unsolved_shares
 from engine.evidence.stats import thresholds as limits
 
 
@@ -55,7 +56,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
     """The shares of groups over the last steps; None while there are too few steps."""
     zero_advantage = recent_mean(facts.series("zero_advantage_share"))
     effective = recent_mean(facts.series("groups_effective"))
-    unsolved = recent_mean(facts.series("groups_too_hard"))
+    unsolved = recent_mean(unsolved_shares(facts.lines))
     if zero_advantage is None or effective is None or unsolved is None:
         return None
     solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 where it was not logged
@@ -206,7 +207,7 @@ def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str,
     return {
         "zero_advantage_share": shares.zero_advantage,
         "groups_effective": shares.effective,
-        "groups_too_hard": shares.unsolved,
+        "groups_unsolved": shares.unsolved,
         "groups_too_easy": shares.solved,
         "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
         "temperature": facts.settings.temperature,
@@ -541,12 +542,12 @@ def is_learning(facts: Facts) -> bool:
 
 def never_solved(facts: Facts) -> bool:
     """Whether hardly any answer is right; where the environment reports no success, whether nearly
-    all groups count as too hard."""
+    all groups earn alike without being right."""
     solved_shares = window(facts.view_values("solved_share"))
     if solved_shares:
         return mean(solved_shares) <= limits.SOLVED_NEVER
-    too_hard_shares = facts.recent("groups_too_hard")
-    return bool(too_hard_shares) and mean(too_hard_shares) >= 1 - limits.EFFECTIVE_NONE
+    shares = window(unsolved_shares(facts.lines))
+    return bool(shares) and mean(shares) >= 1 - limits.EFFECTIVE_NONE
 
 
 def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:

@@ -463,17 +463,18 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
     rows_set = getattr(facts.settings, setting)
-    # A training run reports only half of its held-out tasks.
-    rows_per_task = 2 if is_training else 1
+    # A training run reports only half of its held-out tasks, unless dev tasks choose.
+    reports_half = is_training and not facts.dev_tasks
+    rows_per_task = 2 if reports_half else 1
     # Without a setting, the number of rows follows from the tasks that were reported.
     rows_used = rows_set if isinstance(rows_set, int) else rows_per_task * reported_tasks
     rows_needed = None if needed_tasks is None else rows_per_task * needed_tasks
     rows_available = facts.heldout_rows
     if rows_available is not None and rows_used >= rows_available:
-        half_note = "; a run reports on half of them" if is_training else ""
+        half_note = "; a run reports on half of them" if reports_half else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
-    remark = _remark_on_halves(rows_available) if is_training else ""
+    remark = _remark_on_halves(rows_available) if reports_half else ""
     return setting_lever(setting, now=rows_set, to=new_rows, why=remark)
 
 

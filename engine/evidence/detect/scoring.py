@@ -174,7 +174,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 
 
 def plateau(facts: Facts) -> Finding | None:
-    """Detect that nearly all answers earn one partial reward and none is right.
+    """Detect that most answers earn one partial reward, or most groups one each, and none is right.
 
     The groups are uniform there: the reward pays for what is not finished, and nothing leads on.
     None while groups differ, where answers are right now and then, or where success is not
@@ -187,31 +187,46 @@ def plateau(facts: Facts) -> Finding | None:
         return None
     if effective_share >= limits.EFFECTIVE_LOW or solved_share > limits.SOLVED_NEVER:
         return None
-    level = statistics.median(window(facts.view_values("usual_reward")))
-    if share_on_it < limits.ON_PLATEAU or level <= 0:
-        return None
-    return _plateau_finding(facts, level, share_on_it=share_on_it, solved_share=solved_share)
+    # The lower of two in the middle, so that it is a reward that answers earn.
+    level = statistics.median_low(window(facts.view_values("usual_reward")))
+    if share_on_it >= limits.ON_PLATEAU and level > 0:
+        return _plateau_finding(facts, level, share_on_it, solved_share)
+    flat_share = recent_mean(facts.series("groups_flat_partial"))
+    if flat_share is not None and flat_share >= limits.ON_PLATEAU:
+        return _plateau_finding(facts, None, flat_share, solved_share)
+    return None
 
 
 def _plateau_finding(
-    facts: Facts, level: float, *, share_on_it: float, solved_share: float
+    facts: Facts, level: float | None, share_on_it: float, solved_share: float
 ) -> Finding:
-    """The finding that answers earn the partial reward `level` and stay there."""
+    """The finding that answers earn a partial reward and stay there.
+
+    That reward is `level` for the share `share_on_it` of the answers. None where it is another one
+    in every group, for that share of the groups.
+    """
     evidence = {
         "plateau_reward": level,
         "share_on_it": share_on_it,
+        "groups_flat_partial": recent_mean(facts.series("groups_flat_partial")),
         "solved": solved_share,
         "reward_start": mean_or_none(facts.series("reward_mean")[:START_STEPS]),
         "reward_mean": recent_mean(facts.series("reward_mean")),
         "groups_effective": recent_mean(facts.series("groups_effective")),
     }
+    if level is None:
+        what = f"In {share_on_it:.0%} of the groups of the last steps all earn the same part"
+        less, where = "less", "success == False and reward > 0"
+    else:
+        what = f"{share_on_it:.0%} of the answers of the last steps earn exactly {level:.3g}"
+        less, where = f"less than {level:.3g}", f"success == False and reward == {level!r}"
     sentence = (
-        f"{share_on_it:.0%} of the answers of the last steps earn exactly {level:.3g} and "
-        f"{solved_share:.0%} are right: the reward is a plateau that pays for not finishing."
+        f"{what} and {solved_share:.0%} are right: the reward is a plateau that pays for not "
+        "finishing."
     )
     lever = edit_lever(
-        f"score(): pay less than {level:.3g} for what the answers shown do, and a step more for "
-        'each thing that is still missing; or show whole answers by SFT first (algorithm="sft")'
+        f"score(): pay {less} for what the answers shown do, and a step more for each thing that "
+        'is still missing; or show whole answers by SFT first (algorithm="sft")'
     )
     return Finding(
         "plateau",
@@ -220,7 +235,7 @@ def _plateau_finding(
         lever,
         playbook="rewards",
         pick="best",
-        where="success == False",
+        where=where,
     )
 
 

@@ -4,6 +4,7 @@ that are gone, leaks, contradictory rows, an exam of other tasks."""
 import math
 from collections.abc import Sequence
 
+from engine.core.format import percent, significant
 from engine.core.hints import Change, Hint
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import is_learning, rounded_part
@@ -351,7 +352,7 @@ def _level_text(value: float | None, is_share: bool) -> str:
     """A level as text, such as "41.2%" for a share and "0.412" for others; "?" for None."""
     if value is None:
         return "?"
-    return f"{value:.1%}" if is_share else f"{value:.3g}"
+    return percent(value, unit="%") if is_share else significant(value)
 
 
 def _change_text(value: float | None, is_share: bool) -> str:

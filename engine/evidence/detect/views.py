@@ -173,6 +173,7 @@ class Facts:
         gold_tokens: length in tokens that nearly all reference answers stay below; None when not
             known.
         heldout_rows: rows of the split that is evaluated; None when not known.
+        dev_tasks: whether dev tasks choose the checkpoint.
         kept_skills: what became of earlier skills, None where they were not measured.
         rows: what is known of the rows of the run.
         fall_of_the_start: the checkpoint it went on from, compared with where that came from.
@@ -194,6 +195,7 @@ class Facts:
     against_start: StartComparison | None = None
     gold_tokens: float | None = None
     heldout_rows: int | None = None
+    dev_tasks: bool = False
     kept_skills: KeptSkills | None = None
     rows: RowFacts = field(default_factory=RowFacts)
     alerts: Sequence[Finding] = ()

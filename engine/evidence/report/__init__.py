@@ -2,6 +2,7 @@
 what is known. `outcome.py`, `progress.py` and `origins.py` build sections from it, and
 `html_report.py` and `markdown.py` render them.
 
+    base_card.py    a base model: what it can do and in which words
     blocks.py       what a section consists of, whatever renders it
     charts.py       curves as SVG
     dossier.py      everything a report says about a run, gathered once
@@ -10,6 +11,8 @@ what is known. `outcome.py`, `progress.py` and `origins.py` build sections from 
     origins.py      sections on reward, rows, cost, settings, lineage, hashes
     outcome.py      sections on the verdict, the models, tasks and skills
     progress.py     the section on curves
+    results_table.py  every answer as a row of CSV or parquet
     report.html.j2  the page: each kind of block as a macro
+    stacked.py      groups by kind over the steps, as SVG
     values.py       numbers and settings as text
 """

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from engine.core.format import percent
+
 Point = tuple[float, float]
 _XOf = Callable[[float], float]  # a number -> where it is drawn, in pixels from the left
 WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
@@ -21,9 +23,8 @@ _LABEL_GAP = 12  # free beside the labels of an axis
 _LEAST_RIGHT = 44.0  # margin on the right, so that the word "step" fits
 # Half the width of a character, for text centred at a point: large, bold and small text.
 _HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
-# Of the drawing of an effect: its height, the y of its axis, and the margin left and right of it.
+# Of the drawing of an effect, then of the bar of a range: height, y of the axis, side margins.
 _STRIP_HEIGHT, _STRIP_AXIS_Y, _STRIP_MARGIN = 104, 52, 18
-# The same of the bar of a range.
 _RANGE_HEIGHT, _RANGE_AXIS_Y, _RANGE_MARGIN = 84, 40, 14
 
 
@@ -59,8 +60,8 @@ def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
     """
     if not curve.points and not curve.marks:
         return Markup("")
-    frame = _Frame.around(curve, width, height)
-    svg_parts = [_grid(frame, curve.is_share), _step_labels(frame)]
+    frame = Frame.around(curve, width, height)
+    svg_parts = [grid_lines(frame, curve.is_share), step_labels(frame)]
     if curve.line_at is not None:
         svg_parts.append(_vertical_line(frame, curve.line_at, curve.line_label))
     if curve.band:
@@ -68,7 +69,7 @@ def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
     svg_parts += _curve_lines(frame, curve.points)
     svg_parts += [_mark(frame, mark) for mark in curve.marks]
     svg_parts.append(_end_label(frame, curve))
-    return _svg(svg_parts, width, height, label)
+    return as_svg(svg_parts, width, height, label)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
         _strip_headline(effect, width, x_of),
         *_direction_texts(effect, width),
     ]
-    return _svg(svg_parts, width, _STRIP_HEIGHT, label)
+    return as_svg(svg_parts, width, _STRIP_HEIGHT, label)
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
@@ -229,7 +230,7 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
         (x_of(estimate.low), low_text),
     ]
     svg_parts += _labels(labels, width, _RANGE_AXIS_Y + 30, gap=8)
-    return _svg(svg_parts, width, _RANGE_HEIGHT, label)
+    return as_svg(svg_parts, width, _RANGE_HEIGHT, label)
 
 
 def _x_in_range(axis_end: float, width: int) -> _XOf:
@@ -322,7 +323,7 @@ def level_bar(
         _line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
         f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="5"/>',
     ]
-    return _svg(svg_parts, width, height, label)
+    return as_svg(svg_parts, width, height, label)
 
 
 def signed(value: float, is_share: bool) -> str:
@@ -355,7 +356,7 @@ def axis_text(value: float, is_share: bool) -> str:
 def _percent_text(share: float) -> str:
     """A share as text, such as "12 %" or "1.5 %"."""
     # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-    text = f"{100 * share:.0f}" if abs(share) >= 0.0995 else f"{100 * share:.1f}"
+    text = percent(share, digits=0 if abs(share) >= 0.0995 else 1, unit="")
     return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 
@@ -390,7 +391,7 @@ def _are_equal(low: float, high: float) -> bool:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The mapping from steps and values to pixels of the drawing.
 
     Attributes:
@@ -408,7 +409,7 @@ class _Frame:
     margin_right: float
 
     @staticmethod
-    def around(curve: Curve, width: int, height: int) -> "_Frame":
+    def around(curve: Curve, width: int, height: int) -> "Frame":
         """The frame of a drawing of `width` by `height` pixels, with room for the labels.
 
         `curve` has at least one point or mark; its `last_step` may lengthen the axis beyond them.
@@ -416,7 +417,7 @@ class _Frame:
         steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
         longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
-        return _Frame(
+        return Frame(
             first_step=min(steps),
             last_step=max([*steps, curve.last_step or 0]),
             ticks=ticks,
@@ -478,7 +479,7 @@ def _value_range(curve: Curve) -> tuple[float, float]:
     return low, high
 
 
-def _grid(frame: _Frame, is_share: bool) -> str:
+def grid_lines(frame: Frame, is_share: bool) -> str:
     """A horizontal line with its label for every tick of the value axis."""
     parts = []
     for tick in frame.ticks:
@@ -488,7 +489,7 @@ def _grid(frame: _Frame, is_share: bool) -> str:
     return "".join(parts)
 
 
-def _step_labels(frame: _Frame) -> str:
+def step_labels(frame: Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
     y = frame.height - _BOTTOM + 19  # below the axis
     tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
@@ -500,7 +501,7 @@ def _step_labels(frame: _Frame) -> str:
     return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")
 
 
-def _vertical_line(frame: _Frame, step: float, text: str) -> str:
+def _vertical_line(frame: Frame, step: float, text: str) -> str:
     """A vertical line at a step; its label is on the side that has more room."""
     x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _line("best", (x, x), (_TOP, bottom))
@@ -509,7 +510,7 @@ def _vertical_line(frame: _Frame, step: float, text: str) -> str:
     return line + _text("bestlabel", x + 6, bottom - 7, text)
 
 
-def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
+def _band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
     """The area between the low and the high values, given as (step, low, high).
 
     Its outline runs along the high values and back along the low ones.
@@ -519,7 +520,7 @@ def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
     return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
 
 
-def _curve_lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
+def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
     """The SVG of the line: few points with dots, many as a faint line with their moving average.
 
     [] without points.
@@ -550,13 +551,13 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     return smoothed_points
 
 
-def _path(frame: _Frame, points: Sequence[Point], style: str) -> str:
+def _path(frame: Frame, points: Sequence[Point], style: str) -> str:
     """A line through the points; `style` is its CSS class."""
     spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
     return f'<polyline class="{style}" points="{spots}"/>'
 
 
-def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
+def _mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
     """A separately measured value, given as (step, low, value, high).
 
     It is drawn as a diamond, its interval as a vertical line.
@@ -567,7 +568,7 @@ def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
     return whisker + f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
-def _end_label(frame: _Frame, curve: Curve) -> str:
+def _end_label(frame: Frame, curve: Curve) -> str:
     """A dot at the end of the line with its value; "" without points."""
     end = _line_end(curve)
     if end is None:
@@ -590,7 +591,7 @@ def _line_end(curve: Curve) -> Point | None:
     return moving_average(curve.points)[-1]
 
 
-def _svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
+def as_svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
     """The parts as one SVG element; `label` describes it to screen readers."""
     head = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '

@@ -127,13 +127,16 @@ def _figures(
 
     First the mean results (levels) before and after, as far as they were measured. Then the number
     of tasks, the p value, and the smallest change that the comparison would find. Training
-    runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint.
+    runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint,
+    or on all of them where dev tasks chose it.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
     tasks_remark = (
         "reported on the half that chose nothing" if reports_on_half else "paired by task"
     )
+    if sides is not None and sides.dev:
+        tasks_remark = "all held-out tasks: dev tasks chose the checkpoint"
     test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
     smallest_change = _without_sign(outcome.detectable, measure)
     return [

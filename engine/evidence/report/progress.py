@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.core.metrics import METRICS
-from engine.evidence.report import blocks, charts
+from engine.evidence.report import blocks, charts, stacked
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST
 from engine.evidence.verdict.holdout_reuse import HoldoutUse
@@ -27,6 +27,7 @@ def curves(dossier: Dossier) -> blocks.Section | None:
         section_blocks.append(main_chart)
         lead.append(_held_out_line(dossier))
     if dossier.row.kind == "train":  # an evaluation has one line per model, which is no curve
+        section_blocks += _group_panel(dossier)
         small_charts = _small_charts(dossier)
         if small_charts:
             section_blocks.append(blocks.Panel(small_charts, grid=True))
@@ -52,6 +53,11 @@ def _held_out_line(dossier: Dossier) -> str:
         "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
         f"of them{half_text} and reported on the other."
     )
+    if choosing_half and choosing_half.side == "dev":
+        text = (
+            f"The best checkpoint is chosen on {choosing_half.tasks} dev tasks, which the curves "
+            "below are of, and reported on the held-out tasks, which chose nothing."
+        )
     training = dossier.verdict.training
     if training is None or not training.holdout_use.total:
         return text
@@ -125,11 +131,11 @@ def _best_step(dossier: Dossier) -> int | None:
 
 def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
     """(CSS class, meaning) of what is drawn in the chart of the held-out results."""
-    legend = [("choosing", "half that chooses")]
+    legend = [("choosing", "tasks that choose")]
     if curve.band:
         legend.append(("interval", "95 % interval"))
     if curve.marks:
-        legend.append(("reported", "half that is reported"))
+        legend.append(("reported", "tasks that are reported"))
     return legend
 
 
@@ -148,6 +154,16 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
             # A level with a value has an interval; `or 0.0` is for the type alone.
             marks.append((step, level.low or 0.0, level.value, level.high or 0.0))
     return marks
+
+
+def _group_panel(dossier: Dossier) -> list[blocks.Panel]:
+    """The chart of the kinds of groups, on the page alone; [] for a run without groups."""
+    wide = stacked.group_chart(dossier.metrics.lines, charts.WIDE, height=220)
+    if not wide:
+        return []
+    narrow = stacked.group_chart(dossier.metrics.lines, charts.NARROW, height=200)
+    figure = blocks.Figure(wide, narrow, legend=stacked.LEGEND)
+    return [blocks.Panel([figure], title="What the groups had to teach", shown_in="page")]
 
 
 def _held_out_name(dossier: Dossier) -> str:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.evidence.stats.basics.clusters import Clusters
+from engine.evidence.stats.basics.distributions import pass_at_k
 from engine.evidence.stats.bootstrap import paired_bootstrap
-from engine.evidence.stats.distributions import pass_at_k
 from engine.evidence.stats.inference import Side
 
 
@@ -38,7 +39,9 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
     """
     return [
-        _mean_over_tasks(k, {task: _chance(values, k) for task, values in results.values.items()})
+        _mean_over_tasks(
+            k, {task: _chance(values, k) for task, values in results.values.items()}, results.groups
+        )
         for k in _ks(_fewest_attempts(results))
     ]
 
@@ -58,7 +61,7 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
         task: _chance(after.values[task], k) - _chance(before.values[task], k)
         for task in shared_tasks
     }
-    return _mean_over_tasks(k, changes)
+    return _mean_over_tasks(k, changes, {**after.groups, **before.groups})
 
 
 def _fewest_attempts(results: Side) -> int:
@@ -79,8 +82,13 @@ def _chance(successes: Sequence[float], k: int) -> float:
     return pass_at_k(len(successes), round(math.fsum(successes)), k)
 
 
-def _mean_over_tasks(k: int, value_of_task: Mapping[str, float]) -> AnyOfK:
-    """The mean over tasks of pass@k, or of its change, with its interval."""
-    mean = paired_bootstrap({task: [value] for task, value in value_of_task.items()})
+def _mean_over_tasks(
+    k: int, value_of_task: Mapping[str, float], groups: Mapping[str, str]
+) -> AnyOfK:
+    """The mean over tasks of pass@k, or of its change, with its interval; `groups` as in `Side`."""
+    mean = paired_bootstrap(
+        {task: [value] for task, value in value_of_task.items()},
+        clusters=Clusters.of(value_of_task, groups),
+    )
     value = math.fsum(value_of_task.values()) / len(value_of_task)
     return AnyOfK(k, value, mean.low, mean.high)

@@ -8,7 +8,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.evidence.stats.distributions import normal_quantile, normal_tail, t_cdf, t_quantile
+from engine.evidence.stats.basics.clusters import Clusters
+from engine.evidence.stats.basics.distributions import (
+    normal_quantile,
+    normal_tail,
+    t_cdf,
+    t_quantile,
+)
 
 RESAMPLES = 4000  # about a hundred of them lie beyond each end of a 95 % interval
 
@@ -29,11 +35,12 @@ def paired_bootstrap(
     *,
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
+    clusters: Clusters | None = None,
 ) -> Bootstrap:
     """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
 
     The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks.
+    no new tasks. With `clusters` whole groups of tasks are drawn instead of tasks.
 
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
@@ -41,6 +48,7 @@ def paired_bootstrap(
             come.
         confidence: coverage of the interval, 0.95 for a 95 % interval.
         resamples: how many means are drawn.
+        clusters: all the tasks by group, None where each stands for itself.
 
     Raises ValueError without tasks.
     """
@@ -49,9 +57,47 @@ def paired_bootstrap(
     if n == 0:
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
+    if clusters is not None:
+        mean_of_task = dict(zip(sorted(diffs_by_task), means, strict=True))
+        return _over_groups(centre, mean_of_task, clusters, seed, confidence, resamples)
     if n == 1 or min(means) == max(means):
         return _without_spread(centre, n)
     return _expanded_percentile(centre, _drawn_means(means, seed, resamples), n, confidence)
+
+
+def _over_groups(
+    centre: float,
+    mean_of_task: Mapping[str, float],
+    clusters: Clusters,
+    seed: int,
+    confidence: float,
+    resamples: int,
+) -> Bootstrap:
+    """The result of drawing whole groups of tasks; `centre` is the mean over all tasks, the others
+    as for `paired_bootstrap`. A single group has no interval: both ends are infinite."""
+    sums = [
+        (math.fsum(mean_of_task[task] for task in tasks), len(tasks)) for tasks in clusters.members
+    ]
+    if clusters.count < 2:
+        return Bootstrap(centre, low=-math.inf, high=math.inf, p=1.0)
+    if len({total / count for total, count in sums}) == 1:
+        return _without_spread(centre, clusters.count)
+    draw = random.Random(seed).choices
+    drawn_means = []
+    for _ in range(resamples):
+        drawn = draw(sums, k=clusters.count)
+        drawn_means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+    return _expanded_percentile(centre, sorted(drawn_means), clusters.count, confidence)
+
+
+def deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
+    """The standard deviation of the tasks' changes around their mean.
+
+    Where all tasks changed by the same amount, it would be 0 and promise to detect anything. Then
+    it is computed as if one more task had changed by `span` more than the others.
+    """
+    variance = math.fsum((change - mean) ** 2 for change in changes) / max(1, len(changes) - 1)
+    return span / math.sqrt(len(changes) + 1) if variance == 0.0 else math.sqrt(variance)
 
 
 def _expanded_percentile(

@@ -2,8 +2,9 @@
 
 Rates get Wilson intervals. Two models on the same tasks are compared pair by pair: McNemar's
 mid-p test and Tango's score interval for one yes/no answer per task, a bootstrap over tasks for
-everything else. `paired_verdict` turns that into one word. Standard library only; held against
-scipy and against simulation in tests/engine/evidence/stats/test_inference.py.
+everything else; all of it by group where tasks have groups. `paired_verdict` makes one word of it.
+Standard library only; held against scipy and simulation in
+tests/engine/evidence/stats/test_inference.py.
 """
 
 import math
@@ -11,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from engine.evidence.stats.bootstrap import RESAMPLES, paired_bootstrap
-from engine.evidence.stats.distributions import binomial_cdf, log_binomial, normal_quantile
+from engine.evidence.stats.basics.clusters import Clusters
+from engine.evidence.stats.basics.distributions import binomial_cdf, log_binomial, normal_quantile
+from engine.evidence.stats.bootstrap import RESAMPLES, deviation_of_changes, paired_bootstrap
 
 ALPHA = 0.05
 POWER = 0.8
@@ -46,10 +48,11 @@ class Interval:
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
-def wilson(k: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson(k: float, n: float, confidence: float = 0.95) -> Interval:
     """Wilson's (1927) score interval for a rate of `k` successes in `n` trials; (0, 1) for n = 0.
 
-    `confidence` is its coverage, 0.95 for a 95 % interval.
+    `confidence` is its coverage, 0.95 for a 95 % interval. Counts may be fractions: those of tasks
+    in groups, divided by their design effect.
     """
     if n <= 0:
         return Interval(0.0, 1.0)
@@ -78,12 +81,13 @@ def mcnemar_midp(b: int, c: int) -> float:
     return min(1.0, 2.0 * binomial_cdf(k, n, 0.5) - math.exp(log_binomial(k, n, 0.5)))
 
 
-def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval:
+def tango_interval(b: float, c: float, n: float, confidence: float = 0.95) -> Interval:
     """Tango's (1998) score interval for the paired difference (b - c) / n of two rates.
 
     `b` of `n` tasks were gained and `c` lost. Unlike Wald's interval it has a width at b = c = 0
     and stays inside [-1, 1]. It excludes 0 exactly where McNemar's test without correction is
-    significant. (-1, 1) for n = 0. `confidence` is its coverage.
+    significant. (-1, 1) for n = 0. `confidence` is its coverage. Counts may be fractions, as in
+    `wilson`.
     """
     if n <= 0:
         return Interval(-1.0, 1.0)
@@ -96,7 +100,7 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
     return Interval(low, high)
 
 
-def _tango_score(b: int, c: int, n: int, delta: float) -> float:
+def _tango_score(b: float, c: float, n: float, delta: float) -> float:
     """Tango's score (a z value) for the hypothesis that the true difference is `delta`.
 
     `b` of `n` tasks were gained, `c` lost.
@@ -108,7 +112,7 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
     return gap / math.sqrt(variance)
 
 
-def _likeliest_lost_rate(b: int, c: int, n: int, delta: float) -> float:
+def _likeliest_lost_rate(b: float, c: float, n: float, delta: float) -> float:
     """The maximum likelihood share of lost tasks if the true difference of the rates is `delta`.
 
     `b` of `n` tasks were gained, `c` lost. The share is the root of the quadratic equation
@@ -120,7 +124,7 @@ def _likeliest_lost_rate(b: int, c: int, n: int, delta: float) -> float:
     return max(0.0, (root - linear) / (4.0 * n))
 
 
-def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -> float:
+def _score_bound(b: float, c: float, n: float, z: float, *, low: float, high: float) -> float:
     """The difference in [low, high] at which Tango's score is `z`, by bisection.
 
     The score falls as the difference grows. `b` of `n` tasks were gained, `c` lost.
@@ -135,7 +139,7 @@ def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -
 
 
 def smallest_detectable_gap(
-    n: int, discordant: int, *, alpha: float = ALPHA, power: float = POWER
+    n: float, discordant: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
     """The smallest difference of two paired rates that `n` tasks would show; at most 1.
 
@@ -280,11 +284,13 @@ class Side:
         values: task id -> one value per attempt whose scoring worked.
         attempts: how many attempts there were, errors included.
         errors: how many of them could not be scored.
+        groups: task id -> its group, for tasks that have one.
     """
 
     values: Mapping[str, Sequence[float]]
     attempts: int
     errors: int = 0
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def error_share(self) -> float:
@@ -303,6 +309,7 @@ class PairedVerdict:
         diff: after - before; `low` and `high` are the ends of its interval.
         p: of the test that there is no difference.
         n: how many tasks were paired; `unpaired` had values on one side only.
+        groups: how many groups they are of; 0 where each stands for itself.
         detectable: the smallest difference that this many tasks would show.
         method: the test and the interval that were used, in words.
         margin: how small a difference counts as none.
@@ -323,6 +330,7 @@ class PairedVerdict:
     method: str = ""
     margin: float = MARGIN
     unpaired: int = 0
+    groups: int = 0
     errors: tuple[int, int] = (0, 0)
     gained: tuple[str, ...] = field(default=(), repr=False)
     lost: tuple[str, ...] = field(default=(), repr=False)
@@ -359,13 +367,15 @@ def paired_verdict(
         return counts.unknown_verdict(refusal)
     means_before = {task: _mean(before.values[task]) for task in shared_tasks}
     means_after = {task: _mean(after.values[task]) for task in shared_tasks}
-    test = _test_of_means(means_before, means_after, alpha, seed)
+    clusters = Clusters.of(shared_tasks, {**after.groups, **before.groups})
+    test = _test_of_means(means_before, means_after, alpha, seed, clusters)
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
-    word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
-    # `unknown_verdict` gives the counts of tasks and errors; the means and the test add the other
-    # numbers.
-    verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
+    word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha, clusters)
+    group_count = clusters.count if clusters else 0
+    verdict = replace(
+        counts.unknown_verdict(reason), verdict=word, margin=used_margin, groups=group_count
+    )
     return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
 
 
@@ -455,18 +465,22 @@ def _shared_tasks(before: Side, after: Side) -> list[str]:
 
 
 def _test_of_means(
-    before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    alpha: float,
+    seed: int,
+    clusters: Clusters | None,
 ) -> _Test:
-    """The test that suits the values, with an interval that agrees with it.
+    """The test that suits the values (by group with `clusters`), and an interval that agrees.
 
     Both mappings are task id -> value, of the same tasks; `alpha` is the level of the test, `seed`
     that of a bootstrap. Where the test is not significant although the interval (of confidence
     1 - alpha) excludes 0, the interval is extended to 0.
     """
     if {*before.values(), *after.values()} <= {0.0, 1.0}:
-        test = _binary_test(before, after, alpha)
+        test = _binary_test(before, after, alpha, clusters)
     else:
-        test = _mean_test(before, after, alpha, seed)
+        test = _mean_test(before, after, alpha, seed, clusters)
     if test.p >= alpha and test.interval.excludes_zero:
         method = f"{test.method}, drawn to 0 with the test"
         return replace(test, interval=test.interval.with_zero(), method=method)
@@ -502,72 +516,75 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     return ""
 
 
-def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha: float) -> _Test:
+def _binary_test(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    alpha: float,
+    clusters: Clusters | None,
+) -> _Test:
     """McNemar's test, at the level `alpha`, for tasks that are solved (1) or not (0) on each side.
 
-    Both mappings are task id -> value, of the same tasks.
+    Both mappings are task id -> value, of the same tasks. With `clusters` the counts are divided by
+    the design effect of the groups, and p is of the test for clustered pairs.
     """
-    n = len(before)
-    gained_count = sum(after[task] > before[task] for task in before)
-    lost_count = sum(after[task] < before[task] for task in before)
+    changes = {task: after[task] - before[task] for task in before}
+    effect = clusters.design_effect(changes, 1.0 - alpha) if clusters else 1.0
+    n = len(before) / effect
+    gained = sum(change > 0 for change in changes.values()) / effect
+    lost = sum(change < 0 for change in changes.values()) / effect
+    method = "McNemar mid-p, Tango score interval"
     return _Test(
-        diff=(gained_count - lost_count) / n,
-        interval=tango_interval(gained_count, lost_count, n, confidence=1.0 - alpha),
-        p=mcnemar_midp(gained_count, lost_count),
-        detectable=smallest_detectable_gap(n, gained_count + lost_count, alpha=alpha),
-        method="McNemar mid-p, Tango score interval",
+        diff=math.fsum(changes.values()) / len(changes),
+        interval=tango_interval(gained, lost, n, confidence=1.0 - alpha),
+        p=clusters.p_of_mean(changes) if clusters else mcnemar_midp(round(gained), round(lost)),
+        detectable=smallest_detectable_gap(n, gained + lost, alpha=alpha),
+        method=f"by group: clustered {method}" if clusters else method,
         span=1.0,  # from 0 to 1
     )
 
 
 def _mean_test(
-    before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    alpha: float,
+    seed: int,
+    clusters: Clusters | None,
 ) -> _Test:
-    """The test, at the level `alpha`, for values other than 0 and 1, by a bootstrap over tasks.
-
-    Both mappings are task id -> value, of the same tasks.
+    """The test, at the level `alpha`, for values other than 0 and 1, by a bootstrap over tasks, or
+    over groups with `clusters`. Both mappings are task id -> value, of the same tasks.
     """
     # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
     changes = {task: [after[task] - before[task]] for task in before}
-    bootstrap = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
+    bootstrap = paired_bootstrap(changes, seed, confidence=1.0 - alpha, clusters=clusters)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    sd = _deviation_of_changes([change for (change,) in changes.values()], bootstrap.mean, span)
+    change_of_task = {task: change for task, (change,) in changes.items()}
+    sd = deviation_of_changes(list(change_of_task.values()), bootstrap.mean, span)
+    if clusters:
+        sd *= math.sqrt(clusters.design_effect(change_of_task, 1.0 - alpha))
     return _Test(
         diff=bootstrap.mean,
         interval=Interval(bootstrap.low, bootstrap.high),
         p=bootstrap.p,
         detectable=smallest_detectable_mean(len(before), sd, alpha=alpha),
-        method=f"bootstrap over tasks ({RESAMPLES} resamples)",
+        method=f"bootstrap over {'groups' if clusters else 'tasks'} ({RESAMPLES} resamples)",
         span=span,
     )
 
 
-def _deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
-    """The standard deviation of the tasks' changes around their mean.
-
-    Where all tasks changed by the same amount, it would be 0 and promise to detect anything. Then
-    it is computed as if one more task had changed by `span` more than the others.
-    """
-    sd = _deviation(changes, mean)
-    return span / math.sqrt(len(changes) + 1) if sd == 0.0 else sd
-
-
-def _deviation(values: Sequence[float], mean: float) -> float:
-    """The standard deviation of a sample around its mean; 0 for a single value."""
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return math.sqrt(variance)
-
-
 def _word_of_test(
-    test: _Test, sign: float, margin: float, n: int, alpha: float
+    test: _Test, sign: float, margin: float, n: int, alpha: float, clusters: Clusters | None
 ) -> tuple[Word, str]:
-    """The verdict that a test on `n` tasks supports, and the reason where they are too few.
+    """The verdict that a test on `n` tasks supports, and the reason where they or their groups
+    (`clusters`) are too few.
 
     Differences within `margin` count as none; `alpha` is the level of the test. `sign` is 1 where
     higher is better, else -1. The reason is "" where `n` is large enough.
     """
     # McNemar's test holds for few tasks too; a bootstrap over them does not.
+    if clusters and clusters.count < FEWEST_TASKS:
+        few = f"{n} tasks are of {clusters.count} groups, too few to tell"
+        return "inconclusive", f"{few} (at least {FEWEST_TASKS})"
     if n < FEWEST_TASKS and not test.method.startswith("McNemar"):
         return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
     word: Word

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.evidence.stats.distributions import pass_at_k
+from engine.evidence.stats.basics.distributions import pass_at_k
 from engine.evidence.stats.inference import Interval, wilson
 from engine.records.run_result import Advice, AnswerLengths, FailedScores, ProbeResult
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.core.files import read_lines
-from engine.core.format import counted
+from engine.core.format import counted, percent, significant
 from engine.core.split import prompt_key
 from engine.evidence.stats.any_of_k import any_of_each_k
+from engine.evidence.stats.basics.clusters import Clusters
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, wilson
 from engine.home.run_dir import RunDir
@@ -152,9 +153,12 @@ def side(
     of the values and counted in `errors`.
     """
     values: dict[str, list[float]] = {}
+    groups: dict[str, str] = {}
     attempts = errors = 0
     for row in rows:
         attempts += 1
+        if row.task_group:
+            groups.setdefault(row.task, row.task_group)
         value = value_of(row, measure)
         if value is None:
             value = value_of_failure
@@ -162,7 +166,7 @@ def side(
             errors += 1
         else:
             values.setdefault(row.task, []).append(value)
-    return Side(values, attempts, errors)
+    return Side(values, attempts, errors, groups)
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ class Level:
         measure: what the value is.
         value, low, high: None where no task was scored.
         tasks: how many tasks have at least one scored attempt.
+        groups: how many groups they are of; 0 where each stands for itself.
         attempts: how many attempts there were; the scoring of `errors` of them failed.
         value_with_errors: the mean over attempts with failed scorings counted as not solved; None
             for a loss and where there is no value.
@@ -188,6 +193,7 @@ class Level:
     errors: int
     value_with_errors: float | None
     successes: Side | None = None
+    groups: int = 0
 
     @property
     def rounded_value(self) -> float | None:
@@ -209,6 +215,8 @@ class Level:
             "errors": self.errors,
             "value_with_errors": rounded(self.value_with_errors),
         }
+        if self.groups:
+            body["groups"] = self.groups
         # Computed only when it is shown, because each k takes a bootstrap.
         any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
         if any_of_k:  # empty where tasks were asked once
@@ -220,7 +228,8 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     """How well one model does on these rows by `measure`: mean over tasks and 95 % interval.
 
     Tasks with the same prompt count as one. The interval is Wilson's where each task is either
-    solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
+    solved or not, else a bootstrap over tasks (of groups, where tasks have them). The numbers are
+    None where nothing was scored.
     """
     # One list of rows is given, so a list of one comes back.
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
@@ -238,7 +247,8 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     )
     if not means:
         return without_value
-    interval = _interval_of_means(means, measure)
+    clusters = Clusters.of(means, results.groups)
+    interval = _interval_of_means(means, measure, clusters)
     return replace(
         without_value,
         value=math.fsum(means.values()) / len(means),
@@ -246,19 +256,24 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         high=interval.high,
         value_with_errors=None if measure == "loss" else _value_with_errors(results),
         successes=results if measure == "success" else None,
+        groups=clusters.count if clusters else 0,
     )
 
 
-def _interval_of_means(means: Mapping[str, float], measure: Measure) -> Interval:
+def _interval_of_means(
+    means: Mapping[str, float], measure: Measure, clusters: Clusters | None
+) -> Interval:
     """The 95 % interval of the mean over tasks; `means` maps a task id to its mean value.
 
-    It is Wilson's where each task is either solved or not, else a bootstrap over tasks.
+    It is Wilson's where each task is either solved or not, else a bootstrap over tasks. With
+    `clusters` groups are counted instead of tasks.
     """
-    n = len(means)
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
         solved_count = round(math.fsum(means.values()))  # each mean is 0 or 1
-        return wilson(solved_count, n)
-    bootstrap = paired_bootstrap({task: [mean] for task, mean in means.items()})
+        effect = clusters.design_effect(means) if clusters else 1.0
+        return wilson(solved_count / effect, len(means) / effect)
+    values = {task: [mean] for task, mean in means.items()}
+    bootstrap = paired_bootstrap(values, clusters=clusters)
     return Interval(bootstrap.low, bootstrap.high)
 
 
@@ -349,9 +364,12 @@ def answer_text(row: Answer) -> str:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """`value` with `digits` digits after the point; None for None, infinity and NaN."""
+    """`value` with `digits` digits after the point; None for None, infinity and NaN. A value below
+    1 gets more where it would become 1: an error is never rounded away."""
     if value is None or not math.isfinite(value):
         return None
+    while round(value, digits) == 1.0 and 0.0 < value < 1.0 - NEGLIGIBLE:
+        digits += 1
     return round(value, digits)
 
 
@@ -387,7 +405,7 @@ def show(value: float | None, measure: Measure) -> str:
     """
     if value is None:
         return "?"
-    return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
+    return percent(value) if measure == "success" else significant(value)
 
 
 def show_change(value: float | None, measure: Measure) -> str:
@@ -404,4 +422,5 @@ def show_change(value: float | None, measure: Measure) -> str:
     # Below 0.05 points one decimal would show 0.
     if not is_negligible and abs(value) < 0.0005:
         return f"{100 * value:+.1g}"
-    return f"{100 * value:+.1f}"
+    sign = "-" if value < 0 else "+"
+    return sign + percent(abs(value), unit="") if not is_negligible else "+0.0"

@@ -39,6 +39,7 @@ class Comparison:
             are counted whose scoring failed.
         id_count: where several tasks share a prompt, how many task ids there were (tasks with the
             same prompt count as one in `outcome`); 0 where every task has its own prompt.
+        metric_name: the environment's metric that stands in the rows as reward; "" for none.
     """
 
     measure: Measure | None
@@ -47,6 +48,7 @@ class Comparison:
     after: Level | None
     errors_decide: bool = False
     id_count: int = 0
+    metric_name: str = ""
 
     @property
     def lead(self) -> float:
@@ -95,10 +97,11 @@ class Comparison:
         outcome = self.outcome
         body: dict[str, object] = {
             "verdict": outcome.verdict,
-            "metric": self.measure,
+            "metric": self.metric_name or self.measure,
             "difference": self.difference,
             "interval": self.interval,
             "n": outcome.n,
+            **({"groups": outcome.groups} if outcome.groups else {}),
             "p": self.p,
             "smallest_detectable_gap": rounded(outcome.detectable),
             "method": outcome.method,
@@ -314,7 +317,10 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
     if outcome.diff is None or measure is None:
         return f"The verdict is unknown: {outcome.reason}."
     before, after = show(outcome.before, measure), show(outcome.after, measure)
-    change = f"{measure_prefix}{measure} went from {before} to {after} on {outcome.n} tasks"
+    name = comparison.metric_name or measure
+    change = f"{measure_prefix}{name} went from {before} to {after} on {outcome.n} tasks"
+    if outcome.groups:
+        change += f" of {outcome.groups} groups"
     verdict = _as_words(outcome.verdict).capitalize()
     span = _interval_text(outcome, measure)
     text = f"{verdict}: {change} (95 % interval of the change {span})"

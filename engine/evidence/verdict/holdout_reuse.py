@@ -2,7 +2,8 @@
 
 Every use is a chance to be lucky. A training run uses them with each checkpoint it evaluates (on
 the validation half) and is then judged once on the test half; an evaluation uses them once per
-model. Whoever keeps the best of many runs has chosen on the very tasks that are reported.
+model. Where a version has dev tasks, those choose the checkpoint, and only judging is a use.
+Whoever keeps the best of many runs has chosen on the very tasks that are reported.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.evidence.stats.inference import ALPHA
+from engine.evidence.stats.power import split_rows
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -77,14 +79,16 @@ def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
     """The uses of the held-out tasks by these runs, which all ran on `env_id`.
 
     A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
-    judged once. An evaluation uses them once for each model.
+    judged once. Where dev tasks choose, the checkpoints count for nothing. An evaluation uses them
+    once for each model.
     """
+    dev_chooses = bool(split_rows(home, env_id, "dev"))
     judged = checkpoints = evaluations = 0
     for row in rows:
         if row.kind == "train":
             # Step 0 is the start: it is evaluated, not chosen.
             evaluated_count = sum(step > 0 for step in home.run(row.run_id).eval_steps())
-            checkpoints += evaluated_count
+            checkpoints += 0 if dev_chooses else evaluated_count
             if evaluated_count > 0:
                 judged += 1
         elif row.kind == "evaluate":

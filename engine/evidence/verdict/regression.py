@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from engine.core.format import percent, significant
 from engine.core.hints import Call
 from engine.evidence.stats.inference import (
     ALPHA,
@@ -509,7 +510,7 @@ def _show(value: float | None, measure: Measure) -> str:
     """A level for people, rates in whole percent; "?" for None."""
     if value is None:
         return "?"
-    return f"{100 * value:.0f} %" if measure == "success" else f"{value:.3g}"
+    return percent(value, digits=0) if measure == "success" else significant(value)
 
 
 def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict[str, object]:

@@ -60,7 +60,7 @@ def read_row_facts(run: RunDir) -> RowFacts:
 def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowFacts:
     """The facts on these rows, of both splits; a row without a prompt counts for nothing."""
     rows = [row for row in rows if "prompt" in row]
-    train = [row for row in rows if row.get("split") != "heldout"]
+    train = [row for row in rows if row.get("split") not in ("heldout", "dev")]
     heldout = [row for row in rows if row.get("split") == "heldout"]
     pairs = [pair for pair in map(_pair, train) if pair is not None]
     return RowFacts(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from engine.evidence.stats.results import TEST, best_step, in_half
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
+from engine.home.halves import choosing
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import AskingConfig, RunConfig
@@ -23,6 +24,7 @@ class Sides:
         half: `TEST`, or "all" where the held-out tasks have no halves.
         step: of the checkpoint on the `after` side; None before one was evaluated.
         taught: how many held-out tasks were left out because training rows teach them.
+        dev: whether dev tasks chose the checkpoint, so that `half` is all held-out tasks.
     """
 
     before: Sequence[EvaluationRow]
@@ -32,6 +34,7 @@ class Sides:
     half: str = "all"
     step: int | None = None
     taught: int = 0
+    dev: bool = False
 
 
 def training_sides(run_dir: RunDir) -> Sides:
@@ -59,7 +62,14 @@ def training_sides(run_dir: RunDir) -> Sides:
         half=half,
         step=step,
         taught=len(taught_ids),
+        dev=is_chosen_on_dev(run_dir),
     )
+
+
+def is_chosen_on_dev(run_dir: RunDir) -> bool:
+    """Whether dev tasks choose the checkpoint of a training run."""
+    half = choosing(run_dir)
+    return half is not None and half.side == "dev"
 
 
 def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:

@@ -278,7 +278,7 @@ def _warnings_about_comparison(
     outcome = comparison.outcome
     return [
         *_no_halves_warning(sides, facts.checkpoints_compared),
-        *_cautions(comparison, config, sides.half),
+        *_cautions(comparison, config, "all" if sides.dev else sides.half),
         *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
     ]
 

@@ -52,6 +52,7 @@ class Answer(LineRecord):
         stop_reason: one of `StopReason`, or the word of a later version.
         tokens: that the model wrote.
         invalid_calls: why tool calls in it are invalid, one text each.
+        task_group: the group that the environment gave the task; None for none.
     """
 
     task: Text
@@ -65,6 +66,7 @@ class Answer(LineRecord):
     stop_reason: Annotated[str | None, BeforeValidator(present_stop_reason)] = None
     tokens: int = 0
     invalid_calls: list[Text] | None = None
+    task_group: Text | None = None
 
     @property
     def cut(self) -> bool:

@@ -80,9 +80,9 @@ def of_training(
 def of_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
-    """Which of an evaluation's held-out tasks its models were trained on; None for a `split` of
-    training tasks, where nothing is compared."""
-    return of_models(home, record, models) if split == "heldout" else None
+    """Which of an evaluation's held-out or dev tasks its models were trained on; None for a `split`
+    of training tasks, where nothing is compared."""
+    return None if split == "train" else of_models(home, record, models)
 
 
 def of_models(
@@ -190,7 +190,9 @@ def _compare(
     stored = home.overlap(trained_on.hash, evaluated_on.hash)
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
         return read_json(stored)
-    rows, tasks = read_tasks(trained_on, "train"), read_tasks(evaluated_on, "heldout")
+    rows = read_tasks(trained_on, "train")
+    # Dev tasks choose checkpoints, so a training row that teaches them spoils the choice.
+    tasks = [*read_tasks(evaluated_on, "heldout"), *read_tasks(evaluated_on, "dev")]
     # At least 0.1 s, so that small data sets are compared even after the deadline.
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
     # `compared` has the shares that were scanned. A partial scan is not stored, so that a later

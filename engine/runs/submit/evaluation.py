@@ -155,7 +155,7 @@ def resolve(
     for model in models:
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
-    tasks = _chosen_tasks(request, facts)
+    tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
     work = _sampling_work(settings, facts, tasks, request.attempts)
     hours = sampling_hours(home, models, work)
@@ -174,10 +174,10 @@ def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation
     ]
 
 
-def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> Tasks:
+def _chosen_tasks(request: EvaluationRequest, record: EnvRecord) -> Tasks:
     """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
     that the split does not have."""
-    available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    available = record.rows.get(request.split, 0)
     # [] where the request names no positions: then the first `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
     return Tasks(available, indices, used=len(indices) or min(request.rows, available))

@@ -7,6 +7,7 @@ starts from and of every step's.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,30 +64,23 @@ def steps_of(
     further = entries[:-1] if is_evaluated else entries
     if any(entry["algorithm"] == EVALUATE for entry in further):
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
-    variants = _variants(request.vary)
-    count = len(variants) * (1 + len(further)) + is_evaluated
-    if count > MAX_RUNS:
+    _check_lists(request.vary)
+    chains = math.prod(len(values) for values in request.vary.values())
+    count = chains * (1 + len(further)) + is_evaluated
+    if count > MAX_RUNS:  # before the combinations are made, which may be millions
         raise UserError(
             "BAD_ARGUMENT",
-            f"the plan has {count} runs; it may have {MAX_RUNS}",
+            f"the plan has {count:,} runs; it may have {MAX_RUNS}",
             hint="Vary fewer values, or take fewer steps.",
             field="vary",
         )
     trainings: list[PlannedTraining] = []
-    for variant in variants:
+    for variant in _variants(request.vary):
         trainings += _chain(request, further, variant, place=len(trainings))
     if not is_evaluated:
         return trainings, None
     chain_length = 1 + len(further)
     return trainings, _evaluation(request, entries[-1], trainings, chain_length)
-
-
-def run_count(request: TrainRequest) -> int:
-    """How many runs a request queues. Raises UserError BAD_ARGUMENT for a plan that cannot be."""
-    if not request.is_plan:
-        return 1
-    trainings, evaluation = steps_of(request)
-    return len(trainings) + (evaluation is not None)
 
 
 def _chain(
@@ -150,18 +144,30 @@ def _evaluation(
     return PlannedEvaluation(chain_length + 1, evaluation, asked)
 
 
+def _check_lists(vary: Mapping[str, Any]) -> None:
+    """Raises UserError BAD_ARGUMENT for a varied setting whose values are no list, or none."""
+    for name, values in vary.items():
+        if not isinstance(values, list) or not values:
+            raise _bad_values(name, values)
+
+
 def _variants(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every combination of the varied values: setting -> value; one that is empty where nothing is
-    varied. Raises UserError BAD_ARGUMENT."""
+    varied. Raises UserError BAD_ARGUMENT for a value that is given twice."""
     for name, values in vary.items():
-        if not isinstance(values, list) or not values or _has_repeats(values):
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"vary.{name} = {str(values)[:80]} is no list of different values",
-                hint='Give the values of a setting, such as {"seed": [1, 2, 3]}.',
-                field="vary",
-            )
+        if _has_repeats(values):
+            raise _bad_values(name, values)
     return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+
+
+def _bad_values(name: str, values: object) -> UserError:
+    """The error for the values of a varied setting."""
+    return UserError(
+        "BAD_ARGUMENT",
+        f"vary.{name[:40]} = {str(values)[:80]} is no list of different values",
+        hint='Give the values of a setting, such as {"seed": [1, 2, 3]}.',
+        field="vary",
+    )
 
 
 def _has_repeats(values: Sequence[object]) -> bool:

@@ -8,25 +8,29 @@ on. Its runs share one cap on device hours, which each supervisor watches.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.core.errors import UserError
+from engine.core.format import counted
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import plan_total
 from engine.cost.plan_total import NO_HOURS
 from engine.home.database import reports_unwritable_disk
-from engine.home.progress import write_status
-from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow
+from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, NewRun, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.store_runs import RunMaker
 from engine.models import catalog
 from engine.models.catalog import ModelRef
+from engine.pace.progress import write_status
 from engine.processes import launcher
 from engine.records.estimate import Estimate
 from engine.records.run_config import PlanPlace, TrainConfig
 from engine.records.settings import TrainSettings
 from engine.runs.submit import contamination, evaluation, training
+from engine.runs.submit.admission import check_hours_left, check_not_deleted
+from engine.runs.submit.cautions import cautions
 from engine.runs.submit.contamination import Contamination
 from engine.runs.submit.evaluation import ResolvedEvaluation
 from engine.runs.submit.plan_steps import PlannedEvaluation, PlannedTraining, steps_of
@@ -37,7 +41,8 @@ from engine.settings import start_models
 
 @dataclass(frozen=True)
 class PlanTraining:
-    """A training run of a plan with everything resolved, except the ids of the runs before it."""
+    """A training run of a plan with everything resolved, except the ids of the runs before it.
+    `parent` is the run to compare its settings with; "" for a later step of a chain."""
 
     planned: PlannedTraining
     resolved: ResolvedTraining
@@ -119,21 +124,37 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
     """Queue a new attempt of every run of a plan that did not get done; they may take the device
     hours of the request together, or else those of the plan.
 
-    Raises UserError BAD_ARGUMENT, NO_TORCH or RUN_STATE.
+    Raises UserError BAD_ARGUMENT, NO_TORCH, RUN_STATE, ENV_SECRETS or BUDGET.
     """
     training.check_request(request)
     training.refuse_other_arguments(request)
     launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     with Store(home) as store:
+        if store.requested_run(request.request_id, request.body()) is not None:
+            rows = store.plan_runs(request.resume)
+            return _reply(home, rows, ["this request was answered before"])
+        check_hours_left(home, store)
         cap = request.max_gpu_hours or store.plan_runs(request.resume)[0].max_gpu_hours
         rows = store.resume_plan(
             request.resume,
             max_gpu_hours=float(cap or DEFAULT_GPU_HOURS),
             request_id=request.request_id,
             body=request.body(),
+            check=partial(_check_resumable, home),
         )
+    for row in rows:
+        if row.state == "queued":
+            training.note_resumed(home.run(row.run_id), row)
     return _start_and_reply(home, rows, []) | {"resumed_from": request.resume}
+
+
+def _check_resumable(home: Home, row: RunRow) -> None:
+    """Raises UserError RUN_STATE where the files of a run were deleted, ENV_SECRETS where this
+    server lacks a secret that it needs."""
+    run = home.run(row.run_id)
+    check_not_deleted(run)
+    training.check_secrets_of(run, row)
 
 
 def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
@@ -143,6 +164,8 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     steps = resolved_steps(home, request, parent)
     plan_total.check_disk(steps.figures, steps.trainings[0].resolved.machine.disk_free)
     warnings = [*parent_warnings, *steps.warnings]
+    for each in steps.trainings:
+        warnings += _of_step(each.planned.step, _cautions(home, store, each))
     warnings += training.admit_cost(home, store, request, steps.total)
     unique_warnings = list(dict.fromkeys(warnings))
     return _Plan(steps.trainings, steps.evaluation, steps.total, unique_warnings)
@@ -171,13 +194,23 @@ def resolved_steps(
         start = trainings[0].resolved.model.ref if trainings else resolved.model.ref
         report = contamination.of_training(home, resolved.record, start, before)
         warnings += _of_step(planned.step, [*step_warnings, *report.warnings])
-        trainings.append(PlanTraining(planned, resolved, parent, report))
+        own_parent = parent if planned.behind is None else ""
+        trainings.append(PlanTraining(planned, resolved, own_parent, report))
     evaluated = None
     if planned_evaluation is not None:
         with _naming_step(planned_evaluation.step):
             evaluated = _resolved_evaluation(home, request, planned_evaluation, trainings)
         warnings += _of_step(planned_evaluation.step, evaluated.contamination.warnings)
     return ResolvedSteps(trainings, evaluated, warnings)
+
+
+def _cautions(home: Home, store: Store, each: PlanTraining) -> list[str]:
+    """What earlier runs say about a run that starts a chain; [] for a later one, whose start model
+    no run has had."""
+    if each.planned.behind is not None:
+        return []
+    config = training.config_of(each.planned.request, each.resolved, each.parent)
+    return cautions(home, store, training.as_train_config(config))
 
 
 def _of_step(step: int, warnings: Sequence[str]) -> list[str]:
@@ -292,16 +325,20 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
 
 
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
-    """The reply about a plan that was queued, now or by an earlier call."""
+    """The reply about a plan that was queued, now or by an earlier call; its estimate is of the
+    runs that have not ended."""
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
-    hours = sum(row.estimated_hours for row in rows)
+    state = plan_state(rows)
+    ahead = [row for row in rows if row.state in OPEN]
+    hours = sum(row.estimated_hours for row in ahead)
+    of_all = "" if len(ahead) == len(rows) else f" of {len(rows)}"
     return {
         "run_id": plan_id,
-        "state": rows[0].state,
+        "state": state,
         "steps": [_step(home, row) for row in rows],
         "estimate": {"gpu_hours": round(hours, 4), "max_gpu_hours": cap},
-        "summary": f"{plan_id} is queued: {len(rows)} runs, about {60 * hours:.1f} minutes in all, "
-        f"at most {cap:g} GPU-hours together.",
+        "summary": f"{plan_id} is {state}: {counted(len(ahead), 'run')}{of_all} to go, about "
+        f"{60 * hours:.1f} minutes, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
-from engine.home.progress import write_status
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import launcher
 from engine.records.run_config import RunConfig, TrainConfig
 

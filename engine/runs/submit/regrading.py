@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
-from engine.home.rows import NewRun, taken_as
+from engine.home.rows import TERMINAL, NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.run_config import SplitName
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
@@ -23,6 +26,8 @@ from engine.runs.submit.admission import (
 from engine.runs.submit.queued import start_and_reply
 from engine.runs.submit.requests import EvaluationRequest
 from engine.runs.submit.run_folder import RunFiles
+
+_RUNS_LOOKED_AT = 50  # the newest, for one whose groups a new version can score
 
 
 def submit_regrade(
@@ -54,6 +59,24 @@ def submit_regrade(
         row = store.insert_run(_new_run(plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
     return reply | {"models": stored.refs, "rows": plan.task_count, "regrade": stored.run_id}
+
+
+def preview_calls(home: Home, env_id: str) -> list[Call]:
+    """The call that scores, by the environment version `env_id`, the groups that the newest GRPO
+    run of another version has stored; [] where there is no such run, or nothing is scored."""
+    record = registry.find_env(home, env_id)
+    if not record.scored:
+        return []
+    with Store(home) as store:
+        rows = store.list_runs(limit=_RUNS_LOOKED_AT, states=TERMINAL, kind="train")
+    for row in rows:
+        same_name = row.env_id.partition("@")[0] == record.name
+        is_other_version = same_name and row.env_id != record.env_id
+        has_groups = row.algorithm == "grpo" and bool(home.run(row.run_id).rollout_steps())
+        if is_other_version and has_groups:
+            arguments = {"env_id": record.env_id, "regrade": row.run_id, "split": "train"}
+            return [Call("evaluate", arguments)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -119,8 +142,8 @@ def _new_run(plan: _Plan) -> NewRun:
 
 def check_tasks(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT for an unknown split, and for fewer than one task (`rows`)."""
-    if request.split not in ("heldout", "train"):
-        raise bad_argument("split", request.split, 'Use "heldout" or "train".')
+    if request.split not in get_args(SplitName):
+        raise bad_argument("split", request.split, 'Use "heldout", "dev" or "train".')
     if request.rows < 1:
         raise bad_argument("rows", request.rows, "Give a number of tasks from 1.")
 

@@ -139,7 +139,7 @@ class EvaluationRequest:
     stored answers by this environment.
 
     Attributes:
-        split: "heldout" or "train".
+        split: "heldout", "dev" or "train".
         rows: tasks at most.
         attempts: answers per task; one is greedy, more are sampled.
         settings: sampling settings that should differ from the defaults.

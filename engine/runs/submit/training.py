@@ -332,25 +332,31 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    _check_secrets_of(run, row)
+    check_secrets_of(run, row)
     check_hours_left(home, store)
-    checkpoint = outcome.checkpoint_name(run)  # "" without a complete one
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
-    message = f"continues from {checkpoint}"
+    checkpoint = note_resumed(run, row)
     if not checkpoint:
-        message = "starts again from step 0"
         warnings.append("no checkpoint was complete: the run starts again from step 0")
-    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
 
 
-def _check_secrets_of(run: RunDir, row: RunRow) -> None:
+def check_secrets_of(run: RunDir, row: RunRow) -> None:
     """Raises UserError ENV_SECRETS where this server lacks a secret that the run needs."""
     missing = launcher.missing_secrets(run)
     if missing:
         raise missing_secrets_error(missing, row.env_id)
+
+
+def note_resumed(run: RunDir, row: RunRow) -> str:
+    """Write the event that a new attempt was asked for, which `row` is about. Returns the name of
+    the checkpoint from which it goes on, "" for step 0."""
+    checkpoint = outcome.checkpoint_name(run)
+    message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
+    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
+    return checkpoint
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:

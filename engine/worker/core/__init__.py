@@ -6,6 +6,7 @@
     failures.py    a failure as a row: kind, evidence, next move
     job.py         the run as its worker sees it: settings, metrics, events, when to stop
     limits.py      how long answers may get and how they are drawn
+    pulse.py       signs of life: phase, share done, seconds; written to heartbeat.json
     runtime.py     variables libraries read while they are loaded
     rows_on_demand.py  rows of a large dataset, tokenised when a step asks for them
     trajectory.py  what playing a task leaves

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from engine.worker.core import pulse
+
 
 class BackgroundWorker:
     """A context with a thread that runs the calls it is given, one after another, while the caller
@@ -34,4 +36,5 @@ class BackgroundWorker:
         self._pending = []  # also if one of the calls has failed
         for future in pending:
             future.result()
+            pulse.beat()
         return time.monotonic() - began

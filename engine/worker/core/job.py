@@ -16,6 +16,7 @@ from engine.processes.outcome import Failure
 from engine.records.lines.event import Event
 from engine.records.lines.metrics_line import MetricsLine
 from engine.records.run_config import RunConfig, TrainConfig, read_run_config
+from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig, covariant=True)
@@ -67,7 +68,9 @@ class Job(Generic[ConfigT]):
             ).start()
 
     def check_stop(self) -> None:
-        """Raises Stopped when the run was asked to stop."""
+        """Raises Stopped when the run was asked to stop. Whoever waits calls it again and again, so
+        it is a sign of life too."""
+        pulse.beat()
         if self._stop.is_set():
             raise Stopped
 

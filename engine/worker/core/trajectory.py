@@ -40,6 +40,7 @@ class Trajectory:
             (distillation); `advantage` is then their mean. [] where all have `advantage`.
         penalty: what the trainer subtracts from the reward before it compares the group.
         policy_step: how many steps the policy that sampled it had done.
+        task_group: the group of the task, "" for none.
     """
 
     task_id: str
@@ -61,6 +62,7 @@ class Trajectory:
     advantage: float = 0.0
     token_advantages: list[float] = field(default_factory=list)
     policy_step: int = 0
+    task_group: str = ""
 
     @property
     def shaped_reward(self) -> float:
@@ -95,7 +97,7 @@ class Trajectory:
 
     def answer_fields(self) -> dict[str, Any]:
         """The fields of a trajectory that every file of answers holds: rollouts and evaluations.
-        `invalid_calls` is left out where there are none."""
+        `invalid_calls` is left out where there are none, `task_group` where the task has none."""
         fields: dict[str, Any] = {
             "task": self.task_id,
             "prompt": self.prompt,
@@ -110,6 +112,8 @@ class Trajectory:
         }
         if self.invalid_calls:
             fields["invalid_calls"] = self.invalid_calls
+        if self.task_group:
+            fields["task_group"] = self.task_group
         return fields
 
     def add_completion(self, completion: Completion) -> None:

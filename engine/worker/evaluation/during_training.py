@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.core.files import Appender, keep_lines
+from engine.core.format import decimal
 from engine.environments.registry import EnvRecord
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.runs import stored_answers
+from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import HeldoutLoss, MeasuredLoss
@@ -72,7 +74,9 @@ def best_after(best: Best, step: int, result: HalfResult) -> Best:
     solved, a loss clearly below every earlier one is progress too: a success of 0 can hide for long
     that the answers come nearer.
     """
-    loss = math.inf if result.loss is None else result.loss  # not measured: decides nothing
+    loss = math.inf  # not measured, or not a number: decides nothing
+    if result.loss is not None and math.isfinite(result.loss):
+        loss = result.loss
     score = -loss if result.score is None else result.score  # the higher the better
     is_solved = result.curves.get("heldout_success") == 1.0
     is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)
@@ -94,7 +98,7 @@ class Questions:
 
     Attributes:
         env: the version of the environment that the tasks belong to.
-        tasks: held-out tasks, already `heldout.ordered`.
+        tasks: held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
         context: how they are played; None plays none.
         params: how answers are sampled.
         losses: the loss of the same tasks as conversations; None where it is not measured.
@@ -113,6 +117,7 @@ class HeldoutEvaluation:
     Attributes:
         half_of_task: VALIDATION or TEST for each task id.
         choosing_count: how many tasks choose the checkpoint.
+        dev_count: how many of the tasks are dev tasks; where there are any, they choose.
         best: the best step so far.
     """
 
@@ -143,6 +148,8 @@ class HeldoutEvaluation:
         self.half_of_task = heldout.halves(self.tasks)
         # The validation half chooses the checkpoint.
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
+        self.group_of_task = {task["id"]: task.get("group") for task in self.tasks}
+        self.dev_count = sum(heldout.is_dev(task) for task in self.tasks)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
         # How many sampled tokens, turns and episodes all evaluations had so far; see `habits`.
@@ -156,7 +163,8 @@ class HeldoutEvaluation:
         Returns the result of the validation half, by which the best step is chosen; an empty
         `HalfResult` if only TEST was given.
         """
-        results = self._evaluate_halves(step, halves)
+        with pulse.phase("evaluation", of=self.units(*halves)):
+            results = self._evaluate_halves(step, halves)
         validation = results.get(heldout.VALIDATION, HalfResult({}))
         if validation.curves:
             self._report_result(step, validation)
@@ -168,6 +176,12 @@ class HeldoutEvaluation:
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()
         return validation
+
+    def units(self, *halves: str) -> int:
+        """How many answers are scored and losses measured of these halves, for percentages: one of
+        each kind that the run has for every task."""
+        tasks = sum(half in halves for half in self.half_of_task.values())
+        return tasks * ((self.context is not None) + (self.losses is not None))
 
     def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
         """Evaluate each half and write the rows to the file of `step`. Returns the results by
@@ -223,11 +237,14 @@ class HeldoutEvaluation:
         if self.losses is None:
             return ()
         task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
-        return self.losses.measure(self.policy, task_ids, self.budget)
+        measured = self.losses.measure(self.policy, task_ids, self.budget)
+        pulse.advance(len(task_ids))  # also those without an answer to measure
+        return measured
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
         """The row for the evaluation file of a task in the half `half` whose loss was measured and
         that was not played."""
+        group = self.group_of_task.get(measured.task_id)
         return EvaluationRow(
             model=self.job.run.id,
             task=measured.task_id,
@@ -236,13 +253,15 @@ class HeldoutEvaluation:
             loss=measured.loss,
             tokens=measured.tokens,
             error=None,
+            **({"task_group": group} if group else {}),
         )
 
     def _report_result(self, step: int, result: HalfResult) -> None:
         """Write the event `evaluated` with the numbers of the validation half at `step`."""
         curves = result.curves
-        numbers = ", ".join(f"{name} {value:.3f}" for name, value in curves.items())
-        tasks = f"the {self.choosing_count} held-out tasks that choose the checkpoint"
+        numbers = ", ".join(f"{name} {decimal(value)}" for name, value in curves.items())
+        side = "dev" if self.dev_count else "held-out"
+        tasks = f"the {self.choosing_count} {side} tasks that choose the checkpoint"
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
 
     def habits(self) -> dict[str, float]:

@@ -3,17 +3,20 @@
 The held-out tasks are ordered by the hash of their id, so every run of an environment evaluates the
 same ones. They are divided into two halves: `select` is played during training, to choose the best
 checkpoint; `report` only at step 0 and with the chosen checkpoint, so that the reported numbers
-come from tasks that chose nothing. Tasks with the same prompt are always in the same half, as they
-would give each other away.
+come from tasks that chose nothing. Tasks of one family (the same prompt or group) are always in the
+same half, as they would give each other away. Where the environment has dev tasks, those are the
+half that chooses, and all held-out tasks are reported.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from engine.core.files import Appender
-from engine.core.metrics import HELDOUT, curve_name
-from engine.core.split import prompt_key
+from engine.core.metrics import curve_name
+from engine.core.split import family_keys
+from engine.environments.registry import EnvRecord, read_tasks
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
@@ -30,13 +33,25 @@ def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
     return in_order[:limit]
 
 
+def exam_tasks(
+    env: EnvRecord, limit: int, usable: Callable[[TaskRow], object] = bool
+) -> list[TaskRow]:
+    """The tasks of a training run's evaluations: dev tasks, where the environment has them, then
+    held-out tasks, at most `limit` of each, `ordered`. Only those for which `usable` is true."""
+    sides = [filter(usable, read_tasks(env, split)) for split in ("dev", "heldout")]
+    return [task for tasks in sides for task in ordered(list(tasks), limit)]
+
+
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     """Divide tasks, already `ordered`, into two halves. Returns VALIDATION or TEST for each task
     id.
 
-    Tasks with the same key (`_dividing_keys`) are in the same half. Each new key goes to the half
-    that has fewer tasks so far, so the halves stay about equally large.
+    Where some of them are dev tasks, those are VALIDATION and all others TEST. Else tasks with the
+    same key (`_dividing_keys`) are in the same half. Each new key goes to the half that has fewer
+    tasks so far, so the halves stay about equally large.
     """
+    if any(is_dev(task) for task in tasks):
+        return {task["id"]: VALIDATION if is_dev(task) else TEST for task in tasks}
     keys = _dividing_keys(tasks)
     half_of_key: dict[str, str] = {}
     sizes = {VALIDATION: 0, TEST: 0}
@@ -47,13 +62,29 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     return {task["id"]: half_of_key[key] for task, key in zip(tasks, keys, strict=True)}
 
 
+def halves_of_split(env: EnvRecord, split: str, tasks: Sequence[TaskRow]) -> dict[str, str]:
+    """The half of each of the `tasks` of one split that an evaluation asks, by task id; see
+    `halves`. {} where they choose no checkpoint: training tasks, and held-out tasks beside dev."""
+    if split == "train" or (split == "heldout" and env.rows.get("dev")):
+        return {}
+    return halves(tasks)
+
+
+def is_dev(task: TaskRow) -> bool:
+    """Whether the task is for choosing checkpoints alone."""
+    return task.get("split") == "dev"
+
+
 def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
-    """For each task the key that decides its half: its prompt, or its id if it has no prompt. If
-    all tasks have the same prompt, which would put them all into one half, their ids are used."""
-    # "id ": no id may equal the key of a prompt.
-    keys = [
-        prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}" for task in tasks
-    ]
+    """For each task the key that decides its half: its family (prompt and group), or its id if it
+    has no prompt. If all tasks are of one family, which would put them all into one half, their ids
+    are used."""
+    # "id ": no id may equal the key of a family.
+    with_prompt = [task for task in tasks if task.get("prompt")]
+    family_of_task = dict(
+        zip([task["id"] for task in with_prompt], family_keys(with_prompt), strict=True)
+    )
+    keys = [family_of_task.get(task["id"], f"id {task['id']}") for task in tasks]
     if len(set(keys)) == 1:
         return [task["id"] for task in tasks]
     return keys
@@ -78,16 +109,17 @@ class Summary:
     truncated: float
     metrics: dict[str, float]
 
-    def curves(self) -> dict[str, float]:
-        """The means as columns of metrics.jsonl: `heldout_reward`, `heldout_success` if it is
-        known, then `heldout_<name>` for each metric of the environment.
+    def curves(self, split: str = "heldout") -> dict[str, float]:
+        """The means as columns of metrics.jsonl, each named after the `split` of the tasks:
+        `heldout_reward`, `heldout_success` if it is known, then `heldout_<name>` for each metric of
+        the environment.
 
         If the environment has a metric with one of our names, ours is used.
         """
-        ours = {"heldout_reward": self.reward}
+        ours = {f"{split}_reward": self.reward}
         if self.success is not None:
-            ours["heldout_success"] = self.success
-        named = {f"{HELDOUT}{curve_name(name)}": value for name, value in self.metrics.items()}
+            ours[f"{split}_success"] = self.success
+        named = {f"{split}_{curve_name(name)}": value for name, value in self.metrics.items()}
         # The first `ours` puts our columns at the front, the second overwrites equal names.
         return ours | named | ours
 
@@ -130,10 +162,10 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
 
 
 def _metric_means(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each metric of the environment over scored trajectories, by name; a trajectory
-    that lacks a metric counts as 0. {} without trajectories."""
+    """The mean of each metric of the environment over the scored trajectories that have it, by
+    name: what only some tasks have is absent on the others, not 0."""
     names = sorted({name for t in scored for name in t.metrics})
-    return {name: sum(t.metrics.get(name, 0.0) for t in scored) / len(scored) for name in names}
+    return {name: fmean(t.metrics[name] for t in scored if name in t.metrics) for name in names}
 
 
 def write_rows(

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.worker.core import pulse
 from engine.worker.core.batch import Row
 from engine.worker.network.policy import Policy
 
@@ -64,6 +65,7 @@ class CrossEntropy:
         measured: list[MeasuredLoss] = []
         for members in policy.base.network.split([r.row for r in rows], budget):
             measured += _row_losses(policy, [rows[i] for i in members])
+            pulse.beat()
         return _summed_by_task(measured)
 
 

@@ -11,6 +11,7 @@ skipped and never fails the run.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from engine.core.errors import UserError
@@ -20,6 +21,7 @@ from engine.environments.registry import EnvRecord, find_env, open_process, read
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
+from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.core.runtime import release_memory
 from engine.worker.core.trajectory import Completion
@@ -78,16 +80,28 @@ class PriorSkills:
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        for battery in batteries_of(self.job.config, self.job.run.home):
-            try:
-                rows = list(self._rows(battery))  # all first: one that fails leaves no rows
-            # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
-            except (UserError, EnvProblem, OSError) as problem:
-                self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
-                continue
-            with Appender(path) as file:
-                for row in rows:
-                    file.append(row.to_line())
+        batteries = list(batteries_of(self.job.config, self.job.run.home))
+        with pulse.phase("skill check", of=sum(len(battery.tasks) for battery in batteries)):
+            for battery in batteries:
+                self._play(battery, path)
+
+    def _play(self, battery: Battery, path: Path) -> None:
+        """Play one battery and append its rows to the file at `path`; or, where that fails, write
+        the event `kept_skipped`."""
+        try:
+            rows = list(self._rows(battery))  # all first: one that fails leaves no rows
+        # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
+        except (UserError, EnvProblem, OSError) as problem:
+            self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
+            return
+        with Appender(path) as file:
+            for row in rows:
+                file.append(row.to_line())
+
+    def question_count(self) -> int:
+        """How many questions all batteries ask each time."""
+        batteries = batteries_of(self.job.config, self.job.run.home)
+        return sum(len(battery.tasks) for battery in batteries)
 
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
         """Play one battery and yield a row for each answer."""
@@ -129,7 +143,7 @@ class PriorSkills:
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
-        completions = self.sampler.generate(prompts, n=1, params=params)
+        completions = self.sampler.generate(prompts, 1, params, lambda *_: pulse.advance())
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
             is_right = is_right_reply(task, text)

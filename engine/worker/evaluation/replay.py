@@ -84,7 +84,7 @@ class Start:
         policy: the starting model: no step made, no checkpoint loaded.
         sampler: answers with any adapter on its base.
         renderer: renders conversations as the run's own rows are.
-        heldout: the held-out tasks of its environment.
+        heldout: the held-out and the dev tasks of its environment.
     """
 
     policy: Policy

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import FlatAdapter
 from engine.worker.network.cache import Cache, Prompts, StayingBlock
@@ -158,6 +159,7 @@ class DecoderSampler:
             else:
                 batch.regroup_if_cheaper()
                 batch.step()
+            pulse.beat()
             yield
 
     def _should_read(self, waiting: deque[_Waiting], alive: int) -> bool:

@@ -25,6 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import (
     Done,
@@ -214,6 +215,7 @@ class HubSampler:
                 batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, done))
             elif batch is not None:
                 batch = _draw_tokens(batch, self._step(batch), ending, done)
+            pulse.beat()
             yield
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:

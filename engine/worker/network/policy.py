@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from engine.core.files import read_object
 from engine.models import hub
 from engine.records.settings import CommonSettings
+from engine.worker.core import pulse
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network import comparisons
@@ -391,6 +392,7 @@ class Policy:
             (log-probabilities, entropies), both [tokens] float32; only log-probabilities carry
                 gradients.
         """
+        pulse.beat()  # once for each microbatch
         return self.base.network.logprobs(
             batch,
             self.adapter,

@@ -5,6 +5,14 @@ import statistics
 from collections.abc import Sequence
 
 from engine.core.metrics import curve_name
+from engine.evidence.signal.kinds import (
+    QUANTILES,
+    floor_of,
+    is_solved,
+    kind_of,
+    quantile,
+    shares_of,
+)
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
@@ -24,6 +32,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         **_reward_metrics(scored),
         **_completion_metrics(members),
         **_group_metrics(batch.groups),
+        **_spread_metrics(batch.groups),
         "resampled_groups": len(batch.dropped),
         "reward_errors": (len(members) - len(scored)) / len(members),
         "sample_s": batch.times.sample_s,
@@ -59,37 +68,42 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Of the trajectories in the groups that are trained on, the share with an advantage of 0. Of
-    those groups, the share whose rewards differ ("effective"), the share with equal rewards that is
-    too easy, and the share with equal rewards that is too hard."""
+    """Of the trajectories in the groups that are trained on, the share with an advantage of 0; of
+    those groups, the share of each kind (engine/evidence/signal/kinds.py)."""
     members = [t for g in groups for t in g.members]
-    uniform_groups = [g for g in groups if g.uniform]
-    too_easy = [g for g in uniform_groups if _is_too_easy(g)]
+    floor = floor_of(reward for group in groups for reward in group.rewards)
+    shares = shares_of([kind_of(group.rewards, _solved(group), floor) for group in groups])
     return {
         "zero_advantage_share": sum(t.advantage == 0.0 for t in members) / len(members),
-        "groups_effective": 1 - len(uniform_groups) / len(groups),
-        "groups_too_easy": len(too_easy) / len(groups),
-        "groups_too_hard": (len(uniform_groups) - len(too_easy)) / len(groups),
+        **{f"groups_{kind}": share for kind, share in shares.items()},
+    }
+
+
+def _solved(group: Group) -> list[bool]:
+    """Of each scored trajectory of a group, whether it solved its task."""
+    return [is_solved(trajectory.reward, trajectory.success) for trajectory in group.scored]
+
+
+def _spread_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How the groups lie: quantiles over the groups of the mean and of the standard deviation of
+    what their scored members are compared by; 0 where nothing was scored."""
+    rewards_of_groups = [group.rewards for group in groups if group.rewards]
+    by_figure = {
+        "mean": [statistics.fmean(rewards) for rewards in rewards_of_groups],
+        "std": [statistics.pstdev(rewards) for rewards in rewards_of_groups],
+    }
+    return {
+        f"group_{figure}_{name}": quantile(values, share)
+        for figure, values in by_figure.items()
+        for name, share in QUANTILES.items()
     }
 
 
 def _environment_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """The means of the environment's own metrics over the scored trajectories, by column name. A
-    trajectory that lacks a metric counts as 0."""
+    """The means of the environment's own metrics over the scored trajectories that have them, by
+    column name."""
     names = sorted({name for t in scored for name in t.metrics})
     return {
-        curve_name(name): statistics.fmean(t.metrics.get(name, 0.0) for t in scored)
+        curve_name(name): statistics.fmean(t.metrics[name] for t in scored if name in t.metrics)
         for name in names
     }
-
-
-def _is_too_easy(group: Group) -> bool:
-    """Whether a group of equal rewards has solved its task, in every member that could be scored;
-    otherwise the task is too hard. False if no member could be scored."""
-    return bool(group.scored) and all(_is_solved(trajectory) for trajectory in group.scored)
-
-
-def _is_solved(trajectory: Trajectory) -> bool:
-    """Whether a trajectory solved its task: what the environment reports as success, or else
-    whether the reward is positive. Meant for groups of equal rewards."""
-    return trajectory.success if trajectory.success is not None else trajectory.reward > 0

@@ -1,25 +1,25 @@
-"""Which tasks a GRPO step plays, and by which policy.
+"""The groups that a GRPO step plays, and by which policy.
 
-A step plays the next tasks of a seeded order. With `resample_uniform` the groups whose members
-earned alike are then replaced by fresh tasks, for at most so many rounds (dynamic sampling of
-DAPO, arXiv 2503.14476, with a cap). With `async_sampling` the next batch is sampled while the
+Which tasks it plays, `TaskOrder` decides (task_order.py). With `resample_uniform` the groups whose
+members earned alike are then replaced by fresh tasks, for at most so many rounds (dynamic sampling
+of DAPO, arXiv 2503.14476, with a cap). With `async_sampling` the next batch is sampled while the
 policy trains on this one, by the policy as it was before: one step off, never more.
 """
 
-import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from engine.records.settings import GRPOSettings
+from engine.worker.core import pulse
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.advantages import assign
 from engine.worker.rollouts.collect import RolloutContext, Times, collect
 from engine.worker.rollouts.shaping import penalise_thinking
+from engine.worker.rollouts.task_order import TaskOrder
 from envs.json_types import TaskRow
 
 
@@ -47,10 +47,12 @@ class RolloutBatch:
 class Collector:
     """Plays the rollouts of whole steps: samples completions for tasks and has them scored.
 
-    `tasks` are the training tasks in use; the caller loads the policy into `sampler`.
+    `tasks` are the training tasks in use, `order` says which of them a step plays; the caller loads
+    the policy into `sampler`.
     """
 
     tasks: Sequence[TaskRow]
+    order: TaskOrder
     context: RolloutContext
     sampler: Sampler
     settings: GRPOSettings
@@ -74,15 +76,13 @@ class Collector:
         """Play the tasks of a step. Groups of equal rewards, whose advantages are 0, are then
         replaced by groups of fresh tasks, in at most `resample_uniform` further rounds (a setting;
         0: none) or until no unused task is left."""
-        settings = self.settings
-        count = len(self.tasks)
-        task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
+        task_indices = self.order.tasks_of_step(step)
         groups, times = self._play_round(task_indices, step, round_number=0)
         dropped: list[Group] = []
         used = set(task_indices)
-        for round_number in range(1, settings.resample_uniform + 1):
+        for round_number in range(1, self.settings.resample_uniform + 1):
             uniform_count = sum(group.uniform for group in groups)
-            fresh = fresh_tasks(step, round_number, count, uniform_count, used, settings.seed)
+            fresh = self.order.fresh_tasks(step, round_number, uniform_count, used)
             if not fresh:  # no group to replace, or no task left
                 break
             used |= set(fresh)
@@ -130,39 +130,6 @@ def _replace_uniform(groups: list[Group], fresh_groups: Sequence[Group]) -> list
     return replaced
 
 
-def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
-    """The indices of the `per_step` tasks (of `count`) that step `step` (from 1) plays.
-
-    The steps go through the tasks epoch by epoch. The order of each epoch is a shuffle that follows
-    from the seed and the epoch; a step may play the end of one epoch and the start of the next.
-    """
-    first_position = (step - 1) * per_step
-    indices = []
-    for position in range(first_position, first_position + per_step):
-        epoch, index = divmod(position, count)
-        indices.append(_shuffled(count, f"{seed}-{epoch}")[index])
-    return indices
-
-
-@lru_cache(maxsize=4)
-def _shuffled(count: int, seed: str) -> tuple[int, ...]:
-    """The numbers below `count` in an order that follows from `seed` alone."""
-    order = list(range(count))
-    random.Random(seed).shuffle(order)
-    return tuple(order)
-
-
-def fresh_tasks(
-    step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
-) -> list[int]:
-    """Choose at most `limit` of `count` tasks, and return their indices; fewer if too few remain.
-    Those in `used` are not chosen: the step has played them already. The choice follows from the
-    seed, the step and the number of the round within the step."""
-    order = list(range(count))
-    random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
-    return [index for index in order if index not in used][:limit]
-
-
 class BatchSource:
     """Gives the training loop the batch of each step."""
 
@@ -181,7 +148,14 @@ class BatchSource:
     def batch(self, step: int) -> RolloutBatch:
         """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
         sampled now with the policy as it is. The first batch of an attempt is always sampled now,
-        so what a resumed run samples follows from its checkpoint alone."""
+        so what a resumed run samples follows from its checkpoint alone. The order of tasks learns
+        from a batch here: before any later one is chosen, and before a checkpoint of the step."""
+        batch = self._sampled(step)
+        self.collector.order.record(step, batch.groups + batch.dropped)
+        return batch
+
+    def _sampled(self, step: int) -> RolloutBatch:
+        """The batch of `step`, sampled ahead or now."""
         sampled_ahead = self._ahead
         self._ahead = None  # each is used once
         if sampled_ahead is not None:
@@ -189,9 +163,11 @@ class BatchSource:
             if batch_step == step:  # that of another step is not used
                 return batch
         sampler = self.collector.sampler
-        sampler.load(self.policy.adapter)
-        batch = self.collector.batch(step, policy_step=step - 1)
-        sampler.release_memory()  # the update comes next
+        rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
+        with pulse.phase("sampling", of=rows):
+            sampler.load(self.policy.adapter)
+            batch = self.collector.batch(step, policy_step=step - 1)
+            sampler.release_memory()  # the update comes next
         return batch
 
     @contextmanager

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from engine.worker.core import pulse
 from engine.worker.core.background import BackgroundWorker
 from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
@@ -93,7 +94,9 @@ def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool
 def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     """A group of `n` trajectories that hold only the task's prompt."""
     prompt = context.renderer.prompt(task["prompt"], context.tools)
-    return Group(task["id"], [Trajectory(task["id"], task["prompt"], prompt) for _ in range(n)])
+    group = task.get("group") or ""
+    members = [Trajectory(task["id"], task["prompt"], prompt, task_group=group) for _ in range(n)]
+    return Group(task["id"], members)
 
 
 def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
@@ -105,6 +108,7 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
             # Called by the sampler for completion number `member` of the task at `index`.
             trajectory = groups[index].members[member]
             _append_turn(trajectory, completion, play)
+            pulse.advance()
             background.submit(_score_once, play.context.process, tasks[index], trajectory)
 
         began = time.monotonic()
@@ -139,7 +143,9 @@ def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> N
     with BackgroundWorker() as background:
         while open_rollouts:
             _play_turn(open_rollouts, turn, play, background)
-            open_rollouts = [r for r in open_rollouts if _continue_rollout(r, play, background)]
+            going_on = [r for r in open_rollouts if _continue_rollout(r, play, background)]
+            pulse.advance(len(open_rollouts) - len(going_on))
+            open_rollouts = going_on
             turn += 1
         play.times.reward_s += background.wait()
 
@@ -151,6 +157,7 @@ def _start_rollouts(
     left out."""
     rollouts: list[_Rollout] = []
     for task, group in zip(tasks, groups, strict=True):
+        pulse.beat()
         for trajectory in group.members:
             try:
                 rollouts.append(_Rollout(trajectory, process.start(task)))

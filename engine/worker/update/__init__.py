@@ -10,4 +10,5 @@ with `losses.py`.
     preference.py     pairs of a better and a worse answer, a pass of DPO's loss over them
     profiling.py      a trace of two steps
     schedule.py       learning rates, clipping, one step
+    work_ahead.py     steps, answers and checkpoints that an attempt still does
 """

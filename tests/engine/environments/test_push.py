@@ -118,6 +118,25 @@ def test_a_change_makes_a_new_version_and_leaves_the_old_one_alone(home: Home, w
     assert find_env(home, "my-env").env_id == old
 
 
+def test_after_an_exam_comes_an_evaluation_and_not_a_dry_run(home: Home, write):
+    exam = DOUBLES.replace("def tasks(self):", "def tasks(self):", 1)
+    code = textwrap.dedent(exam) + textwrap.dedent("""
+        class Exam(type(load_environment())):
+            def tasks(self):
+                rows = super().tasks()
+                for row in rows:
+                    row.split = "heldout"
+                return rows
+
+        def load_environment():
+            return Exam(rows=30)
+    """)
+    pushed = push_env(home, write(code))
+    assert pushed.rows["train"] == 0
+    assert pushed.next == [Call("evaluate", {"env_id": pushed.env_id, "models": ["pebble"]})]
+    assert any("an exam to evaluate on" in warning for warning in pushed.warnings)
+
+
 def test_params_belong_to_the_version(home: Home, write):
     one = push_env(home, write(DOUBLES))
     two = push_env(home, write(DOUBLES, environment__toml="[params]\nrows = 10\n"))

@@ -6,9 +6,9 @@ from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.core.hints import Hint
-from engine.home.progress import write_status
 from engine.home.recovery import damaged_configs, env_rows, run_rows
 from engine.home.store import Store
+from engine.pace.progress import write_status
 from engine.processes import outcome
 
 

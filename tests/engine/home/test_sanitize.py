@@ -43,14 +43,21 @@ def test_cleaning_twice_changes_nothing_more_and_always_encodes(text):
     assert not any(ord(char) < 32 and char not in "\n\t" for char in once)
 
 
-@given(st.text(min_size=1, max_size=500), st.integers(60, 300))
-def test_clipping_keeps_both_ends_and_counts_what_it_left_out(text, limit):
+@given(st.text(min_size=1, max_size=500), st.integers(1, 300))
+def test_clipping_keeps_both_ends_counts_what_it_left_out_and_never_lengthens(text, limit):
     cut = clip(text, limit)
-    assert len(cut) <= limit
-    if len(text) <= limit:
-        assert cut == text
-    else:
-        assert "characters cut" in cut and cut[0] == text[0] and cut[-1] == text[-1]
+    assert len(cut) <= max(limit, min(limit, 20) + len(" … [500 characters cut] … "))
+    assert len(cut) <= len(text)
+    if cut != text:
+        assert "characters cut" in cut and cut[0] == text[0]
+        assert f"[{len(text) - limit} " in cut
+
+
+@pytest.mark.parametrize("limit", [1, 20, 40])
+def test_a_text_that_the_mark_of_the_cut_would_not_shorten_stays_whole(limit):
+    assert clip("forty", limit) == "forty"
+    assert clip("The answer is forty", limit) == "The answer is forty"
+    assert len(clip("x" * 400, limit)) < 60
 
 
 def test_one_line_flattens_and_cuts():

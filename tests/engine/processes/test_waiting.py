@@ -1,14 +1,21 @@
 """A run that starts from the model of a run that is not done waits for it, without a daemon."""
 
+import errno
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.cost.estimate import estimate_cost
 from engine.dry_run.dry_run import dry_run
+from engine.home.rows import NewRun
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.processes import launcher, waiting
+from engine.processes.waiting import link_checkpoint
 from engine.runs import lifecycle
 from engine.runs.deletion import deletable, delete_run
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
@@ -134,6 +141,78 @@ def test_a_death_while_the_checkpoint_is_linked_is_mended(bench, env, held):
     held.unlink()
     bench.until_state(second, "done")
     assert (second.start_adapter / "MANIFEST.json").is_file()
+
+
+@pytest.fixture
+def no_hard_links(monkeypatch):
+    """A file system without hard links. Of a file that is there already it says so first."""
+
+    def link(source, target, **_options) -> None:
+        code = errno.EEXIST if Path(target).exists() else errno.EPERM
+        raise OSError(code, os.strerror(code), str(target))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+def test_a_checkpoint_is_copied_whole_or_not_at_all(tmp_path, no_hard_links, monkeypatch):
+    source, target = tmp_path / "step_000003", tmp_path / "start"
+    source.mkdir()
+    (source / "adapter_model.safetensors").write_bytes(b"weights")
+
+    def dies_half_way(original, copy, *_rest) -> None:
+        copy.write(original.read(3))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(shutil, "copyfileobj", dies_half_way)
+        link_checkpoint(source, target)
+    assert list(target.iterdir()) == []
+    link_checkpoint(source, target)
+    link_checkpoint(source, target)  # a second process
+    assert [file.name for file in target.iterdir()] == ["adapter_model.safetensors"]
+    assert (target / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_folder_in_a_checkpoint_stops_nobody(bench, env, held):
+    first = sft(bench, env)
+    second = grpo_from(bench, env, f"{first.id}@step3")
+    (first.checkpoints / ".step_000003" / "notes").mkdir(parents=True)
+    held.unlink()
+    bench.until_state(second, "done")
+    assert (second.start_adapter / "MANIFEST.json").is_file()
+
+
+@pytest.mark.parametrize(("code", "state"), [(errno.ENOENT, "failed"), (errno.EIO, "queued")])
+def test_a_checkpoint_that_cannot_be_read_holds_up_its_own_run_alone(
+    bench, env, held, monkeypatch, code: int, state: str
+):
+    first = sft(bench, env)
+    second = grpo_from(bench, env, first.id)
+
+    def broken(source, target) -> None:
+        raise OSError(code, os.strerror(code), str(source))
+
+    lifecycle.cancel(bench.home, second.id)
+    held.unlink()
+    bench.until_state(first, "done")
+    held.touch()
+    monkeypatch.setattr(waiting, "link_checkpoint", broken)
+    lifecycle.submit(bench.home, TrainRequest(resume=second.id))
+    other = sft(bench, env, note="needs nothing")
+    assert bench.row(other).state == "preparing"
+    row = bench.row(second)
+    assert row.state == state
+    if state == "failed":
+        assert "cannot be read" in row.reason and row.hint.call.arguments == {"resume": second.id}
+
+
+def test_a_run_whose_id_begins_with_that_of_a_lost_one_is_not_taken_for_it(bench, env):
+    with Store(bench.home) as store:
+        for name, waits_for in (("sums-sft", ""), ("other-sft", "sums-sft-")):
+            new = NewRun(name, "train", "sft", env, "pebble", waits_for=waits_for)
+            row = store.insert_run(new, lambda run_id: bench.home.run(run_id).create())
+        waiting.release_waiting(bench.home, store)
+        assert store.get_run(row.run_id).reason == "sums-sft-, whose model it waited for, is gone"
 
 
 def test_an_evaluation_asks_what_is_there_and_waits_for_what_is_not(bench, env, held, tuned):

@@ -78,7 +78,24 @@ def test_asked_columns_are_shown_and_unknown_ones_refused_with_a_guess(home, lea
 
 def test_a_known_metric_that_is_not_logged_yet_is_empty(home, make_run):
     run = make_run().metrics([{"step": 1, "reward_mean": 0.5}])
-    assert read_logs(home, run.id, keys=["heldout_success"])["rows"] == [[1, None]]
+    result = read_logs(home, run.id, keys=["heldout_success"])
+    assert result["rows"] == [] and result["summary"].endswith("heldout_success not measured yet.")
+
+
+def test_steps_at_which_nothing_asked_for_was_measured_are_no_rows_of_nulls(home, make_run):
+    lines = [
+        {"step": step, "loss": 1.0} | ({"heldout_success": step / 100} if step % 20 == 0 else {})
+        for step in range(101)
+    ]
+    run = make_run().metrics(lines)
+    asked = read_logs(home, run.id, keys=["heldout_success"])
+    assert asked["rows"] == [[step, step / 100] for step in range(0, 101, 20)]
+    assert "points)" not in asked["summary"] and asked["steps_logged"] == 101
+    run.metrics([{"step": 101, "loss": 1.0}, {"step": 120, "heldout_success": 0.9}])
+    later = read_logs(home, run.id, keys=["heldout_success"], cursor=asked["next_cursor"])
+    assert later["rows"] == [[120, 0.9]]
+    again = read_logs(home, run.id, keys=["heldout_success"], cursor=later["next_cursor"])
+    assert again["rows"] == []
 
 
 def test_grep_chooses_the_columns_of_metrics(home, learned_run):

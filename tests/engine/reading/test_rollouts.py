@@ -207,19 +207,56 @@ def test_changed_shows_the_same_task_before_and_after(home, learned_run):
     assert all(item["change"] < 0 for item in lost["changed"])
 
 
-def test_an_evaluation_is_read_by_model_and_changed_against_the_first(home, make_run, rows):
+@pytest.fixture
+def two_models(make_run, rows):
+    """An evaluation of pebble, right on t0 and t1, and of tuned, wrong on t0 alone."""
     run = make_run("evaluate", kind="evaluate", models=[{"ref": "pebble"}, {"ref": "tuned"}])
     run.model_evals(0, [rows.eval(f"t{i}", i < 2) for i in range(6)])
-    run.model_evals(1, [rows.eval(f"t{i}", i >= 1) for i in range(6)])
-    worst = read_rollouts(home, run.id, limit=1)
+    return run.model_evals(1, [rows.eval(f"t{i}", i >= 1) for i in range(6)])
+
+
+def test_an_evaluation_of_several_models_shows_the_answers_of_all(home, two_models):
+    every = read_rollouts(home, two_models.id, limit=12)
+    assert every["source"] == "answers of pebble, tuned" and every["matching"] == 12
+    assert every["models"] == ["pebble", "tuned"]
+    worst = read_rollouts(home, two_models.id, "best", limit=4)["rollouts"]
+    assert [(item["task"], item["model"]) for item in worst] == [
+        ("t0", "pebble"),
+        ("t1", "pebble"),
+        ("t1", "tuned"),
+        ("t2", "tuned"),
+    ]
+
+
+def test_a_filter_by_model_chooses_the_answers_of_one(home, two_models):
+    tuned = read_rollouts(home, two_models.id, where="model == 'tuned'", limit=9)
+    assert tuned["matching"] == 6 and {item["model"] for item in tuned["rollouts"]} == {"tuned"}
+    wrong = read_rollouts(home, two_models.id, where="model == 'pebble' and not success", limit=9)
+    assert [item["task"] for item in wrong["rollouts"]] == ["t2", "t3", "t4", "t5"]
+    groups = read_rollouts(home, two_models.id, "group", where="model == 'tuned'", limit=9)
+    assert groups["matching"] == 6
+    assert all(len(group["members"]) == 1 for group in groups["groups"])
+
+
+def test_pages_of_the_answers_of_all_models_show_each_once(home, two_models):
+    seen, cursor = [], ""
+    for _ in range(3):
+        page = read_rollouts(home, two_models.id, limit=5, cursor=cursor)
+        seen += [(item["task"], item["model"]) for item in page["rollouts"]]
+        cursor = page["next_cursor"]
+    assert not cursor and len(set(seen)) == len(seen) == 12
+
+
+def test_an_evaluation_is_read_by_model_and_changed_against_the_first(home, two_models):
+    worst = read_rollouts(home, two_models.id, limit=1, step=1)
     assert worst["source"] == "answers of tuned" and worst["models"] == ["pebble", "tuned"]
     assert worst["rollouts"][0]["task"] == "t0"
-    assert read_rollouts(home, run.id, step=0)["source"].startswith("answers of pebble")
-    changed = read_rollouts(home, run.id, "changed", limit=9)
+    assert read_rollouts(home, two_models.id, step=0)["source"].startswith("answers of pebble")
+    changed = read_rollouts(home, two_models.id, "changed", limit=9)
     assert (changed["before"], changed["after"]) == ("pebble", "tuned")
     assert [item["change"] for item in changed["changed"]] == [-1, 1, 1, 1, 1]
     with pytest.raises(UserError, match="of step 5"):
-        read_rollouts(home, run.id, step=5)
+        read_rollouts(home, two_models.id, step=5)
 
 
 def test_one_evaluated_model_cannot_have_changed(home, make_run, rows):
@@ -336,6 +373,40 @@ def test_wrong_arguments_are_refused(home, played, arguments, code):
     with pytest.raises(UserError) as caught:
         read_rollouts(home, **({"run_id": played.id} | arguments))
     assert caught.value.code == code and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [({"limit": 200}, "limit=50"), ({"limit": 0}, "limit=1"), ({"max_chars": 9}, "max_chars=50")],
+)
+def test_the_hint_of_a_wrong_limit_is_the_nearest_that_is_allowed(home, played, asked, nearest):
+    with pytest.raises(UserError) as caught:
+        read_rollouts(home, played.id, **asked)
+    assert caught.value.hint == f"Use {nearest}."
+
+
+def test_a_page_that_comes_short_says_what_cut_it(home, make_run, rows):
+    text = {"prompt": [{"role": "user", "content": "p" * 900}], "completion": "c" * 900}
+    answers = [rows.rollout(m, 0, 0.0) | text | {"messages": []} for m in range(40)]
+    run = make_run().rollouts(1, answers)
+    short = read_rollouts(home, run.id, limit=40)
+    shown = len(short["rollouts"])
+    assert 0 < shown < 40 and short["next_cursor"]
+    (said,) = short["warnings"]
+    assert said.startswith(f"{shown} of 40 fit into one result of 10,000 characters")
+    assert "max_chars" in said and "next_cursor" in said
+    assert len(read_rollouts(home, run.id, limit=40, max_chars=100)["rollouts"]) > 2 * shown
+    assert read_rollouts(home, run.id, limit=3)["warnings"] == []
+
+
+def test_a_turn_of_a_few_letters_is_whole_at_the_least_max_chars(home, make_run, rows):
+    turns = [{"role": "user", "content": "x" * 400}, {"role": "user", "content": "blim"}]
+    answer = [{"role": "assistant", "content": "The answer is forty."}]
+    run = make_run().rollouts(1, [rows.rollout(0, 0, 0.0, prompt=turns, messages=answer)])
+    (item,) = read_rollouts(home, run.id, max_chars=50)["rollouts"]
+    assert item["prompt"][1]["content"] == "blim"
+    assert item["completion"] == "The answer is forty."
+    assert "characters cut" in item["prompt"][0]["content"]
 
 
 def test_a_run_without_rollouts_says_how_to_wait_for_them(home, make_run):

@@ -224,6 +224,24 @@ def test_a_queued_run_is_cancelled_at_once_and_again_without_effect(busy, bench,
     assert found["error"]["message"] == "a better idea" and f'"{run_id}"' in found["error"]["hint"]
 
 
+def test_a_run_that_is_queued_again_while_it_is_cancelled_is_cancelled(bench, env, monkeypatch):
+    run = bench.queue()
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"})
+    real = Store.set_state
+
+    def after_an_interruption(store, run_id, to, **values) -> bool:
+        """Between two looks of the cancel another process finds the trainer dead."""
+        if to == "stopping":
+            real(store, run_id, "interrupted", only_from={"preparing"})
+            real(store, run_id, "queued", only_from={"interrupted"})
+        return real(store, run_id, to, **values)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Store, "set_state", after_an_interruption)
+        assert lifecycle.cancel(bench.home, run.id)["state"] == "cancelled"
+
+
 def test_a_cancel_whose_reason_is_a_book_is_refused_and_changes_nothing(busy, bench, env):
     run_id = submit(bench.home, env)["run_id"]
     refused("BAD_ARGUMENT", lifecycle.cancel, bench.home, run_id, "x" * 100_000)
@@ -331,9 +349,49 @@ def test_what_happened_since_the_cursor_returns_at_once(bench, until, event):
     assert len(found["alerts"]) == (1 if event == "alert" else 0)
     later = lifecycle.wait(bench.home, run.id, until, timeout_s=0, cursor=found["cursor"])
     assert not later["reached"] and later["alerts"] == []
-    assert not lifecycle.wait(bench.home, run.id, until, timeout_s=0)["reached"]  # from now
     bench.go(run)
     bench.until_state(run, "done")
+
+
+@pytest.mark.parametrize(("until", "event"), [("next_eval", "evaluated"), ("alert", "alert")])
+def test_what_was_reached_before_the_first_wait_is_not_skipped(bench, until, event):
+    run = bench.start(steps=5, hold_at=2)
+    bench.until_step(run, 1)
+    append_line(run.events, {"event": event, "message": "m", "step": 1, "time": time.time()})
+    found = lifecycle.wait(bench.home, run.id, until, timeout_s=20)
+    assert found["reached"] and found["state"] == "running"
+    assert until != "next_eval" or found["evaluation"] == {"step": 1}
+    (said,) = found["warnings"]
+    assert said.startswith("this was reached before the call; cursor=")
+    later = lifecycle.wait(bench.home, run.id, until, timeout_s=0, cursor=found["cursor"])
+    assert not later["reached"] and later["warnings"] == []
+    bench.go(run)
+    bench.until_state(run, "done")
+
+
+def test_the_last_wait_still_shows_the_alerts_that_an_earlier_one_brought(bench):
+    run = bench.start(steps=5, hold_at=2)
+    bench.until_step(run, 1)
+    append_line(run.events, {"event": "alert", "id": "flat", "message": "m", "time": time.time()})
+    first = lifecycle.wait(bench.home, run.id, "alert", timeout_s=20)
+    assert [alert["id"] for alert in first["alerts"]] == ["flat"]
+    bench.go(run)
+    last = lifecycle.wait(bench.home, run.id, timeout_s=20, cursor=first["cursor"])
+    assert last["state"] == "done" and [alert["id"] for alert in last["alerts"]] == ["flat"]
+    bench.until(lambda: not launcher.is_alive(run), "the supervisor is gone")
+
+
+def test_an_alert_of_an_earlier_attempt_is_no_news_of_the_present_one(bench):
+    run = bench.start(steps=5, hold_at=4)
+    bench.until_step(run, 3)
+    append_line(run.events, {"event": "alert", "id": "flat", "message": "m", "time": time.time()})
+    lifecycle.cancel(bench.home, run.id)
+    bench.until_state(run, "cancelled")
+    bench.go(run)
+    lifecycle.submit(bench.home, TrainRequest(resume=run.id))
+    done = lifecycle.wait(bench.home, run.id, "alert", timeout_s=20)
+    assert done["state"] == "done" and not done["reached"]
+    bench.until(lambda: not launcher.is_alive(run), "the supervisor is gone")
 
 
 def test_a_wait_for_an_evaluation_brings_it_although_its_line_of_metrics_is_not_written(bench):

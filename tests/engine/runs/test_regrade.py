@@ -18,7 +18,9 @@ from engine.processes import launcher
 from engine.reading.rollout_pages import RolloutQuery
 from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
+from engine.runs.submit.regrading import preview_calls
 from engine.runs.submit.requests import EvaluationRequest
+from mcp_server.api import verbs
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -70,6 +72,50 @@ def test_a_regrade_scores_what_is_stored_and_says_which_order_turns_round(
     assert compared["comparisons"][0]["n"] == 2 and compared["env_id"] == second
     read = read_rollouts(home, RolloutQuery(run.id, pick="best", step=1, limit=1)).to_json()
     assert read["rollouts"][0]["reward"] == 1.1
+
+
+def test_a_regrade_of_rollouts_says_what_the_new_reward_would_have_given_to_learn_from(
+    home: Home, tmp_path: Path
+):
+    """Groups that all earn nothing differ once nearness is paid, before anything is trained."""
+    near = SUMS.replace("Score(float(right),", "Score(0.5 * ('2' in completion) + 0.5 * right,")
+    assert near != SUMS
+    first, second = push(home, tmp_path / "a"), push(home, tmp_path / "b", near, "near")
+    members = [answer("1+1", "2 or so", 0.0), answer("1+1", "three", 0.0)]
+    others = [answer("1+2", "none", 0.0), answer("1+2", "four", 0.0)]
+    rollouts = {step: [*members, *others] for step in (1, 2)}
+    run = training(home, first, rollouts=rollouts)
+    queued = lifecycle.submit_evaluation(
+        home, EvaluationRequest(env_id=second, regrade=run.id, split="train")
+    )
+    _, result = done(home, queued)
+    groups = result["regrade"]["groups"]
+    assert (groups["groups"], groups["tasks"]) == (4, 2)
+    assert groups["before"]["effective"] == 0.0 and groups["before"]["too_hard"] == 1.0
+    assert groups["after"]["effective"] == 0.5 and groups["after"]["too_hard"] == 0.5
+    assert groups["effective_change"]["change"] == 0.5
+    assert groups["std_change"]["change"] == 0.125  # 0.25 in half of the groups
+    assert "Of 4 groups 0% differ by the old reward and 50% by the new one" in result["summary"]
+
+
+def test_a_push_of_another_version_suggests_to_score_the_groups_of_the_last_run_by_it(
+    home: Home, tmp_path: Path
+):
+    folder = tmp_path / "sums"
+    push(home, folder, name="sums")
+    assert [call["tool"] for call in verbs.push_env(home, str(folder), "sums")["next"]] == [
+        "dry_run"
+    ]
+    first = push(home, folder, name="sums")
+    training(home, first, rollouts={})  # it has no groups to score
+    run = training(home, first, rollouts={1: [answer("1+1", "2", 1.0)]})
+    assert preview_calls(home, first) == []  # the version that it trained on
+    (folder / "environment.py").write_text(CHATTY)
+    reply = verbs.push_env(home, str(folder), "sums")
+    arguments = {"env_id": reply["env_id"], "regrade": run.id, "split": "train"}
+    assert reply["next"][-1] == {"tool": "evaluate", "arguments": arguments}
+    queued = lifecycle.submit_evaluation(home, EvaluationRequest(**arguments))
+    done(home, queued)
 
 
 def test_the_process_loads_no_torch_and_needs_no_interpreter_with_it(home: Home, tmp_path: Path):
@@ -182,6 +228,7 @@ def test_a_training_run_gives_its_exams_or_its_rollouts(home: Home, tmp_path: Pa
         f"{run.id}, rollouts of step 2",
     ]
     assert result["regrade"]["model_flips"]
+    assert "groups" not in result["regrade"]  # every task was answered once in a step
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """A run once more: what the second has from the first, whatever the defaults are by then."""
 
+import json
+
 import pytest
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
+from engine.core.files import read_json, write_json
+from engine.environments.registry import find_env
+from engine.evidence.stats.results import load_rows
 from engine.runs import lifecycle
 from engine.runs.rerun import rerun_request
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
@@ -33,6 +37,28 @@ def test_a_rerun_has_every_setting_of_the_first_run(busy, bench, env, algorithm)
         assert after[name] == before[name]
     # Defaults of the first run are given now: a newer version of them changes nothing.
     assert after["sources"]["lr_schedule"] == "user" != before["sources"]["lr_schedule"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "heldout"),
+    [
+        *(("grpo", {"loss": loss}, 20) for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo")),
+        ("grpo", {}, 0),
+        ("sft", {}, 0),
+    ],
+)
+def test_what_only_follows_from_other_settings_or_the_environment_is_not_given_again(
+    busy, bench, env, algorithm, settings, heldout
+):
+    tasks = find_env(bench.home, env).dir / "tasks.jsonl"
+    rows = [row for row in load_rows(tasks) if heldout or row["split"] == "train"]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = tasks.with_name("env.json")
+    write_json(facts, read_json(facts) | {"rows": {"train": 40, "heldout": heldout}})
+    request = TrainRequest(env_id=env, algorithm=algorithm, settings={"steps": 2} | settings)
+    first = lifecycle.submit(bench.home, request)["run_id"]
+    again = lifecycle.submit(bench.home, rerun_request(bench.home, first, {}))["run_id"]
+    assert config_of(bench, again)["settings"] == config_of(bench, first)["settings"]
 
 
 def test_a_setting_can_be_changed_and_the_steps_follow_from_the_epochs(busy, bench, env):

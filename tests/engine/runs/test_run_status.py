@@ -1,11 +1,14 @@
-"""Where a run stands while it goes on: hours that it has taken, how much is answered."""
+"""Where a run stands while it goes on: hours, share answered, what is left, whether it hangs."""
 
 import fcntl
+import time
+from contextlib import contextmanager
 
 import pytest
 
 from engine.core.files import append_line
 from engine.home.store import Store
+from engine.pace.heartbeat import Heartbeat, Work
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest
 
@@ -42,6 +45,112 @@ def test_an_evaluation_under_way_says_how_much_is_answered(busy, bench, env):
         assert lifecycle.status(bench.home, run.id)["percent"] == 12.5
         store.set_state(run.id, "failed", only_from={"preparing"})
     lock.close()
+
+
+def heartbeat_of(run, phase: str, *, age_s: float = 0.0, **facts) -> None:
+    """The last sign of life of a trainer, given `age_s` seconds ago."""
+    heartbeat = Heartbeat(1, time.time() - age_s, phase, **facts)
+    run.heartbeat.write_bytes(heartbeat.to_line())
+
+
+@contextmanager
+def under_way(bench, **settings):
+    """A run that holds a device, whose processes this test plays."""
+    run = bench.queue(**settings)
+    lock = launcher_lock(run)
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"}, device="cuda:7")
+        store.set_state(run.id, "running", only_from={"preparing"})
+        append_line(run.events, {"event": "started", "total_steps": 300})
+        append_line(run.metrics, {"step": 60, "time": time.time()})
+        yield run
+        store.set_state(run.id, "failed", only_from={"running"})
+    lock.close()
+
+
+# 60 of 300 steps at 6 s, 100 of 400 answers at 0.1 s.
+WORK = {"training": Work(300, 60, 360.0, 2160.0), "evaluation": Work(400, 100, 10.0)}
+
+
+def test_a_run_says_what_is_left_what_it_will_cost_and_where_its_cap_stops_it(bench):
+    bench.home.config_file.write_text("gpu_hour_price = 3.0\n")
+    with under_way(bench, max_gpu_hours=0.3) as run:
+        heartbeat_of(run, "training", work=WORK)
+        status = lifecycle.status(bench.home, run.id)
+        forecast = status["forecast"]
+        assert status["eta_s"] == pytest.approx(240 * 6 + 30, abs=3)
+        assert forecast["basis"] == "measured"
+        assert forecast["left_hours"]["likely"] == pytest.approx(1470 / 3600, abs=1e-3)
+        low, high = forecast["left_hours"]["low"], forecast["left_hours"]["high"]
+        assert low < 1470 / 3600 < high
+        assert forecast["total_money"]["likely"] == pytest.approx(3 * 1470 / 3600, abs=1e-2)
+        # 0.3 h are 1080 s; steps and evaluations up to the last step take 1470.
+        assert "max_gpu_hours=0.3 is spent at step 236 of 300" in forecast["cap"]
+        assert forecast["cap"] in status["summary"] and forecast["cap"] in status["warnings"]
+
+
+def test_a_run_within_its_cap_says_nothing_of_it_and_names_no_money_without_a_price(bench):
+    with under_way(bench, max_gpu_hours=2.0) as run:
+        heartbeat_of(run, "training", work=WORK)
+        status = lifecycle.status(bench.home, run.id)
+        assert set(status["forecast"]) == {"spent_hours", "left_hours", "total_hours", "basis"}
+        assert status["warnings"] == []
+
+
+def test_before_a_trainer_has_planned_its_work_the_estimate_is_told(bench):
+    with under_way(bench) as run:
+        forecast = lifecycle.status(bench.home, run.id)["forecast"]
+        hours = run.read_config().estimate.hours
+        assert forecast["basis"] == "estimate"
+        assert forecast["left_hours"]["likely"] == pytest.approx(hours.likely, abs=1e-3)
+
+
+def test_within_an_evaluation_of_a_training_run_the_share_answered_is_told(bench):
+    with under_way(bench) as run:
+        heartbeat_of(run, "evaluation", done=30, of=120, work=WORK)
+        status = lifecycle.status(bench.home, run.id)
+        assert (status["phase"], status["percent"]) == ("evaluation", 25.0)
+        assert "in its evaluation (25 %)" in status["summary"]
+        (listed,) = lifecycle.overview(bench.home, "runs")["runs"]
+        assert (listed["phase"], listed["percent"]) == ("evaluation", 25.0)
+        heartbeat_of(run, "training", work=WORK)
+        assert "percent" not in lifecycle.status(bench.home, run.id)
+
+
+def test_a_run_that_is_silent_for_too_long_is_stalled_and_says_what_to_do(bench):
+    with under_way(bench) as run:
+        heartbeat_of(run, "training", age_s=400, work=WORK)
+        status = lifecycle.status(bench.home, run.id)
+        assert status["state"] == "running"
+        assert "no sign of life for 7 min in the phase training" in status["stalled"]
+        assert "stalled" in status["summary"]
+        tools = [call["tool"] for call in status["next"]]
+        assert tools == ["read_logs", "cancel_run", "submit_train"]
+        (listed,) = lifecycle.overview(bench.home, "runs")["runs"]
+        assert listed["stalled"] == status["stalled"]
+
+
+@pytest.mark.parametrize("phase", ["loading", "checkpoint", "finishing"])
+def test_a_phase_that_is_quiet_by_nature_is_not_stalled_so_soon(bench, phase):
+    with under_way(bench) as run:
+        heartbeat_of(run, phase, age_s=400, work=WORK)
+        status = lifecycle.status(bench.home, run.id)
+        assert "stalled" not in status and status["quiet_s"] >= 400
+
+
+def test_the_heartbeat_of_an_earlier_attempt_says_nothing_of_this_one(bench):
+    with under_way(bench) as run, Store(bench.home) as store:
+        heartbeat_of(run, "training", age_s=4000, work=WORK)
+        store.update_run(run.id, only_in={"running"}, attempt=2)
+        status = lifecycle.status(bench.home, run.id)
+        assert "stalled" not in status and status["forecast"]["basis"] == "estimate"
+
+
+def test_a_run_of_an_earlier_version_is_judged_by_the_times_of_its_steps(bench):
+    with under_way(bench) as run:
+        append_line(run.metrics, {"step": 61, "time": time.time() + 2})
+        status = lifecycle.status(bench.home, run.id)
+        assert status["eta_s"] == pytest.approx(239 * 2, abs=5) and "phase" not in status
 
 
 def launcher_lock(run):

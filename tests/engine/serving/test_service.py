@@ -66,7 +66,14 @@ def test_starts_at_once_make_one_process(home, server, tuned):
 def test_the_process_ends_with_the_last_model_asked_for(home, server, tuned):
     service.deploy(home, f"{tuned}@best")
     deployment_id = service.deploy(home, f"{tuned}@step10")["deployment_id"]
-    assert service.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
+    said = service.deploy(home, f"{tuned}@best", "stop")
+    assert said["state"] == "stopped"
+    assert said["summary"] == (
+        f"{tuned}@best is no longer served; {deployment_id} still serves {tuned}@step10."
+    )
+    assert said["next"] == [
+        {"tool": "deploy", "arguments": {"run_id": deployment_id, "action": "stop"}}
+    ]
     assert len(service.list_deployments(home)) == 1
     service.deploy(home, f"{tuned}@step10", "stop")
     assert service.list_deployments(home) == []

@@ -77,6 +77,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "updates_per_batch": 1,
         "resample_uniform": 2,
         "async_sampling": True,
+        "curriculum": "rollouts",
         "thinking": True,
     },
     "distill": BOTH

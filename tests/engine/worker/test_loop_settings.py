@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import go, go_until, make_run, metrics, push
+from loops import curve, go, go_until, make_run, metrics, push
 
 from engine.home.run_dir import Home, RunDir
 
@@ -139,3 +139,27 @@ def test_rows_without_packing_go_one_by_one_with_the_same_gradient(home: Home, e
     assert (together["microbatches"], apart["microbatches"]) == (1, 8)
     assert apart["loss"] == pytest.approx(together["loss"], rel=1e-6)
     assert apart["grad_norm"] == pytest.approx(together["grad_norm"], rel=1e-5)
+
+
+def tasks_played(run: RunDir, step: int) -> list[str]:
+    """The tasks of the groups that a step trained on, in order."""
+    return list(dict.fromkeys(row["task"] for row in rollouts(run, step)))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_resumed_curriculum_plays_the_tasks_of_an_uninterrupted_one(
+    home: Home, env_id: str, ahead: bool
+) -> None:
+    changes = {"curriculum": "rollouts", "async_sampling": ahead, "prompts_per_step": 8}
+    settings = GRPO | changes | {"steps": 4}
+    whole = make_run(home, env_id, "grpo", settings, run_id="whole-1")
+    go(whole)
+    broken = make_run(home, env_id, "grpo", settings, run_id="broken-1")
+    go_until(broken, 3)
+    go(broken)
+    assert tasks_played(broken, 4) == tasks_played(whole, 4)
+    if not ahead:  # sampled ahead, a resumed run's first batch is from a newer policy
+        assert curve(broken) == curve(whole)
+    seen = set(tasks_played(whole, 1))
+    # The second step has tasks of the first again, which an epoch of the shuffle never has.
+    assert 0 < len(seen & set(tasks_played(whole, 2))) <= 4

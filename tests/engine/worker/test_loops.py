@@ -10,6 +10,7 @@ from loops import (
     ENVIRONMENT,
     GRPO,
     PEBBLE,
+    ROWS_ENVIRONMENT,
     SFT,
     curve,
     go,
@@ -26,7 +27,9 @@ from engine.core.files import read_json
 from engine.core.metrics import METRICS, names
 from engine.environments import env_facts, registry
 from engine.environments.push import push_env
+from engine.home.halves import choosing
 from engine.home.run_dir import Home
+from engine.records.lines.evaluation_row import read_evaluation
 from engine.worker import training
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.rollouts.guard import NO_SIGNAL_STEPS
@@ -220,7 +223,46 @@ def test_a_run_without_progress_stops_early_when_asked(home: Home, env_id: str) 
         "stop_early": "heldout",
     }
     run = make_run(home, env_id, "sft", settings)
-    assert go(run)["steps"] < 40
+    ended_after = go(run)["steps"]
+    assert ended_after < 40
+    # An attempt after a kill that came before the result was written trains no step more.
+    assert go(run)["steps"] == ended_after
+
+
+def rows_of_each_side() -> list[dict[str, Any]]:
+    """One-digit sums: 20 to learn, 6 dev and 9 held-out ones."""
+    sides = ["train"] * 20 + ["dev"] * 6 + ["heldout"] * 9
+    pairs = [(a, b) for a in range(1, 6) for b in range(1, 8)]
+    return [
+        {"id": f"{a}+{b}", "prompt": f"What is {a} + {b}?", "answer": f"{a + b}", "split": side}
+        for (a, b), side in zip(pairs, sides, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_with_dev_tasks_the_held_out_ones_choose_nothing_and_are_all_reported(
+    home: Home, tmp_path: Path, algorithm: str
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "rows.json").write_text(json.dumps(rows_of_each_side()))
+    env_id = push(home, folder, source=ROWS_ENVIRONMENT, name="rows")
+    run = make_run(home, env_id, algorithm, BASE[algorithm])
+    best = go(run)["best_step"]
+    other = 6 - best  # 2 and 4 are evaluated
+
+    def asked(step: int) -> dict[str, set[str]]:
+        rows = read_evaluation(run.evals(step))
+        halves = ("select", "report")
+        return {half: {row.task for row in rows if row.half == half} for half in halves}
+
+    dev = {row["id"] for row in rows_of_each_side() if row["split"] == "dev"}
+    held_out = {row["id"] for row in rows_of_each_side() if row["split"] == "heldout"}
+    assert asked(0) == asked(best) == {"select": dev, "report": held_out}
+    assert asked(other) == {"select": dev, "report": set()}
+    half = choosing(run)
+    assert half is not None and (half.tasks, half.side) == (6, "dev")
+    assert "all 9 held-out tasks" in half.about
 
 
 GAME = """
@@ -301,6 +343,7 @@ def test_a_run_says_how_many_tasks_it_leaves_out(home: Home, tmp_path: Path) -> 
     (event,) = [each for each in events if each["event"] == "tasks_left_out"]
     assert 0 < event["left_out"] < event["tasks"]
     assert str(event["left_out"]) in event["message"] and "max_length" in event["message"]
+    assert metrics(run)[1]["tasks_left_out"] == event["left_out"]
 
 
 RAISING = """

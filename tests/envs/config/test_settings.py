@@ -30,6 +30,11 @@ def test_params_secrets_and_limits_are_read(tmp_path: Path):
     assert settings.limits == Limits(call_seconds=2.5, network=True, processes=8)
 
 
+def test_the_share_of_dev_rows_is_read(tmp_path: Path):
+    assert read_settings(written(tmp_path, "[split]\ndev = 0.125\n")).dev_share == 0.125
+    assert read_settings(written(tmp_path, "[params]\nrows = 3\n")).dev_share == 0
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
@@ -44,6 +49,10 @@ def test_params_secrets_and_limits_are_read(tmp_path: Path):
         ('secrets = ["key value"]\n', 1, "no name of a secret"),
         ('secrets = ["PYTHONPATH"]\n', 1, "steers the env process"),
         ("params = 3\n", 1, "params is a table"),
+        ("split = 3\n", 1, "split is a table"),
+        ("[split]\nden = 0.1\n", 2, "did you mean dev?"),
+        ("[split]\ndev = 0.6\n", 2, "from 0 to 0.5"),
+        ("[split]\ndev = true\n", 2, "from 0 to 0.5"),
         ("[params]\nx = \n", 2, "not valid TOML"),
     ],
 )

@@ -159,6 +159,7 @@ COMMANDS = {
     "diagnose r-1": "",
     "verify r-1": "",
     "report r-1": "",
+    "results r-1 --csv table.csv": "",
     "playbook": "",
     "ui": "",
     "env list": "",

@@ -62,3 +62,25 @@ def test_an_ended_plan_counts_what_its_runs_took(home: Home):
             store.set_state(row.run_id, "cancelled", only_from={"queued"}, spent_hours=0.25)
     limits = limits_and_use(home, Key("agent", gpu_hours_per_day=4), clock=lambda: 100.0)
     assert limits["used_gpu_hours"] == 0.5 and not limits["open_runs"]
+
+
+def test_a_resumed_plan_takes_the_place_of_all_its_runs_that_did_not_get_done(home: Home):
+    add_plan(home, at=50, cap=1.5)
+    with Store(home) as store:
+        for row in store.plan_runs("arith-plan-1"):
+            store.set_state(row.run_id, "cancelled", only_from={"queued"})
+    assert not refusal(home, Key("agent", max_runs=2), resume="arith-plan-1")
+    assert "2 runs" in refusal(home, Key("agent", max_runs=1), resume="arith-plan-1")
+    assert not refusal(home, Key("agent", max_runs=1), resume="arith-sft-2")
+
+
+def test_a_run_of_a_plan_that_is_resumed_by_itself_counts_once(home: Home):
+    add_plan(home, at=50, cap=1.5)
+    with Store(home) as store:
+        for row in store.plan_runs("arith-plan-1"):
+            store.set_state(row.run_id, "cancelled", only_from={"queued"}, spent_hours=0.25)
+    call = Call("agent", "http", "submit_train", {})
+    with Audit(home, clock=lambda: 60).recording(call) as line:
+        line.succeeded({"run_id": "arith-sft-2", "resumed_from": ""})
+    limits = limits_and_use(home, Key("agent", gpu_hours_per_day=4), clock=lambda: 100.0)
+    assert limits["used_gpu_hours"] == 0.5

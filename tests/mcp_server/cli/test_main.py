@@ -50,6 +50,7 @@ COMMANDS = {
     "export",
     "playbook",
     "report",
+    "results",
     "verify",
     "data",
     "key",

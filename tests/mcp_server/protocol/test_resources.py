@@ -19,8 +19,8 @@ from engine.home.store import Store
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
 from envs.config.settings import Limits
+from mcp_server.api.addresses import read_source
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.resources import read_source
 
 TEMPLATES = {
     "playbook://TRAINING.md/{section}",

@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "a6ca824b822faf8b2f778cfde5f4d5974e59e885a084f426bb7a67a172a6597a"
+SURFACE = "f7578cc7ad503d30add8d3165651a2327b7646a28fa7e6fe95d1fe981e15a02d"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

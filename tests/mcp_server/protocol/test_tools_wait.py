@@ -1,16 +1,22 @@
 """`wait_run` for clients without tasks: progress while it waits, an end when nobody waits."""
 
+import socket
 import threading
 import time
 
 import anyio
+import httpx2
 import pytest
+import uvicorn
+from http_server import ACCEPT, bearer, initialize
 from mcp import Client
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from mcp_server.access.keys import Keys
 from mcp_server.api import paths, verbs
 from mcp_server.protocol.app import build_server
+from mcp_server.protocol.http_app import LOOPBACK, http_app
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -62,19 +68,59 @@ async def test_a_wait_that_nobody_waits_for_ends(
         assert await anyio.to_thread.run_sync(ended.wait, 4)
 
 
-async def test_other_calls_are_answered_while_one_waits(
+async def test_a_wait_over_http_ends_when_its_client_has_left(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    go_on = threading.Event()
+    ended = threading.Event()
+
+    def wait(home, run_id, until, timeout_s, cursor, on_progress):
+        try:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                on_progress({"state": "running"})
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    token = "t0ken-of-this-test-" + "x" * 24
+    app = http_app(build_server(home, []), Keys(home, token), LOOPBACK)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    call = {"name": "wait_run", "arguments": {"run_id": "r"}, "_meta": {"progressToken": 1}}
+    message = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+    async with (
+        anyio.create_task_group() as group,
+        httpx2.AsyncClient(headers=bearer(token) | ACCEPT, timeout=4) as http,
+    ):
+        group.start_soon(server.serve, [listener])
+        greeted = await http.post(url, json=initialize())
+        http.headers["mcp-session-id"] = greeted.headers["mcp-session-id"]
+        async with http.stream("POST", url, json=message) as answer:
+            await anext(answer.aiter_lines())  # the first progress; then the client leaves
+        assert await anyio.to_thread.run_sync(ended.wait, 4)
+        server.should_exit = True
+
+
+async def test_other_calls_are_answered_while_many_wait(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    many = 60  # more than the threads that answer other calls
+    go_on, waiting = threading.Event(), threading.Semaphore(0)
 
     def wait(*args, **kwargs):
+        waiting.release()
         go_on.wait(4)
         return {"state": "done"}
 
     monkeypatch.setattr(verbs, "wait_run", wait)
     async with Client(build_server(home, [])) as client, anyio.create_task_group() as group:
-        group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
+        for _ in range(many):
+            group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
         with anyio.fail_after(3):
+            for _ in range(many):
+                await anyio.to_thread.run_sync(waiting.acquire)
             result = await client.call_tool("read_playbook", {})
         assert not result.is_error
         go_on.set()

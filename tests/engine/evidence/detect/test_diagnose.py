@@ -73,6 +73,23 @@ def test_examples_show_what_the_finding_says(home: Home, make_run: Make):
     assert first["lever"]["to"] == 2 * simulated.settings["max_tokens"]
 
 
+def test_a_plateau_is_shown_by_the_answers_on_it_and_by_no_other(home: Home, make_run: Make):
+    """Half answers earn 0.3, none is whole, and a few earn nothing or by chance a little more."""
+    simulated = TROUBLES["plateau"](5)
+    run = left_by(simulated, make_run).running()
+    found = diagnose(home, run.id)
+    first = found["findings"][0]
+    level = first["evidence"]["plateau_reward"]
+    assert first["id"] == "plateau" and first["evidence"]["groups_flat_partial"] > 0.6
+    assert [example["reward"] for example in first["examples"]] == [level, level]
+    assert f"earn exactly {level:.3g}" in first["what"]
+    edit = first["lever"]["edit"]
+    assert f"pay less than {level:.3g}" in edit and "SFT" in edit
+    (call,) = [call for call in found["next"] if call["tool"] == "read_rollouts"]
+    shown = read_rollouts(home, RolloutQuery(**call["arguments"])).to_json()["rollouts"]
+    assert shown and {row["reward"] for row in shown} == {level}
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_every_call_it_suggests_is_one_that_works(home: Home, make_run: Make, trouble: str):

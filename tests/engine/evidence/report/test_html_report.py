@@ -112,6 +112,7 @@ def test_the_report_of_a_run_that_learned_says_it_first_and_shows_why(home, lear
         "Where it comes from",
         "Does GRPO alone teach",
         "best: step 40",
+        "What the groups had to teach",
         "recipe",
     ):
         assert word in text, word

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sp
 
-from engine.evidence.stats import distributions as d
 from engine.evidence.stats import inference
+from engine.evidence.stats.basics import distributions as d
 from engine.evidence.stats.inference import Side, paired_verdict
 
 

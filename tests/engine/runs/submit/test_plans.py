@@ -8,13 +8,14 @@ import pytest
 
 from engine.core import hardware
 from engine.core.errors import UserError
-from engine.core.files import append_line, read_json
+from engine.core.files import append_line, read_json, read_lines, write_json
 from engine.core.hints import Call
 from engine.cost import estimate
 from engine.cost.estimate import estimate_cost
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.deletion import delete_run
 from engine.runs.submit.requests import TrainRequest
 
 pytestmark = pytest.mark.timeout(60)
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 SFT = {"steps": 3, "learning_rate": 1e-3, "lora_rank": 4}
 GRPO = {"algorithm": "grpo", "settings": {"steps": 2}}
 EVALUATION = {"algorithm": "evaluate", "rows": 4}
+DEPLOY = {"tool": "deploy", "arguments": {"run_id": "sums-sft-1@best"}}
 NAMES = ["sums-sft-1", "sums-grpo-1", "sums-eval-1"]
 
 
@@ -83,6 +85,23 @@ def test_every_step_says_how_it_ended(bench, env):
     ]
     assert status["summary"] == "sums-plan-1 is done: 2 of 2 runs done."
     assert status["next"][-1]["arguments"] == {"run_id": "sums-grpo-1@best"}
+
+
+def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(bench, env):
+    plan(bench, env, then=[GRPO])
+    done = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)
+    cure = {"tool": "submit_train", "arguments": {"env_id": env, "settings": {"keep": 0.2}}}
+    for name, lost in (("sums-sft-1", "upper"), ("sums-grpo-1", "reverse")):
+        evidence = {"warnings": [f"Forgotten: {lost}."], "next": [DEPLOY, cure]}
+        write_json(bench.home.run(name).result, {"verdict": "better", "evidence": evidence})
+    append_line(bench.home.run("sums-sft-1").events, {"time": 1.0, "event": "alert", "id": "flat"})
+    said = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
+    assert said["warnings"] == ["sums-sft-1: Forgotten: upper.", "sums-grpo-1: Forgotten: reverse."]
+    assert [alert["id"] for alert in said["alerts"]] == ["flat"]
+    assert said["next"][-1] == cure
+    assert [call["tool"] for call in said["next"]] == ["read_rollouts", "deploy", "submit_train"]
+    later = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=said["cursor"])
+    assert [alert["id"] for alert in later["alerts"]] == ["flat"]
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
@@ -170,6 +189,13 @@ def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, 
         bench.home, "sums-plan-1", until="news", timeout_s=0, cursor=news["cursor"]
     )
     assert not again["reached"] and again["alerts"] == []
+    # Whoever has no cursor has seen no alert yet.
+    for look in (
+        lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0),
+        lifecycle.status(bench.home, "sums-plan-1"),
+    ):
+        assert [alert["message"] for alert in look["alerts"]] == ["it is flat"]
+        assert look["next"][0]["arguments"] == {"run_id": "sums-sft-1"}
 
 
 def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, held):
@@ -180,8 +206,10 @@ def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, 
     assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["reached"]
     event = {"time": 1.0, "event": "evaluated", "step": 3, "heldout_success": 0.5}
     append_line(bench.home.run("sums-sft-1").events, event)
-    arguments = {"until": "next_eval", "timeout_s": 0, "cursor": now["cursor"]}
-    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"]
+    arguments = {"until": "next_eval", "timeout_s": 0}
+    since = lifecycle.wait(bench.home, "sums-plan-1", cursor=now["cursor"], **arguments)
+    assert since["reached"]
+    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"], "it is not skipped"
 
 
 def test_a_wait_reports_how_far_the_whole_is(bench, env, held):
@@ -206,6 +234,69 @@ def test_the_same_request_is_the_same_plan(bench, env, held):
     with pytest.raises(UserError) as caught:
         plan(bench, env, request_id="try-1", then=[GRPO])
     assert caught.value.code == "REQUEST_CONFLICT"
+
+
+def test_a_plan_is_resumed_only_where_each_of_its_runs_could_be(bench, env, held):
+    plan(bench, env)
+    lifecycle.cancel(bench.home, "sums-plan-1")
+    for name in NAMES:
+        bench.until_state(bench.home.run(name), "cancelled")
+    bench.home.config_file.write_text("max_gpu_hours_total = 0.0000001\n")
+    with Store(bench.home) as store:
+        store.update_run(NAMES[0], only_in={"cancelled"}, spent_hours=0.1)
+    assert resume_refused(bench, "BUDGET")
+    bench.home.config_file.unlink()
+    delete_run(bench.home, NAMES[1])
+    assert "sums-grpo-1 were deleted" in resume_refused(bench, "RUN_STATE")
+    assert [row.state for row in rows_of(bench, "sums-plan-1")] == ["cancelled"] * 3
+
+
+def resume_refused(bench, code: str) -> str:
+    with pytest.raises(UserError) as caught:
+        lifecycle.submit(bench.home, TrainRequest(resume="sums-plan-1"))
+    assert caught.value.code == code and caught.value.hint
+    return caught.value.message
+
+
+def test_a_resumed_plan_tells_of_what_is_still_ahead_and_once_for_a_request(bench, env, held):
+    whole = plan(bench, env)["estimate"]["gpu_hours"]
+    held.unlink()
+    bench.until_state(bench.home.run(NAMES[0]), "done")
+    lifecycle.cancel(bench.home, "sums-plan-1")
+    bench.until_state(bench.home.run(NAMES[1]), "cancelled", "done")
+    held.touch()
+    request = TrainRequest(resume="sums-plan-1", request_id="go-on")
+    reply = lifecycle.submit(bench.home, request)
+    assert reply["state"] == "running" and " of 3 to go" in reply["summary"]
+    assert 0 < reply["estimate"]["gpu_hours"] < whole
+    events = read_lines(bench.home.run(NAMES[2]).events)[0]
+    assert events[-1]["event"] == "resumed_by_request" and events[-1]["attempt"] == 2
+    again = lifecycle.submit(bench.home, request)
+    assert "answered before" in again["warnings"][0]
+    assert rows_of(bench, "sums-plan-1")[2].attempt == 2
+
+
+def test_millions_of_combinations_are_refused_at_once(bench, env):
+    many = list(range(40_000))
+    vary = {"seed": many, "steps": many, "eval_rows": many, "lora_rank": many}
+    assert "runs; it may have 16" in refused("BAD_ARGUMENT", bench, env, vary=vary).message
+
+
+def test_only_the_first_step_is_compared_with_a_parent_or_with_earlier_runs(bench, env):
+    plan(bench, env, then=[])
+    bench.until_state(bench.home.run("sums-sft-1"), "done")
+    reply = plan(bench, env, then=[GRPO], parent="sums-sft-1")
+    assert any("the same as sums-sft-1" in warning for warning in reply["warnings"])
+    parents = [bench.home.run(step["run_id"]).read_config().parent for step in reply["steps"]]
+    assert parents == ["sums-sft-1", ""]
+    bench.until_state(bench.home.run("sums-grpo-1"), "done")
+
+
+def test_a_plan_that_is_done_is_not_offered_to_be_resumed(bench, env):
+    plan(bench, env, then=[GRPO])
+    done = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)
+    cancelled = lifecycle.cancel(bench.home, "sums-plan-1")
+    assert cancelled["state"] == "done" and cancelled["next"] == done["next"]
 
 
 @pytest.mark.parametrize(

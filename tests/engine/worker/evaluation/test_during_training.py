@@ -1,5 +1,6 @@
 """The best step, and the last exam of a run, some of whose answers a fresh env process scores."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,13 @@ def test_where_every_task_is_solved_a_smaller_loss_is_no_progress() -> None:
 def test_a_better_score_at_a_larger_loss_is_progress_and_the_least_loss_is_kept() -> None:
     best = evaluations((0.1, 0.5), (0.2, 0.9), (0.2, 0.8))
     assert (best.step, best.loss, best.least_loss, best.since) == (3, 0.8, 0.5, 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_hides_no_later_progress(bad: float) -> None:
+    best = evaluations((0.0, 3.0), (0.0, bad), (0.0, 2.0), (0.0, 1.5))
+    assert (best.step, best.least_loss, best.since) == (4, 1.5, 0)
+    assert evaluations((0.1, bad), (0.1, 2.0)).loss == 2.0
 
 
 def test_where_success_ties_the_higher_reward_is_the_best_and_ends_no_patience() -> None:

@@ -66,6 +66,26 @@ def test_tasks_of_different_prompts_alternate(n: int) -> None:
     assert halves == [heldout.TEST if at % 2 else heldout.VALIDATION for at in range(n)]
 
 
+@given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=60))
+def test_tasks_of_one_group_stand_in_one_half(groups: list[str]) -> None:
+    asked = [task | {"group": group} for task, group in zip(asking([*range(99)]), groups)]  # noqa: B905
+    half = heldout.halves(asked)
+    by_group: dict[str, set[str]] = {}
+    for task in asked:
+        by_group.setdefault(task["group"], set()).add(half[task["id"]])
+    assert all(len(halves) == 1 for halves in by_group.values()) or len(by_group) == 1
+    assert set(half.values()) == {heldout.VALIDATION, heldout.TEST}
+
+
+def test_dev_tasks_choose_and_every_held_out_task_is_reported() -> None:
+    sides = ["dev", "heldout", "heldout", "dev", "heldout"]
+    asked = [task | {"split": side} for task, side in zip(asking([*range(5)]), sides, strict=True)]
+    halves = heldout.halves(asked)
+    assert [halves[task["id"]] for task in asked] == [
+        "select" if side == "dev" else "report" for side in sides
+    ]
+
+
 def play(reward: float, success: bool | None = None, error: str | None = None) -> Trajectory:
     return Trajectory("t", [], [1], reward=reward, success=success, error=error)
 

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from loops import PEBBLE
 from transformers import AutoTokenizer
 from typed_settings import grpo_settings
@@ -18,11 +16,10 @@ from engine.worker.rollouts.batch_source import (
     BatchSource,
     Collector,
     RolloutBatch,
-    fresh_tasks,
-    tasks_of_step,
 )
 from engine.worker.rollouts.collect import RolloutContext
 from engine.worker.rollouts.renderer import Renderer
+from engine.worker.rollouts.task_order import shuffled_tasks, task_order
 from envs.host.process import EnvProcess
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -111,7 +108,8 @@ def renderer() -> Renderer:
 def player(process: EnvProcess, renderer: Renderer, rounds: int, rows: int = 24) -> Collector:
     context = RolloutContext(process, renderer, False, [], max_length=200, max_turns=1)
     settings = SETTINGS.model_copy(update={"resample_uniform": rounds})
-    return Collector(process.tasks()[:rows], context, Members(renderer), settings)
+    tasks = process.tasks()[:rows]
+    return Collector(tasks, task_order(tasks, settings, {}), context, Members(renderer), settings)
 
 
 def ids(played: RolloutBatch) -> tuple[list[int], list[int]]:
@@ -122,7 +120,7 @@ def test_without_rounds_a_step_plays_the_tasks_of_its_order(
     process: EnvProcess, renderer: Renderer
 ) -> None:
     groups, dropped = ids(player(process, renderer, 0).batch(1, 0))
-    assert groups == tasks_of_step(1, 24, SETTINGS.prompts_per_step, SETTINGS.seed) and not dropped
+    assert groups == shuffled_tasks(1, 24, SETTINGS.prompts_per_step, SETTINGS.seed) and not dropped
 
 
 def test_uniform_groups_are_replaced_in_their_places_and_no_task_is_played_twice(
@@ -169,23 +167,6 @@ def test_advantages_and_the_policys_step_are_written_into_every_trajectory(
     assert {t.advantage for g in played.dropped for t in g.members} == {0.0}
     every = [t for g in played.groups + played.dropped for t in g.members]
     assert {t.policy_step for t in every} == {4}
-
-
-@given(
-    step=st.integers(1, 1000),
-    number=st.integers(1, 8),
-    count=st.integers(1, 40),
-    wanted=st.integers(0, 40),
-    data=st.data(),
-)
-def test_fresh_tasks_are_unused_distinct_and_the_same_every_time(
-    step: int, number: int, count: int, wanted: int, data: st.DataObject
-) -> None:
-    used = data.draw(st.sets(st.integers(0, count - 1)))
-    found = fresh_tasks(step, number, count, wanted, used, 3)
-    assert found == fresh_tasks(step, number, count, wanted, used, 3)
-    assert len(found) == len(set(found)) == min(wanted, count - len(used))
-    assert not set(found) & used and all(0 <= task < count for task in found)
 
 
 def test_the_sampler_rests_while_the_policy_is_updated(

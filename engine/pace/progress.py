@@ -1,5 +1,6 @@
 """How far a run is, read from its files; and STATUS.md, the same for a person with a pager."""
 
+import json
 import math
 import os
 import time
@@ -7,9 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import JsonObject, last_line, read_json, read_lines, write_text
+from engine.core.format import words
 from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
 from engine.home.run_dir import RunDir
+from engine.home.user_config import DEFAULT_STOP_MINUTES
+from engine.pace.forecast import Remaining, estimated_seconds, remaining
+from engine.pace.heartbeat import Heartbeat, read_heartbeat
+from engine.pace.staleness import patience
 
 _PACE_STEPS = 20  # the pace is measured over this many of the last steps
 _PACE_BYTES = 64_000  # how much of the end of metrics.jsonl is read for them
@@ -25,7 +32,13 @@ class Progress:
             no file says so yet.
         eta_s: seconds left; None when it is not known, or when the run has ended.
         metrics: the last line of metrics.jsonl; {} before the first.
-        quiet_s: seconds since the trainer wrote anything; None where no trainer is running.
+        remaining: what is left of the attempt under way, as a band; None where no trainer runs, and
+            before it has planned its work.
+        phase: what the trainer is doing; "" where it does not say so.
+        phase_percent: how much of that phase is done; None where nothing in it is counted.
+        quiet_s: seconds since the trainer gave a sign of life or wrote anything; None where no
+            trainer is running.
+        stalled: why the run counts as stalled; "" where it does not.
         alerts: the events of the latest alerts.
         cursor: the byte after the last event.
         started: the event of each start, the first one first.
@@ -35,7 +48,11 @@ class Progress:
     total_steps: int | None
     eta_s: float | None
     metrics: JsonObject
+    remaining: Remaining | None
+    phase: str
+    phase_percent: float | None
     quiet_s: float | None
+    stalled: str
     alerts: list[JsonObject]
     cursor: int
     started: list[JsonObject]
@@ -60,6 +77,30 @@ def events_end(run: RunDir) -> int:
     return cursor
 
 
+def attempt_begin(run: RunDir, attempt: int) -> int:
+    """The cursor before the first event of an attempt of the run. Before a later attempt has
+    written any, it is the end: what there is belongs to earlier ones."""
+    try:
+        lines = run.events.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    begin = 0
+    for line in lines:
+        if b"attempt_started" in line and _starts_attempt(line, attempt):
+            return begin
+        begin += len(line)
+    return 0 if attempt <= 1 else events_end(run)
+
+
+def _starts_attempt(line: bytes, attempt: int) -> bool:
+    """Whether a line of events.jsonl says that this attempt has started."""
+    try:
+        event = json.loads(line)
+    except ValueError:  # a line that is being written, or damaged
+        return False
+    return event.get("event") == "attempt_started" and event.get("attempt") == attempt
+
+
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
     """The events that are alerts."""
     return [event for event in events if event.get("event") == "alert"]
@@ -75,16 +116,65 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     step = _as_whole_number(last_metrics.get("step"))
     # A run holds a device from its preparation until it has stopped; only then has it a process.
     has_process = row.state in HOLDS_DEVICE
+    heartbeat = _own_heartbeat(run, row) if has_process else None
+    left = remaining(run, heartbeat) if heartbeat is not None else None
+    quiet_s = _quiet_seconds(run, heartbeat) if has_process else None
+    counts_answers = heartbeat is not None and heartbeat.phase in ("evaluation", "skill check")
     return Progress(
         step=step,
         total_steps=total,
-        eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
+        eta_s=_time_left(run, row, left, step, total),
         metrics=last_metrics,
-        quiet_s=_quiet_seconds(run) if has_process else None,
+        remaining=left,
+        phase=heartbeat.phase if heartbeat is not None else "",
+        phase_percent=heartbeat.percent if heartbeat is not None and counts_answers else None,
+        quiet_s=quiet_s,
+        stalled=_why_stalled(run, row, heartbeat, quiet_s),
         alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,
     )
+
+
+def _own_heartbeat(run: RunDir, row: RunRow) -> Heartbeat | None:
+    """The last heartbeat of the attempt under way; None where it has given none."""
+    heartbeat = read_heartbeat(run)
+    return heartbeat if heartbeat is not None and heartbeat.attempt == row.attempt else None
+
+
+def _time_left(
+    run: RunDir, row: RunRow, left: Remaining | None, step: int | None, total: int | None
+) -> float | None:
+    """Likely seconds until the run has ended; None where that is not known, or it has ended.
+
+    A run without heartbeats, of an earlier version, is judged by the times of its last steps.
+    """
+    if row.state in TERMINAL:
+        return None
+    return round(left.seconds.likely, 1) if left else _seconds_left(run, step, total)
+
+
+def _why_stalled(
+    run: RunDir, row: RunRow, heartbeat: Heartbeat | None, quiet_s: float | None
+) -> str:
+    """Why a run counts as stalled: it has been silent for longer than its pace explains; "" where
+    it has not. A process that scores stored answers again gives no signs of life."""
+    if quiet_s is None or row.algorithm == "regrade":
+        return ""
+    allowed = patience(heartbeat, estimated_seconds(run), _stop_minutes(run))
+    if quiet_s < allowed.stalled_s:
+        return ""
+    usual = f", usually at most {words(allowed.usual_s / 3600)}" if allowed.usual_s else ""
+    return f"no sign of life for {words(quiet_s / 3600)} in the phase {allowed.phase}{usual}"
+
+
+def _stop_minutes(run: RunDir) -> float:
+    """The setting `stop_stalled_minutes` of the home; its default where config.toml is damaged,
+    which is reported elsewhere."""
+    try:
+        return run.home.user_config().stop_stalled_minutes
+    except UserError:
+        return DEFAULT_STOP_MINUTES
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
@@ -222,9 +312,11 @@ def _attempt_start(run: RunDir) -> float:
         return 0.0
 
 
-def _quiet_seconds(run: RunDir) -> float | None:
-    """Seconds since the trainer last wrote to its metrics, events or logs; None where none of these
-    files exists. A large number shows that the trainer hangs."""
+def _quiet_seconds(run: RunDir, heartbeat: Heartbeat | None) -> float | None:
+    """Seconds since the trainer gave its last sign of life. Without heartbeats, since it last wrote
+    to its metrics, events or logs; None where it has written nothing."""
+    if heartbeat is not None:
+        return round(max(0.0, time.time() - heartbeat.time), 1)
     last_written = 0.0
     for path in (run.metrics, run.events, *run.logs.glob("attempt_*.log")):
         try:

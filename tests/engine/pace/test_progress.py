@@ -6,10 +6,10 @@ import time
 import pytest
 
 from engine.core.files import Appender, write_json
-from engine.home.progress import read_progress, status_text, write_status
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.progress import read_progress, status_text, write_status
 
 
 def made(home: Home, state: str = "running", **values) -> tuple[RunDir, RunRow]:

@@ -1,0 +1,211 @@
+"""Results by a key of the tasks' metadata: how each model does on each kind of task."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.core.errors import UserError
+from engine.core.format import counted
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.evidence.compare.candidates import Candidate
+from engine.evidence.stats.results import Level, Measure, level, load_rows, measure_of, show
+from engine.evidence.verdict.comparison import Comparison, compare_rows
+from engine.home.run_dir import Home
+from engine.records.lines.evaluation_row import EvaluationRow
+from envs.json_types import TaskRow
+
+NO_VALUE = "(none)"  # stands for tasks that lack the key
+FEW_TASKS = 20  # of a value; below it an interval is wider than most differences
+_MOST_VALUES = 24  # shown, those with the most tasks
+_SENTENCE_VALUES = 6  # named in the summary
+_SHOWN_KEYS = 20  # of the metadata, in the hint of a refusal
+_VALUE_CHARS = 60
+_GROUP = "group"  # this key also means the task's own group
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The tasks whose metadata have one value under the key.
+
+    Attributes:
+        levels: label of a model -> its level on these tasks; None where nothing was scored.
+        change: the candidate furthest ahead against the first; None with a single model.
+    """
+
+    value: str
+    tasks: int
+    levels: Mapping[str, Level | None]
+    change: Comparison | None
+
+    @property
+    def is_small(self) -> bool:
+        return self.tasks < FEW_TASKS
+
+    def to_json(self) -> dict[str, object]:
+        """The slice as results hold it: value and interval of each model, and the change."""
+        models = {
+            label: {"value": each.rounded_value, "interval": each.interval, "n": each.tasks}
+            for label, each in self.levels.items()
+            if each is not None
+        }
+        body: dict[str, object] = {"value": self.value, "tasks": self.tasks, "models": models}
+        if self.change is not None:
+            body |= {
+                "difference": self.change.difference,
+                "interval": self.change.interval,
+                "p": self.change.p,
+            }
+        return body
+
+
+@dataclass(frozen=True)
+class ByMetadata:
+    """The results of the candidates by the values of one key.
+
+    Attributes:
+        slices: those with the most tasks first.
+        shown: label of the model that the sentence is about.
+    """
+
+    key: str
+    measure: Measure | None
+    slices: Sequence[Slice]
+    shown: str
+
+    def sentence(self, measure_name: str) -> str:
+        """For example "By operation (arith-grpo-1, success): plus 93.0 % (88.1 to 96.2 %), minus
+        41.0 % (31.9 to 50.8 %)."; the values with the most tasks."""
+        parts = [
+            f"{piece.value} {_level_text(piece.levels.get(self.shown))}"
+            for piece in self.slices[:_SENTENCE_VALUES]
+        ]
+        more = len(self.slices) - len(parts)
+        rest = f", and {counted(more, 'more value')}" if more > 0 else ""
+        return f"By {self.key} ({self.shown}, {measure_name}): {', '.join(parts)}{rest}."
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about values with too few tasks, and that many values are many tests."""
+        small = [piece for piece in self.slices if piece.is_small]
+        warnings = []
+        if small:
+            names = ", ".join(
+                f"{piece.value} ({piece.tasks})" for piece in small[:_SENTENCE_VALUES]
+            )
+            warnings.append(
+                f"Fewer than {FEW_TASKS} tasks have {names} under {self.key}: their intervals are "
+                "too wide to tell much."
+            )
+        return warnings
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "group_by": self.key,
+            "by": [piece.to_json() for piece in self.slices[:_MOST_VALUES]],
+        }
+
+
+def by_metadata(
+    home: Home, candidates: Sequence[Candidate], key: str, measure: Measure | None, shown: str
+) -> ByMetadata:
+    """The results of the candidates by the values that their tasks' metadata have under `key`.
+
+    Args:
+        candidates: with rows of one environment version; the first is the one compared with.
+        measure: what is measured; None where the candidates have none in common.
+        shown: label of the candidate whose change against the first is tested.
+
+    Raises UserError BAD_ARGUMENT if no task has the key; its hint names those there are.
+    """
+    value_of_task = _values_of_tasks(home, candidates[0].env_id, key)
+    asked = {row.task for candidate in candidates for row in candidate.rows}
+    tasks_of_value: dict[str, set[str]] = {}
+    for task in sorted(asked):
+        tasks_of_value.setdefault(value_of_task.get(task, NO_VALUE), set()).add(task)
+    values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
+    slices = [_slice(value, tasks_of_value[value], candidates, measure, shown) for value in values]
+    return ByMetadata(key, measure, slices, shown)
+
+
+def of_one_model(
+    home: Home, model: Candidate, key: str, metric: str, warnings: Sequence[str]
+) -> Reply:
+    """The result of a comparison of one model with nothing: its level, also by the metadata.
+    `metric` names what its rows are judged by, "" for their own measure; `warnings` come first."""
+    measure = measure_of(model.rows)
+    by = by_metadata(home, [model], key, measure, shown=model.label)
+    name = metric or str(measure)
+    arm: Reply = {"id": model.label, "evaluated_in": model.source}
+    return {
+        "summary": by.sentence(name),
+        "verdict": "unknown",
+        "metric": name,
+        "env_id": model.env_id,
+        **by.to_json(),
+        "arms": [arm | level(model.rows, measure).to_json() if measure else arm],
+        "warnings": [*warnings, *by.warnings],
+        "next": [Call("read_rollouts", {"run_id": model.source}).to_json()],
+    }
+
+
+def _slice(
+    value: str,
+    tasks: set[str],
+    candidates: Sequence[Candidate],
+    measure: Measure | None,
+    shown: str,
+) -> Slice:
+    """The results of the candidates on `tasks`, which all have `value`."""
+    rows = {c.label: [row for row in c.rows if row.task in tasks] for c in candidates}
+    first = candidates[0].label
+    change = compare_rows(rows[first], rows[shown]) if shown != first else None
+    return Slice(
+        value=value,
+        tasks=len(tasks),
+        levels={label: _level_or_none(own_rows, measure) for label, own_rows in rows.items()},
+        change=change,
+    )
+
+
+def _level_or_none(rows: Sequence[EvaluationRow], measure: Measure | None) -> Level | None:
+    """The level of rows; None without a measure or without a scored row."""
+    result = level(rows, measure) if measure is not None else None
+    return result if result is not None and result.value is not None else None
+
+
+def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
+    """Task id -> the value of its metadata under `key`, as text; tasks without it are left out."""
+    name, _, hash12 = env_id.partition("@")
+    tasks = load_rows(home.env(name, hash12) / "tasks.jsonl")
+    values = {row["id"]: _value(row, key) for row in tasks}
+    present = {task: text for task, text in values.items() if text is not None}
+    if not present:
+        keys = sorted({name for row in tasks for name in row.get("metadata") or {}})
+        known = f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else "Give tasks metadata."
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"no task of {env_id} has {key[:60]!r} in its metadata",
+            hint=known,
+            field="group_by",
+        )
+    return present
+
+
+def _value(row: TaskRow, key: str) -> str | None:
+    """The value of a task under `key` as text, None without one."""
+    metadata = row.get("metadata") or {}
+    value = metadata.get(key, row.get(_GROUP) if key == _GROUP else None)
+    if value is None or value == "":
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text[:_VALUE_CHARS]
+
+
+def _level_text(result: Level | None) -> str:
+    """A level with its interval, such as "93.0 % (88.1 to 96.2 %)"; "not scored" for None."""
+    if result is None:
+        return "not scored"
+    ends = [show(end, result.measure) for end in (result.low, result.high)]
+    low = ends[0].removesuffix(" %")
+    return f"{show(result.value, result.measure)} ({low} to {ends[1]})"

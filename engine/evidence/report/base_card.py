@@ -1,0 +1,157 @@
+"""The card of a base model as Markdown: what it is, what it can do and in which words, and what was
+measured of it in this home."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.files import read_object
+from engine.evidence.report.values import value_text
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home
+from engine.home.sanitize import clip, redactor_for
+from engine.home.store import Store
+from engine.models import catalog
+from engine.models.catalog import ModelRef
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.skill_card import SkillCard, find_skill_card
+
+_LOOK_BACK = 200  # newest runs in which the model is looked for
+_MOST_EXAMS = 8  # evaluations that are shown
+_EXAMPLE_CHARS = 90  # of a request or a reply
+_EXAMPLES_OF_SKILL = 2  # where they come from a run of this home
+
+
+def base_models(home: Home) -> list[str]:
+    """The base models that `get_status` lists. A path that a client makes up is none of them."""
+    return [usable.ref for usable in catalog.usable_models(home) if usable.kind != "run"]
+
+
+def base_card(home: Home, ref: str) -> str:
+    """The card of the base model `ref`, one of `base_models`, as Markdown.
+
+    Raises the errors of `catalog.resolve_model`.
+    """
+    model = catalog.resolve_model(home, ref)
+    skills = find_skill_card(model.base_path)
+    measured = _skills_of_card(skills) if skills else _skills_from_runs(home, ref)
+    sections = [_head(model), _skills_section(measured), _exams_section(home, ref)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _head(model: ModelRef) -> str:
+    """What the model is, in a few lines."""
+    facts = model.facts
+    thinking = "thinks where that is switched on" if facts.thinking else "has no thinking mode"
+    return (
+        f"# {model.ref}\n\n{facts.architecture}, {facts.params:,} parameters, "
+        f"{facts.max_positions:,} tokens of context, a vocabulary of {facts.vocab:,}; {thinking}. "
+        f"{model.kind.capitalize()}."
+    )
+
+
+@dataclass
+class _Skill:
+    """One skill: `right` of `asked` tasks, how well it is known in a word, and some requests, each
+    with a reply and what else it needs ("" for nothing)."""
+
+    name: str
+    right: int
+    asked: int
+    level: str = ""
+    examples: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def _skills_of_card(card: SkillCard) -> list[_Skill]:
+    """The skills as they were measured when the model was made."""
+    return [
+        _Skill(
+            name,
+            right=round(score * card.per_skill),
+            asked=card.per_skill,
+            level=card.levels.get(name, ""),
+            examples=[(e.prompt, e.answer, e.note) for e in card.examples.get(name, [])],
+        )
+        for name, score in card.scores.items()
+    ]
+
+
+def _skills_from_runs(home: Home, ref: str) -> list[_Skill]:
+    """The skills that the newest training run from this model asked before it began; [] where no
+    run has."""
+    for row in _runs_with(home, ref, "train"):
+        path = home.run(row.run_id).kept("before")
+        if path.is_file():
+            return _skills_in(home, EvaluationRow.read_all(path))
+    return []
+
+
+def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
+    """The answers to tasks of skills, counted by skill, with the first requests of each."""
+    redact = redactor_for(home, None)
+    by_skill: dict[str, _Skill] = {}
+    for row in rows:
+        name = row.family or row.battery or "questions"
+        skill = by_skill.setdefault(name, _Skill(name, right=0, asked=0))
+        skill.asked += 1
+        skill.right += row.success is True
+        if len(skill.examples) < _EXAMPLES_OF_SKILL and isinstance(row.prompt, list) and row.prompt:
+            request = str(row.prompt[-1].get("content", ""))
+            skill.examples.append((redact.text(request), redact.text(row.completion or ""), ""))
+    return list(by_skill.values())
+
+
+def _skills_section(skills: Sequence[_Skill]) -> str:
+    """The skills as a list: how well each is known, and a line for each request."""
+    if not skills:
+        return (
+            "## What it can do\n\nNothing was asked yet in this home: every training from it asks "
+            "48 short questions first, and `evaluate` asks the tasks of an environment."
+        )
+    lines = ["## What it can do", "", "Right greedy replies, and requests -> replies."]
+    for skill in skills:
+        level = f", {skill.level}" if skill.level else ""
+        lines.append(f"- **{skill.name}**: {skill.right} of {skill.asked}{level}")
+        lines += [f"  - {_example_text(*example)}" for example in skill.examples]
+    return "\n".join(lines)
+
+
+def _example_text(request: str, reply: str, note: str) -> str:
+    """A request with its reply on one line, as code."""
+    asked, answered = (
+        clip(text.replace("\n", "\\n").replace("`", "'"), _EXAMPLE_CHARS)
+        for text in (request, reply)
+    )
+    return f"`{asked}` -> `{answered}`" + (f" ({note})" if note else "")
+
+
+def _exams_section(home: Home, ref: str) -> str:
+    """What evaluations of this home measured of the model; "" where there is none."""
+    levels: dict[str, str] = defaultdict(str)
+    for row in _runs_with(home, ref, "evaluate"):
+        for level in read_object(home.run(row.run_id).result).get("models") or ():
+            if level.get("ref") == ref and row.env_id not in levels:
+                levels[row.env_id] = _level_line(row, level)
+    if not levels:
+        return ""
+    return "\n".join(["## Measured in this home", "", *list(levels.values())[:_MOST_EXAMS]])
+
+
+def _level_line(row: RunRow, level: dict[str, object]) -> str:
+    """What one evaluation measured of the model, in one line."""
+    scores = [
+        f"{name} {value_text(level[name])}"
+        for name in ("success", "reward")
+        if level.get(name) is not None
+    ]
+    return f"- {row.env_id}: {', '.join(scores)} on {level.get('tasks')} tasks ({row.run_id})"
+
+
+def _runs_with(home: Home, ref: str, kind: str) -> Iterator[RunRow]:
+    """The newest runs of a kind that are done and were asked of, or began with, the model `ref`."""
+    with Store(home) as store:
+        rows = store.list_runs(_LOOK_BACK, kind=kind, states=("done",))
+    for row in rows:
+        config = home.run(row.run_id).find_config()
+        if config is not None and ref in (row.model, *config.model_refs):
+            yield row

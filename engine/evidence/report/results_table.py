@@ -1,0 +1,234 @@
+"""The answers of a run as a table for other programs: CSV or parquet, a row per answer."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.core.errors import UserError
+from engine.core.hints import Hint
+from engine.core.reply import ReplyBase
+from engine.core.split import prompt_key
+from engine.evidence.stats.results import answer_text, load_rows, text_of
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import Redactor, redactor_for
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.run_config import AskingConfig, RunConfig
+from envs.json_types import TaskRow
+
+Format = Literal["csv", "parquet"]
+Cell = str | float | int | bool | None
+_HASH_CHARS = 16  # of the SHA-256 of a prompt
+# The columns that every table has, in this order, with their types. `metrics.NAME` (numbers) and
+# `metadata.KEY` (text) follow.
+COLUMNS: Mapping[str, type] = {
+    "run": str,
+    "env_id": str,
+    "model": str,
+    "step": int,
+    "split": str,
+    "half": str,
+    "task": str,
+    "group": str,
+    "attempt": int,
+    "prompt_hash": str,
+    "prompt": str,
+    "answer": str,
+    "reference": str,
+    "reward": float,
+    "success": bool,
+    "loss": float,
+    "error": str,
+    "stop_reason": str,
+    "tokens": int,
+}
+
+
+@dataclass(frozen=True)
+class WrittenTable(ReplyBase):
+    """A table that was written to `path`, with so many rows and these columns."""
+
+    run_id: str
+    path: str
+    rows: int
+    columns: list[str]
+    summary: str
+
+
+def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenTable:
+    """Write every held-out answer of a run, and every answer of an evaluation, into a file.
+
+    A row is one answer of one model to one task; of a training run the answers at each evaluated
+    step. Secrets of the environment are hidden. An existing file is replaced.
+
+    Raises UserError: NO_EVALUATION, the run has no answers; BAD_ARGUMENT, the file cannot be
+    written, or parquet is asked for and pyarrow is not installed.
+    """
+    run = home.run(run_id)
+    rows = list(_rows(run))
+    if not rows:
+        raise UserError(
+            "NO_EVALUATION",
+            f"{run_id} has no stored answers",
+            hint="Wait for its first evaluation, or evaluate its model.",
+            field="run_id",
+        )
+    columns = _columns(rows)
+    content = _as_csv(rows, columns) if form == "csv" else _as_parquet(rows, columns)
+    _write(path, content)
+    return WrittenTable(
+        run_id,
+        path=str(path),
+        rows=len(rows),
+        columns=list(columns),
+        summary=f"{len(rows)} answers of {run_id} are in {path}.",
+    )
+
+
+def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
+    """The rows of the table, in the order of models or steps and then as they were answered."""
+    config = run.find_config()
+    redact = redactor_for(run.home, config.env_dir if config else None)
+    tasks = _tasks(run, config)
+    for model, step, answers in _answers(run, config):
+        for answer in answers:
+            task = tasks.get(answer.task, {})
+            fixed: dict[str, Cell] = {
+                "run": run.id,
+                "env_id": config.env_id if config else None,
+                "model": model,
+                "step": step,
+            }
+            yield fixed | _row(answer, task, redact)
+
+
+def _answers(
+    run: RunDir, config: RunConfig | None
+) -> Iterator[tuple[str, int | None, Sequence[EvaluationRow]]]:
+    """(model, step, answers): of each model of an evaluation (step None), or of a training run at
+    each step that was evaluated."""
+    if isinstance(config, AskingConfig):
+        for index, ref in enumerate(config.model_refs):
+            yield ref, None, read_evaluation(run.model_evals(index))
+        return
+    for step in run.eval_steps():
+        yield f"{run.id}@step{step}", step, read_evaluation(run.evals(step))
+
+
+def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
+    """The tasks of the run's environment version by id; {} where it is gone."""
+    name, _, hash12 = (config.env_id if config else "").partition("@")
+    if not hash12:
+        return {}
+    return {row["id"]: row for row in load_rows(run.home.env(name, hash12) / "tasks.jsonl")}
+
+
+def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Cell]:
+    """One answer as a row, without the columns that its whole file has in common."""
+    prompt = answer.prompt or task.get("prompt") or []
+    row: dict[str, Cell] = {
+        "split": task.get("split"),
+        "half": answer.half,
+        "task": answer.task,
+        "group": answer.task_group or task.get("group"),
+        "attempt": answer.attempt,
+        "prompt_hash": _prompt_hash(prompt) if prompt else None,
+        "prompt": redact.text(text_of(prompt)),
+        "answer": redact.text(answer_text(answer)),
+        "reference": redact.text(text_of(task.get("answer"))),
+        "reward": answer.reward,
+        "success": answer.success,
+        "loss": answer.loss,
+        "error": redact.text(answer.error) if answer.error else None,
+        "stop_reason": answer.stop_reason,
+        "tokens": answer.tokens,
+    }
+    metrics = {f"metrics.{name}": float(v) for name, v in (answer.metrics or {}).items()}
+    metadata = {
+        f"metadata.{name}": redact.text(_as_text(value))
+        for name, value in (task.get("metadata") or {}).items()
+    }
+    return row | metrics | metadata
+
+
+def _prompt_hash(prompt: Sequence[Mapping[str, Any]]) -> str:
+    """The same for equal prompts, in whatever run or environment."""
+    return hashlib.sha256(prompt_key(prompt).encode()).hexdigest()[:_HASH_CHARS]
+
+
+def _as_text(value: object) -> str:
+    """A value of metadata: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _columns(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
+    """The columns of the table with their types: `COLUMNS`, then metrics, then metadata, each by
+    name."""
+    others = sorted({name for row in rows for name in row} - set(COLUMNS))
+    metrics = {name: float for name in others if name.startswith("metrics.")}
+    metadata = {name: str for name in others if name not in metrics}
+    return {**COLUMNS, **metrics, **metadata}
+
+
+def _as_csv(rows: Iterable[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
+    """The table as CSV in UTF-8: a header, true and false, an empty cell for what is absent."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_csv_cell(row.get(name)) for name in columns])
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _csv_cell(value: Cell) -> Cell:
+    """A value as CSV holds it: lower-case truth values, "" for None, else as it is."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
+    """The table as parquet; absent cells are null. Raises UserError if pyarrow is missing."""
+    try:
+        import pyarrow  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
+        import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            "BAD_ARGUMENT",
+            "writing parquet needs pyarrow, which is not installed",
+            hint=Hint("Install honesmith[data], or write --csv."),
+            field="parquet",
+        ) from error
+    types = {str: pyarrow.string(), float: pyarrow.float64(), int: pyarrow.int64()}
+    types[bool] = pyarrow.bool_()
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+    cells = {name: [_storable(row.get(name)) for row in rows] for name in columns}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(cells, schema=schema), buffer)
+    return buffer.getvalue()
+
+
+def _storable(value: Cell) -> Cell:
+    """A value without lone surrogates, which parquet's UTF-8 cannot hold."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write the file, or replace it whole. Raises UserError BAD_ARGUMENT if that cannot be."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(content)
+        aside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise UserError(
+            "BAD_ARGUMENT", f"{path} cannot be written: {error.strerror}", field="path"
+        ) from error

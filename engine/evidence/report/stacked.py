@@ -1,0 +1,64 @@
+"""The groups of a GRPO run by kind, over its steps: areas that add up to all groups."""
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from engine.evidence.report import charts
+from engine.evidence.signal.kinds import KINDS, Kind
+from engine.records.lines.curves import number
+from engine.records.lines.line_record import Line
+
+# From the ground up: kind -> what the legend says.
+_MEANINGS: Mapping[Kind, str] = {
+    "effective": "rewards differ: these teach",
+    "flat_partial": "all alike at a partial reward",
+    "too_hard": "all without a reward",
+    "too_easy": "all right",
+}
+assert set(_MEANINGS) == set(KINDS)
+LEGEND = [(f"k-{kind}", meaning) for kind, meaning in _MEANINGS.items()]
+_Shares = tuple[float, Mapping[Kind, float]]  # a step, and the share of its groups of each kind
+
+
+def shares_by_step(lines: Sequence[Line]) -> list[_Shares]:
+    """(step, the share of groups of each kind) of every step whose groups were counted. A kind that
+    a step lacks is 0: earlier versions counted flat_partial as too_hard."""
+    return [
+        (line["step"], {kind: number(line.get(f"groups_{kind}")) or 0.0 for kind in _MEANINGS})
+        for line in lines
+        if number(line.get("groups_effective")) is not None
+    ]
+
+
+def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
+    """The kinds of groups over the steps as SVG; empty with fewer than two steps.
+
+    Of many steps each share is a moving average. `width` and `height` are in pixels.
+    """
+    steps = shares_by_step(lines)
+    if len(steps) < 2:
+        return Markup("")
+    first, last = steps[0][0], steps[-1][0]
+    frame = charts.Frame.around(
+        charts.Curve([(first, 0.0), (last, 1.0)], is_share=True), width, height
+    )
+    svg_parts = [*_areas(frame, steps), charts.grid_lines(frame, is_share=True)]
+    svg_parts.append(charts.step_labels(frame))
+    return charts.as_svg(svg_parts, width, height, "Kinds of groups over the run")
+
+
+def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
+    """One polygon per kind, each on top of the one before."""
+    ground = [(step, 0.0) for step, _ in steps]
+    areas = []
+    for kind in _MEANINGS:
+        smooth = charts.moving_average([(step, shares[kind]) for step, shares in steps])
+        top = [
+            (step, below + share) for (step, below), (_, share) in zip(ground, smooth, strict=True)
+        ]
+        outline = [*top, *reversed(ground)]
+        spots = " ".join(f"{frame.x(step):.1f},{frame.y(min(at, 1.0)):.1f}" for step, at in outline)
+        areas.append(f'<polygon class="k-{kind}" points="{spots}"/>')
+        ground = top
+    return areas

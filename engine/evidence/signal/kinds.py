@@ -1,0 +1,73 @@
+"""Whether a group of answers to one task carries a gradient, and if it carries none, why not.
+
+The trainer counts the kinds at every step, and the scoring of stored answers by a new reward counts
+them before and after.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from engine.records.lines.curves import number
+
+# effective: the rewards differ. Where they are equal, too_easy: every answer is right; else
+# flat_partial: all earn the same part of the way, or too_hard: they earn nothing.
+Kind = Literal["effective", "too_easy", "too_hard", "flat_partial"]
+KINDS: tuple[Kind, ...] = ("effective", "too_easy", "too_hard", "flat_partial")
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+def kind_of(rewards: Sequence[float], solved: Iterable[bool], floor: float = 0.0) -> Kind:
+    """The kind of a group, by those of its answers that could be scored; too_hard without any.
+
+    Args:
+        rewards: what each answer earned, as answers are compared.
+        solved: of each answer, whether it is right.
+        floor: the reward of answers that achieved nothing; only more than it is a partial reward.
+    """
+    if len(set(rewards)) > 1:
+        return "effective"
+    if not rewards:
+        return "too_hard"
+    if all(solved):
+        return "too_easy"
+    return "flat_partial" if rewards[0] > floor else "too_hard"
+
+
+def is_solved(reward: float, success: bool | None) -> bool:
+    """Whether an answer is right: what the environment reports as success, or, where it reports
+    none, whether the reward is positive."""
+    return success if success is not None else reward > 0
+
+
+def floor_of(rewards: Iterable[float]) -> float:
+    """The reward of answers that achieved nothing: 0, or the lowest of `rewards` below it."""
+    return min([0.0, *rewards])
+
+
+def shares_of(kinds: Sequence[Kind]) -> dict[Kind, float]:
+    """The share of the groups that is of each kind; the four add up to 1. There must be a group."""
+    counts = Counter(kinds)
+    return {kind: counts[kind] / len(kinds) for kind in KINDS}
+
+
+def unsolved_shares(lines: Iterable[Mapping[str, Any]]) -> list[float]:
+    """By training step, the share of groups with equal rewards that did not solve their task;
+    `lines` are those of the metrics. Earlier versions counted all of these as too hard."""
+    return [
+        too_hard + (number(line.get("groups_flat_partial")) or 0.0)
+        for line in lines
+        if (too_hard := number(line.get("groups_too_hard"))) is not None
+    ]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie, interpolated linearly between two
+    of them; 0 without values."""
+    if not values:
+        return 0.0
+    ascending = sorted(values)
+    position = share * (len(ascending) - 1)
+    below = int(position)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (position - below) * (ascending[above] - ascending[below])

@@ -1,0 +1,174 @@
+"""What a new reward would have given GRPO to learn from, on answers that a run has stored.
+
+The answers of a group are scored by both rewards (evaluate with `regrade`), so that each group is
+its own comparison: how many carry a gradient, how far answers to one task lie apart, how many earn
+the most there is. It tells of the policy that gave the answers; a trained one answers otherwise.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from engine.evidence.signal.kinds import Kind, floor_of, is_solved, kind_of, shares_of
+from engine.evidence.stats.bootstrap import paired_bootstrap
+from engine.evidence.stats.results import rounded
+from engine.records.lines.evaluation_row import EvaluationRow
+
+
+@dataclass(frozen=True)
+class GroupLevels:
+    """The groups under one reward.
+
+    Attributes:
+        effective, too_easy, too_hard, flat_partial: the share of groups of each kind.
+        std: standard deviation of the reward within a group, mean over groups.
+        at_top: share of the answers that earn the highest reward of any of them (saturation).
+    """
+
+    effective: float
+    too_easy: float
+    too_hard: float
+    flat_partial: float
+    std: float
+    at_top: float
+
+
+@dataclass(frozen=True)
+class PairedChange:
+    """A change from the old reward to the new, with the ends of its 95 % interval over tasks."""
+
+    change: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, object]:
+        """The change and its interval."""
+        interval = [rounded(self.low), rounded(self.high)]
+        return {"change": rounded(self.change), "interval": interval}
+
+
+@dataclass(frozen=True)
+class SignalPreview:
+    """Groups of stored answers under the old reward and under the new one.
+
+    Attributes:
+        groups, tasks: how many groups there are, and of how many tasks.
+        effective, std: how the share of effective groups, and the spread within a group, change.
+    """
+
+    groups: int
+    tasks: int
+    before: GroupLevels
+    after: GroupLevels
+    effective: PairedChange
+    std: PairedChange
+
+    def to_json(self) -> dict[str, object]:
+        """The numbers, rounded."""
+        before, after = (
+            {name: rounded(value) for name, value in asdict(levels).items()}
+            for levels in (self.before, self.after)
+        )
+        return {
+            "groups": self.groups,
+            "tasks": self.tasks,
+            "before": before,
+            "after": after,
+            "effective_change": self.effective.to_json(),
+            "std_change": self.std.to_json(),
+        }
+
+    def sentence(self) -> str:
+        """The preview in words, such as "Of 64 groups 31 % differ by the old reward, 58 % by the
+        new one (+27 points, +19 to +35)"; then what the others are by the new one."""
+        ends = " to ".join(f"{100 * end:+.0f}" for end in (self.effective.low, self.effective.high))
+        after = self.after
+        return (
+            f"Of {self.groups} groups {self.before.effective:.0%} differ by the old reward and "
+            f"{after.effective:.0%} by the new one ({100 * self.effective.change:+.0f} points, "
+            f"{ends}); by the new one {after.too_easy:.0%} are all right, {after.flat_partial:.0%} "
+            f"all alike at a partial reward, {after.too_hard:.0%} all without one."
+        )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The answers of one model to one task, those that both rewards could score."""
+
+    task: str
+    rows: Sequence[EvaluationRow]
+
+    def rewards(self, *, new: bool) -> list[float]:
+        """What each answer earns by the new reward, or by the old one."""
+        return [(row.reward if new else row.reward_before) or 0.0 for row in self.rows]
+
+    def solved(self, *, new: bool) -> list[bool]:
+        """Of each answer, whether it is right by the new score, or by the old one."""
+        successes = [row.success if new else row.success_before for row in self.rows]
+        pairs = zip(self.rewards(new=new), successes, strict=True)
+        return [is_solved(reward, success) for reward, success in pairs]
+
+
+def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | None:
+    """What the new reward would have made of the groups; None where no task was answered twice.
+
+    `models` maps a model's reference, or that of a step's rollouts, to its rows.
+    """
+    groups = _groups(models)
+    if not groups:
+        return None
+    kinds_before, kinds_after = _kinds(groups, new=False), _kinds(groups, new=True)
+    effective = [
+        float(after == "effective") - float(before == "effective")
+        for before, after in zip(kinds_before, kinds_after, strict=True)
+    ]
+    spread = [_std(group, new=True) - _std(group, new=False) for group in groups]
+    return SignalPreview(
+        groups=len(groups),
+        tasks=len({group.task for group in groups}),
+        before=_levels(groups, kinds_before, new=False),
+        after=_levels(groups, kinds_after, new=True),
+        effective=_change(groups, effective),
+        std=_change(groups, spread),
+    )
+
+
+def _groups(models: Mapping[str, Sequence[EvaluationRow]]) -> list[_Group]:
+    """The groups of at least two answers that both rewards could score."""
+    by_task: dict[tuple[str, str], list[EvaluationRow]] = {}
+    for ref, rows in models.items():
+        for row in rows:
+            if not row.error and not row.error_before:
+                by_task.setdefault((ref, row.task), []).append(row)
+    return [_Group(task, rows) for (_, task), rows in by_task.items() if len(rows) > 1]
+
+
+def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
+    """The kind of each group by the new reward, or by the old one."""
+    floor = floor_of(reward for group in groups for reward in group.rewards(new=new))
+    return [kind_of(group.rewards(new=new), group.solved(new=new), floor) for group in groups]
+
+
+def _levels(groups: Sequence[_Group], kinds: Sequence[Kind], *, new: bool) -> GroupLevels:
+    """The groups, with their kinds, under the new reward or under the old one."""
+    rewards = [reward for group in groups for reward in group.rewards(new=new)]
+    top = max(rewards)
+    return GroupLevels(
+        **shares_of(kinds),
+        std=statistics.fmean(_std(group, new=new) for group in groups),
+        at_top=sum(reward == top for reward in rewards) / len(rewards),
+    )
+
+
+def _std(group: _Group, *, new: bool) -> float:
+    """The standard deviation of the reward within a group."""
+    return statistics.pstdev(group.rewards(new=new))
+
+
+def _change(groups: Sequence[_Group], differences: Sequence[float]) -> PairedChange:
+    """The mean of a difference per group, with an interval: groups of one task count as one."""
+    by_task: dict[str, list[float]] = {}
+    for group, difference in zip(groups, differences, strict=True):
+        by_task.setdefault(group.task, []).append(difference)
+    result = paired_bootstrap(by_task)
+    return PairedChange(result.mean, result.low, result.high)

@@ -1,0 +1,143 @@
+"""What a supervisor makes of its trainer's heartbeats: whether it hangs, whether its hours do.
+
+The silence is measured on the supervisor's own clock, which neither a changed time of day nor a
+machine that sleeps can fool.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.core.files import read_object
+from engine.core.format import words
+from engine.home.rows import RunRow
+from engine.home.run_dir import RunDir
+from engine.pace.forecast import (
+    cap_sentence,
+    estimated_seconds,
+    remaining_after,
+)
+from engine.pace.heartbeat import Heartbeat, Work, read_heartbeat
+from engine.pace.staleness import Patience, patience
+from engine.processes import outcome
+from engine.processes.limits import Limit
+
+LOOK_EVERY_S = 1.0  # between two readings of the heartbeat
+_ALERT_AFTER_UNITS = 2  # steps or answers measured, before a forecast may raise an alert
+_LATER_BY = 1.2  # of the estimate's high end, and
+_LATER_BY_S = 300.0  # so much more, before a run is said to take longer than estimated
+OVER_CAP, OVER_ESTIMATE = "over_cap", "over_estimate"
+
+
+@dataclass
+class Vigil:
+    """Watches the heartbeats of one attempt.
+
+    Attributes:
+        began: when the attempt began, by `clock`.
+        heard_at: when a heartbeat was last seen to change, by `clock`.
+        raised: the ids of the alerts that hold now.
+    """
+
+    run: RunDir
+    row: RunRow
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+    heard_at: float = field(init=False)
+    looked_at: float = field(init=False)
+    heartbeat: Heartbeat | None = None
+    estimated: Mapping[str, float] = field(default_factory=dict)
+    raised: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.began = self.heard_at = self.looked_at = self.clock()
+        self.estimated = estimated_seconds(self.run)
+
+    def look(self) -> bool:
+        """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Returns whether it changed."""
+        now = self.clock()
+        if now - self.looked_at < LOOK_EVERY_S:
+            return False
+        self.looked_at = now
+        heartbeat = read_heartbeat(self.run)
+        if heartbeat is None or heartbeat == self.heartbeat:
+            return False
+        self.heartbeat, self.heard_at = heartbeat, now
+        return True
+
+    def patience(self) -> Patience:
+        """How long the trainer may be silent now."""
+        stop_minutes = self.run.home.user_config().stop_stalled_minutes
+        return patience(self.heartbeat, self.estimated, stop_minutes)
+
+    def limit(self, elapsed_s: float) -> Limit | None:
+        """The limit at which the trainer has been silent for too long, counted from the start of
+        the attempt, which is `elapsed_s` seconds ago. None where the owner of the home has switched
+        this off, and for a process that gives no signs of life."""
+        is_mute = self.row.algorithm == "regrade"
+        if is_mute or not self.run.home.user_config().stop_stalled_minutes:
+            return None
+        allowed = self.patience()
+        silent_s = self.looked_at - self.heard_at  # as far as it was looked at
+        return Limit(elapsed_s - silent_s + allowed.stop_s, "stalled", stalled_reason(allowed))
+
+    def note_forecast(self, cap: Limit | None, elapsed_s: float) -> None:
+        """Write an event where the forecast of the run's end begins to exceed its cap or its
+        estimate, or no longer does."""
+        if self.heartbeat is None or not _has_measured(self.heartbeat):
+            return
+        left = remaining_after(self.heartbeat, self.estimated, self.clock() - self.heard_at)
+        step = _step_of(self.heartbeat)
+        over_cap = cap_sentence(left, step, cap.seconds - elapsed_s, cap.reason) if cap else ""
+        self._set_alert(OVER_CAP, over_cap, "resume it afterwards with a cap of its own")
+        if self.row.attempt == 1 and self.row.kind == "train":  # a later one repeats work
+            later = _later_sentence(self.run, elapsed_s + left.seconds.likely)
+            self._set_alert(OVER_ESTIMATE, later, "wait, or cancel it and lower eval_rows or steps")
+
+    def _set_alert(self, alert_id: str, message: str, move: str) -> None:
+        """Write the event that an alert is raised, or with an empty message that it is over, where
+        that is new."""
+        if message and alert_id not in self.raised:
+            self.raised.add(alert_id)
+            lever = {"edit": move}
+            outcome.note_event(self.run, "alert", f"{message}: {move}", id=alert_id, lever=lever)
+        elif not message and alert_id in self.raised:
+            self.raised.discard(alert_id)
+            outcome.note_event(self.run, "alert_cleared", f"{alert_id} is over", id=alert_id)
+
+
+def stalled_reason(allowed: Patience) -> str:
+    """Why a trainer was ended that was silent for too long."""
+    usual = f", usually at most {words(allowed.usual_s / 3600)}" if allowed.usual_s else ""
+    return (
+        f"the trainer gave no sign of life for {words(allowed.stop_s / 3600)} in the phase "
+        f"{allowed.phase}{usual}"
+    )
+
+
+def _later_sentence(run: RunDir, whole_s: float) -> str:
+    """That the run will take clearly longer than estimated; "" where it will not.
+
+    `whole_s` is the likely time of the whole run in seconds.
+    """
+    estimate = read_object(run.config).get("estimate")
+    hours = estimate.get("hours") if isinstance(estimate, dict) else None
+    high = hours.get("high") if isinstance(hours, dict) else None
+    if not isinstance(high, int | float) or high <= 0:
+        return ""
+    if whole_s < _LATER_BY * 3600 * high or whole_s < 3600 * high + _LATER_BY_S:
+        return ""
+    return f"it will take about {words(whole_s / 3600)}, estimated were at most {words(high)}"
+
+
+def _has_measured(heartbeat: Heartbeat) -> bool:
+    """Whether enough of the work is measured for a forecast that may alarm: steps of a training
+    run, answers of an evaluation."""
+    steps, answers = (heartbeat.work.get(name, Work()) for name in ("training", "evaluation"))
+    measured = steps if steps.planned else answers
+    return measured.planned > 0 and measured.done >= _ALERT_AFTER_UNITS
+
+
+def _step_of(heartbeat: Heartbeat) -> int:
+    """The last step that is done, over all attempts."""
+    return heartbeat.outlook.steps_before + heartbeat.work.get("training", Work()).done

@@ -1,0 +1,194 @@
+"""Signs of life of this process: what it is doing, how far it is, and how long its work takes.
+
+A process does one run, so there is one pulse, which `begin` starts; without it (in a server that
+answers chats, in a test of one loop) everything here does nothing. The innermost loops call `beat`:
+a round of the sampler, a microbatch, a scored answer. So a process that hangs falls silent, however
+long its phases are. What is written is engine/pace/heartbeat.py's; who judges the silence is
+the supervisor.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from engine.home.run_dir import RunDir
+from engine.pace.heartbeat import Heartbeat, Outlook, Phase, Work, write_heartbeat
+
+WRITE_EVERY_S = 0.5  # while a phase goes on; a change of phase is written at once
+
+
+@dataclass
+class _Tally:
+    """The work of one phase so far; the fields mean what they mean in `Work`."""
+
+    planned: int = 0
+    done: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0
+    longest_silence_s: float = 0.0
+
+
+@dataclass
+class _Stretch:
+    """A phase that has begun and not ended; another one may lie inside it.
+
+    Attributes:
+        seconds: spent in it so far, without the phases inside it.
+        done, of: units counted since it began, and of how many.
+    """
+
+    phase: Phase
+    seconds: float = 0.0
+    done: int = 0
+    of: int = 0
+
+
+@dataclass
+class _Pulse:
+    """The pulse of this process. `clock` gives seconds that only grow, `write` writes a heartbeat;
+    `lock` guards all of it, because scores come from a thread of their own."""
+
+    attempt: int
+    write: Callable[[Heartbeat], None]
+    clock: Callable[[], float] = time.monotonic
+    outlook: Outlook = field(default_factory=Outlook)
+    tallies: dict[Phase, _Tally] = field(default_factory=dict)
+    stretches: list[_Stretch] = field(default_factory=lambda: [_Stretch("loading")])
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    counted_until: float = 0.0  # the time up to which seconds are in the tallies
+    last_beat: float = 0.0
+    last_write: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counted_until = self.last_beat = self.clock()
+
+    def tally(self, phase: Phase) -> _Tally:
+        """The tally of a phase; a new one before its first."""
+        return self.tallies.setdefault(phase, _Tally())
+
+    def beat(self) -> None:
+        """Note that the process works, and write it where the last time is long enough ago."""
+        with self.lock:
+            now = self.clock()
+            tally = self.tally(self.stretches[-1].phase)
+            tally.longest_silence_s = max(tally.longest_silence_s, now - self.last_beat)
+            self.last_beat = now
+            if now - self.last_write >= WRITE_EVERY_S:
+                self.write_now(now)
+
+    def write_now(self, now: float) -> None:
+        """Write the heartbeat of this moment."""
+        self.count_time(now)
+        self.last_write = now
+        stretch = self.stretches[-1]
+        self.write(
+            Heartbeat(
+                attempt=self.attempt,
+                time=time.time(),
+                phase=stretch.phase,
+                done=stretch.done,
+                of=stretch.of,
+                outlook=self.outlook,
+                work={phase: Work(**vars(tally)) for phase, tally in self.tallies.items()},
+            )
+        )
+
+    def count_time(self, now: float) -> None:
+        """Add the seconds since the last call to the phase under way."""
+        stretch = self.stretches[-1]
+        self.tally(stretch.phase).seconds += now - self.counted_until
+        stretch.seconds += now - self.counted_until
+        self.counted_until = now
+
+    def advance(self, units: int) -> None:
+        """Count units of the phase under way. A thread that samples ahead is no part of it."""
+        with self.lock:
+            if threading.current_thread() is self.thread:
+                self.stretches[-1].done += units
+                self.tally(self.stretches[-1].phase).done += units
+            self.beat()
+
+    def enter(self, phase: Phase, of: int) -> None:
+        """Begin a phase of `of` units; 0 where nothing in it is counted."""
+        with self.lock:
+            self.beat()
+            self.count_time(self.clock())
+            self.stretches.append(_Stretch(phase, of=of))
+            self.write_now(self.clock())
+
+    def leave(self) -> None:
+        """End the phase under way. One that counts nothing was one unit by itself."""
+        with self.lock:
+            self.beat()
+            self.count_time(self.clock())
+            stretch = self.stretches.pop()
+            if stretch.phase == "sampling":  # a part of its step, whose length is to vary with it
+                self.stretches[-1].seconds += stretch.seconds
+            tally = self.tally(stretch.phase)
+            if not stretch.of:
+                tally.done += 1
+                tally.squares += stretch.seconds**2
+            self.write_now(self.clock())
+
+
+_current: _Pulse | None = None
+
+
+def begin(run: RunDir) -> None:
+    """Start the pulse of this process, in the phase "loading". A file that cannot be written, on a
+    full disk, is no reason to stop."""
+    global _current
+    descriptor = os.open(run.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(heartbeat: Heartbeat) -> None:
+        with suppress(OSError):
+            write_heartbeat(descriptor, heartbeat)
+
+    _current = _Pulse(attempt=int(os.environ.get("HONESMITH_ATTEMPT") or 1), write=write)
+    _current.beat()
+
+
+def beat() -> None:
+    """Note that this process works. Cheap: the innermost loops call it."""
+    if _current is not None:
+        _current.beat()
+
+
+def advance(units: int = 1) -> None:
+    """Note that so many units of the phase under way are done."""
+    if _current is not None:
+        _current.advance(units)
+
+
+def plan(units: Mapping[Phase, int], outlook: Outlook | None = None) -> None:
+    """Note how many units of each phase this attempt will do in all, and how it may end."""
+    if _current is None:
+        return
+    for name, count in units.items():
+        _current.tally(name).planned = count
+    _current.outlook = outlook or Outlook()
+    _current.beat()
+
+
+def expect_end(earliest_end: int | None) -> None:
+    """Note the step at which training may end early from now on; None where it may not."""
+    if _current is not None:
+        _current.outlook = replace(_current.outlook, earliest_end=earliest_end)
+
+
+@contextmanager
+def phase(name: Phase, of: int = 0) -> Iterator[None]:
+    """A context in which this process is in a phase, of `of` units that `advance` counts; with 0
+    the whole context is one unit. One inside another stops the time of the outer one."""
+    if _current is None:
+        yield
+        return
+    _current.enter(name, of)
+    try:
+        yield
+    finally:
+        _current.leave()

@@ -1,0 +1,68 @@
+"""How much an attempt of a training run still does: steps, answers of evaluations, checkpoints.
+
+The forecast of the run's end multiplies these by what each has taken so far
+(engine/pace/forecast.py).
+"""
+
+from dataclasses import dataclass
+
+from engine.pace.heartbeat import Phase
+from engine.records.settings import STOP_EARLY_PATIENCE, CommonSettings
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What the exams of a run ask.
+
+    Attributes:
+        choosing: answers and losses of one evaluation on the way, which chooses the checkpoint.
+        reported: those of the other half, asked before the first step and at the end.
+        questions: of the skill check, asked before the first step and at the end.
+    """
+
+    choosing: int = 0
+    reported: int = 0
+    questions: int = 0
+
+
+def work_ahead(
+    settings: CommonSettings, done: int, total: int, exam: Exam, *, resumed: bool
+) -> dict[Phase, int]:
+    """The units of each phase that an attempt does from now on, as `pulse.plan` takes them.
+
+    Args:
+        done: steps that earlier attempts have done, of `total`.
+        resumed: whether the attempt goes on from a checkpoint: then nothing is asked before its
+            first step.
+    """
+    evaluations = _due_between(done, total, settings.eval_every)
+    saves = _due_between(done, total, settings.save_every)
+    has_exam = exam.choosing + exam.reported > 0
+    answers = exam.choosing * len(evaluations) + exam.reported
+    at_start = 0 if resumed or not has_exam else 1
+    return {
+        "training": total - done,
+        "evaluation": answers + at_start * (exam.choosing + exam.reported),
+        "skill check": exam.questions * (at_start + 1) if has_exam else 0,
+        # An evaluation saves a checkpoint where it is the best so far: at most each of them.
+        "checkpoint": len(saves | evaluations if has_exam else saves),
+    }
+
+
+def earliest_end(
+    settings: CommonSettings, done: int, total: int, evaluations_without_progress: int
+) -> int | None:
+    """The step at which `stop_early=heldout` ends a run at the earliest, if no evaluation brings
+    progress from now on; None where the run does all its steps in any case."""
+    if settings.stop_early != "heldout":
+        return None
+    evaluations = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
+    next_evaluation = (done // settings.eval_every + 1) * settings.eval_every
+    step = next_evaluation + (evaluations - 1) * settings.eval_every
+    return step if step < total else None
+
+
+def _due_between(done: int, total: int, every: int) -> set[int]:
+    """The steps after `done` that are due, once every `every` steps and at the last one."""
+    first = (done // every + 1) * every
+    return {*range(first, total + 1, every), total} if done < total else set()

@@ -1,0 +1,187 @@
+"""What can be read by its address, as `run://pebble/card`: by clients as a resource, and by those
+that have tools alone through `read_playbook`."""
+# ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import read_json
+from engine.core.format import counted
+from engine.core.hints import Call, Hint
+from engine.core.reply import RESULT_CHARS
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from mcp_server.api import verbs
+from mcp_server.api.replies import clean, compact, cut_to_size
+
+_MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
+
+
+def read(home: Home, address: str) -> str:
+    """The text at an address, such as `run://arith-sft-1/report` or `train://settings`.
+
+    Raises UserError SECTION_NOT_FOUND for an address of another form, RUN_STATE where the run has
+    not written that yet, and RUN_NOT_FOUND or ENV_NOT_FOUND.
+    """
+    readers: Sequence[tuple[str, Callable[[str], str]]] = (
+        (r"playbook://TRAINING\.md/?(.*)", verbs.read_playbook),
+        (r"run://(.+)/metrics", lambda name: run_metrics(home, name)),
+        (r"run://(.+)/config", lambda name: run_config(home, name)),
+        (r"run://(.+)/card", lambda name: run_card(home, name)),
+        (r"run://(.+)/report", lambda name: run_report(home, name)),
+        (r"env://(.+)/source", lambda name: read_source(home, name)),
+        (r"train://(hardware)", lambda _: hardware(home)),
+        (r"train://(settings)", lambda _: settings()),
+    )
+    for form, reader in readers:
+        match = re.fullmatch(form, address)
+        if match:
+            return _read_written(lambda: reader(match[1]), address)  # noqa: B023  called at once
+    raise UserError(
+        "SECTION_NOT_FOUND",
+        f"nothing has the address {address[:80]!r}",
+        hint=Hint(
+            "Addresses: run://RUN/card, run://RUN/report, run://RUN/config, run://MODEL/card, "
+            "env://ENV/source, train://settings, as in",
+            Call("read_playbook", {"section": "run://pebble/card"}),
+        ),
+        field="section",
+    )
+
+
+def _read_written(reader: Callable[[], str], address: str) -> str:
+    """What a reader returns. Raises UserError RUN_STATE where its file is not written yet."""
+    try:
+        return reader()
+    except FileNotFoundError as error:
+        raise UserError(
+            "RUN_STATE", f"{address} is not written yet", hint="Read it once the run has begun."
+        ) from error
+
+
+def run_metrics(home: Home, run_id: str) -> str:
+    """The curves of a run, down-sampled, and when it is likely to end, as JSON. Raises UserError
+    RUN_NOT_FOUND."""
+    full_id = _full_run_id(home, run_id)
+    return _json_text(verbs.forecast(home, full_id) | verbs.read_logs(home, full_id, "metrics"))
+
+
+def run_config(home: Home, run_id: str) -> str:
+    """What submit resolved, as JSON. Raises UserError RUN_NOT_FOUND, FileNotFoundError."""
+    return _json_text(read_json(home.run(_full_run_id(home, run_id)).config))
+
+
+def run_card(home: Home, name: str) -> str:
+    """The model card of a run, or of a base model that `get_status` lists, as Markdown.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
+    from engine.evidence.report import base_card, html_report
+
+    if name in base_card.base_models(home):
+        return base_card.base_card(home, name)
+    run_id, _, _ = name.partition("@")  # of a checkpoint the card is that of its run
+    return html_report.model_card(home, _full_run_id(home, run_id))
+
+
+def run_report(home: Home, run_id: str) -> str:
+    """Verdict and evidence of a run as Markdown. Raises UserError RUN_NOT_FOUND."""
+    from engine.evidence.report import html_report
+
+    return html_report.report_markdown(home, _full_run_id(home, run_id))
+
+
+def hardware(home: Home) -> str:
+    """Devices and free memory as JSON."""
+    return _json_text(verbs.get_status(home, scope="hardware"))
+
+
+def settings() -> str:
+    """Every training setting as Markdown."""
+    from engine.settings import resolution  # the schema of the settings is slow to load
+
+    return resolution.settings_reference()
+
+
+def read_source(home: Home, env_id: str) -> str:
+    """The files of a pushed environment as Markdown, environment.py first, within a result's size.
+
+    A long file is cut at `_MAX_FILE_CHARS`. A file that is not text, or too large for what is left
+    of the result, is listed with its name and size only. If not even that fits, the text says that
+    more files are left out.
+
+    Raises:
+        UserError: ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    """
+    from engine.environments import registry
+
+    record = registry.find_env(home, env_id)
+    source = Path(record.dir) / "source"
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    files.sort(key=lambda path: path.name != "environment.py")  # False sorts first
+    heading = f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"
+    # 400 characters are space enough for the heading and the last note.
+    return "\n".join([heading, *_file_sections(files, source, RESULT_CHARS - 400)])
+
+
+def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[str]:
+    """These files of the folder `source` as Markdown sections, and a note if some are left out.
+
+    The sections take at most `max_chars` together with their line breaks, but without the note.
+    """
+    sections = []
+    chars_left = max_chars
+    for path in files:
+        name = path.relative_to(source).as_posix()
+        section = _file_section(name, path)
+        if len(section) > chars_left:  # then only its name and its size
+            section = f"## {name}\n\n{path.stat().st_size} bytes\n"
+        if len(section) > chars_left:  # not even that fits
+            sections.append("More files are left out.\n")
+            break
+        sections.append(section)
+        chars_left -= len(section) + 1  # 1: the line break that joins the sections
+    return sections
+
+
+def _file_section(name: str, path: Path) -> str:
+    """The file at `path` as a Markdown section with the heading `name`.
+
+    It holds the text of the file, cut to `_MAX_FILE_CHARS`; or only the size if it is not text.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_FILE_CHARS + 1)  # one more, to see whether the file is longer
+    except UnicodeDecodeError:
+        return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
+    if len(text) > _MAX_FILE_CHARS:
+        text = text[:_MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
+    fence = _fence_around(text)
+    return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
+
+
+def _fence_around(text: str) -> str:
+    """A Markdown fence that is longer than any in `text`, which could close it otherwise."""
+    # A row of backticks that could close the fence stands alone, so it is a word of backticks.
+    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
+    return "`" * (3 + max(map(len, backtick_rows), default=0))
+
+
+def _full_run_id(home: Home, run_id: str) -> str:
+    """The full id of the run that `run_id` (an id or a unique prefix) names.
+
+    A client's text must pass here before it becomes part of a path: it could hold `../`.
+
+    Raises:
+        UserError: RUN_NOT_FOUND.
+    """
+    with Store(home) as store:
+        return store.get_run(run_id).run_id
+
+
+def _json_text(data: Any) -> str:
+    """Data of a home as one line of JSON, cleaned and cut to the size of a result."""
+    return compact(cut_to_size(clean(data)))
