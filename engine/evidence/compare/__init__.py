@@ -4,7 +4,9 @@ with `compare.py`.
     by_metadata.py    results by a key of the tasks' metadata
     candidates.py     which evaluations an id stands for
     compare.py        two to eight models on the same tasks
+    contest.py        one candidate compared with the first
     described.py      what two trainings were told, side by side
+    further_evidence.py  what would settle an inconclusive comparison
     named_metric.py   rows judged by a named metric of the environment
     rank_changes.py   how a new reward changes the order of models, tasks and attempts
     seeds.py          seeds of one configuration as a group

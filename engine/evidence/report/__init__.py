@@ -2,7 +2,6 @@
 what is known. `outcome.py`, `progress.py` and `origins.py` build sections from it, and
 `html_report.py` and `markdown.py` render them.
 
-    base_card.py    a base model: what it can do and in which words
     blocks.py       what a section consists of, whatever renders it
     charts.py       curves as SVG
     dossier.py      everything a report says about a run, gathered once
