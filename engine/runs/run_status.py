@@ -237,8 +237,8 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status of a run that is done and whose file of results is missing or damaged. Nothing that
-    rests on its result is suggested, such as to deploy the best checkpoint."""
+    """The status of a run that is done and whose result is missing or damaged. Nothing that rests
+    on its result is suggested, such as to deploy the best checkpoint."""
     warning = f"{run.result.name} is missing or damaged: what the run came to cannot be read"
     calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
     if row.kind == "train":
