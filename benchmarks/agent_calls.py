@@ -186,12 +186,16 @@ class Follower:
         return self._cost(task, last_plan)
 
     def _next_call(self, reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The first call that a reply suggests and that is not only a second look; None at the end
-        of the task, or where what refused a call suggests it again."""
+        """The first call that a reply suggests and that is whole and no second look. None at the
+        end of the task: where a model is served, where the next move would be another training, and
+        where what refused a call suggests it again."""
         for call in reply["next"]:
-            if call["tool"] in _ENDS or (self.steps[-1].refused and self.calls[-1] == call["tool"]):
+            tool = call["tool"]
+            trains_again = tool == "submit_train" and tool in self.calls
+            is_refused_again = self.steps[-1].refused and self.calls[-1] == tool
+            if tool in _ENDS or trains_again or is_refused_again:
                 return None
-            if call["tool"] not in _LOOKS or call["tool"] not in self.calls:
+            if not call.get("needs") and (tool not in _LOOKS or tool not in self.calls):
                 return call
         return None
 

@@ -253,9 +253,10 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
 
 
 def _remedies(home: Home, look: PlanLook) -> list[Reply]:
-    """The trainings that the last verdict of a plan that is over suggests instead."""
+    """The trainings that the last verdict of a plan that is over suggests instead; none where it
+    gained nothing: what was lost for nothing is no reason to train so again."""
     trained = [row for row in look.rows if row.kind == "train" and row.state == "done"]
-    if not look.is_over or not trained:
+    if not look.is_over or not trained or trained[-1].verdict != "better":
         return []
     calls = _evidence_of(home, trained[-1]).get("next") or ()
     return [call for call in calls if call.get("tool") == "submit_train"]

@@ -79,7 +79,7 @@ def run_card(home: Home, name: str) -> str:
 
     Raises UserError RUN_NOT_FOUND.
     """
-    from engine.evidence import base_card
+    from engine.evidence.cards import base_card
     from engine.evidence.report import html_report
 
     if name in base_card.base_models(home):

@@ -1,32 +1,29 @@
 """Compare two to eight models on the same tasks: which is better, by how much, and why."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
+from engine.evidence.compare import remarks
 from engine.evidence.compare.by_metadata import ByMetadata, by_metadata, of_one_model
+from engine.evidence.compare.candidate_rows import CandidateRow, Contest, candidate_row
 from engine.evidence.compare.candidates import (
     MOST_CANDIDATES,
     Candidate,
     Sampling,
     find_candidates,
 )
-from engine.evidence.compare.contest import Contest
 from engine.evidence.compare.further_evidence import evidence_to_gather
 from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
-from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
+from engine.evidence.compare.seeds import compare_candidates, with_seeds_joined
 from engine.evidence.compare.settings_diff import attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
-from engine.evidence.robustness.robustness import robustness_of
 from engine.evidence.stats.results import (
     VALIDATION,
-    Level,
     Measure,
     damaged_answers_warning,
-    level,
     measure_of,
 )
 from engine.evidence.verdict.comparison import (
@@ -42,52 +39,11 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
-from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
-from engine.evidence.verdict.sides import Sides
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import Redactor, json_chars, redactor_for
-from engine.home.store import Store
+from engine.home.sanitize import json_chars
 
 _MOST_SETTINGS = 24  # differing settings shown
 _MOST_NOTES = 4  # cautions shown
-
-
-@dataclass(frozen=True)
-class CandidateRow:
-    """One model in the table of a result.
-
-    Attributes:
-        evaluated_in: the run whose evaluation was used.
-        seeds: run -> seed where the candidate stands for several seeds, else None.
-        step: the checkpoint's step; None where there is none or it is not known.
-        level: its value with interval, None where no measure is common to all models.
-        device_hours: what its training took (of all seeds together), None for a base model.
-        in_other_words: what became of it there when its tasks were asked in other words, a
-            sentence part for each kind; () where they were not asked so.
-    """
-
-    id: str
-    evaluated_in: str
-    seeds: dict[str, int | None] | None
-    step: int | None
-    level: Level | None
-    device_hours: float | None
-    in_other_words: Sequence[str] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
-        body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
-        if self.seeds is not None:
-            body["seeds"] = self.seeds
-        elif self.step is not None:
-            body["step"] = self.step
-        if self.level is not None:
-            body |= self.level.to_json()
-        if self.device_hours is not None:
-            body["device_hours"] = self.device_hours
-        if self.in_other_words:
-            body["in_other_words"] = list(self.in_other_words)
-        return body
 
 
 @dataclass(frozen=True)
@@ -100,9 +56,9 @@ class Standing:
         main: the contest of the candidate furthest ahead of the first.
         settings: setting -> candidate -> value, where they differ.
         flips: tasks won and lost in the main contest.
-        by: the results by a key of the tasks' metadata, None where none was named.
         notes: sentences that belong to the verdict: what the reward did where success ties, and
             the word of a failed reward audit.
+        by: the results by a key of the tasks' metadata, None where none was named.
     """
 
     candidates: Sequence[CandidateRow]
@@ -145,11 +101,10 @@ class Standing:
     def _headline(self) -> dict[str, object]:
         """The first entries of the result: what came out, and what was compared where."""
         measure_name = self.main.comparison.metric_name or self.measure
-        sentences = [_summary(self.main, len(self.contests)), *self.notes]
-        if self.by:
-            sentences.append(self.by.sentence(str(measure_name)))
+        by_sentence = [self.by.sentence(str(measure_name))] if self.by else []
+        summary = _summary(self.main, len(self.contests))
         return {
-            "summary": " ".join(sentences),
+            "summary": " ".join([summary, *by_sentence, *self.notes]),
             "verdict": self.main.comparison.outcome.verdict,
             "metric": measure_name,
             "env_id": self.main.first.env_id,
@@ -226,7 +181,7 @@ def _compare_answers(
         *pair_warnings(max(evaluation_counts)),
         *_cautions(home, candidates, [contest.comparison for contest in contests]),
     ]
-    next_calls = [*more_evidence.calls, *_diagnosis(home, standing.main), *standing.next_calls]
+    next_calls = [*more_evidence.calls, *standing.next_calls]
     return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
 
 
@@ -238,37 +193,19 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
-    redact = _redactor(home, main.first.source)
+    redact = remarks.redactor_of(home, main.first.source)
+    changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     return Standing(
-        candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
+        candidates=[candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
         contests=contests,
         main=main,
         settings=_first_settings(differing_settings(home, candidates)),
         sampling=main.first.sampling,
         flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
-        notes=_side_notes(home, main),
-        next_calls=[Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})],
+        notes=remarks.notes(home, main.first, main.other, main.comparison),
+        next_calls=[*remarks.diagnosis(home, main.other, main.comparison), changed],
     )
-
-
-def _diagnosis(home: Home, contest: Contest) -> list[Call]:
-    """Where a trained model did not get better, the call that says why; else []."""
-    if contest.comparison.outcome.verdict == "better" or contest.other.members:
-        return []
-    run_id = contest.other.label.partition("@")[0]
-    with Store(home) as store, contextlib.suppress(UserError):  # it may be no run
-        if store.get_run(run_id).run_id == run_id:
-            return [Call("diagnose", {"run_id": run_id})]
-    return []
-
-
-def _side_notes(home: Home, contest: Contest) -> list[str]:
-    """What a verdict says beside its comparison, as sentences; see verdict/side_notes.py."""
-    first, other = contest.first, contest.other
-    sides = Sides(first.rows, other.rows, first.label, other.label)
-    config = home.run(other.source).find_config()
-    return [*tie_sentences(sides, contest.comparison), *audit_sentences(config)]
 
 
 def _candidates_to_compare(
@@ -311,12 +248,6 @@ def _contests(
         )
         for other, (comparison, p) in zip(others, corrected_comparisons, strict=True)
     ]
-
-
-def _redactor(home: Home, run_id: str) -> Redactor:
-    """The redactor for the environment of a run; a general one where its config is gone."""
-    config = home.run(run_id).find_config()
-    return redactor_for(home, config.env_dir if config else None)
 
 
 def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
@@ -372,39 +303,6 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
     # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings
-
-
-def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
-    seeds = {member.label: seed_of(home, member) for member in candidate.members}
-    return CandidateRow(
-        id=candidate.label,
-        evaluated_in=candidate.source,
-        seeds=seeds or None,
-        step=candidate.step,
-        level=level(candidate.rows, measure) if measure is not None else None,
-        device_hours=_device_hours(home, candidate),
-        in_other_words=_in_other_words(home, candidate),
-    )
-
-
-def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
-    """What became of a candidate when its evaluation asked it in other words, by kind."""
-    run = home.run(candidate.source)
-    probed = robustness_of(run, run.find_config(), _redactor(home, candidate.source))
-    return [
-        kind.sentence for each in probed if each.model == candidate.label for kind in each.kinds
-    ]
-
-
-def _device_hours(home: Home, candidate: Candidate) -> float | None:
-    """The device hours of a candidate's training, all its seeds together; None for a base model."""
-    # A base model has the run id "".
-    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
-    if not run_ids:
-        return None
-    with Store(home) as store:
-        return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
 
 
 def _summary(main: Contest, number_of_contests: int) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.hints import Call
+from engine.evidence.compare.candidate_rows import Contest
 from engine.evidence.compare.candidates import Candidate
-from engine.evidence.compare.contest import Contest
 from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import Measure, side, with_one_id_per_prompt
 from engine.evidence.verdict.comparison import calls_for_errors
@@ -79,7 +79,8 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
         return Evidence(notes=[note], calls=[call])
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
-    return Evidence(notes=[f"{all_used}: {rows_to_add}."])  # no call: the rows are to be written
+    push_call = Call("push_env", needs=("path",))
+    return Evidence(notes=[f"{all_used}: {rows_to_add}."], calls=[push_call])
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:

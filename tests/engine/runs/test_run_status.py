@@ -3,10 +3,11 @@
 import fcntl
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from engine.core.files import append_line
+from engine.core.files import append_line, write_json
 from engine.home.store import Store
 from engine.pace.heartbeat import Heartbeat, Work
 from engine.runs import lifecycle
@@ -45,6 +46,21 @@ def test_an_evaluation_under_way_says_how_much_is_answered(busy, bench, env):
         assert lifecycle.status(bench.home, run.id)["percent"] == 12.5
         store.set_state(run.id, "failed", only_from={"preparing"})
     lock.close()
+
+
+def test_the_word_of_a_failed_audit_stands_beside_the_scores_of_an_evaluation(busy, bench, env):
+    request = EvaluationRequest(env_id=env, models=["pebble"])
+    run = bench.home.run(lifecycle.submit_evaluation(bench.home, request)["run_id"])
+    write_json(run.result, {"models": [{"ref": "pebble", "success": 0.9, "attempts": 10}]})
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"}, device="cuda:7")
+        store.set_state(run.id, "running", only_from={"preparing"})
+        store.set_state(run.id, "done", only_from={"running"})
+    assert not [w for w in lifecycle.status(bench.home, run.id)["warnings"] if "audit" in w]
+    audit = {"verdict": "risk", "risks": ["junk"]}
+    write_json(Path(run.read_config().env_dir) / "audit.json", audit)
+    (said,) = [w for w in lifecycle.status(bench.home, run.id)["warnings"] if "audit" in w]
+    assert "says risk (junk are paid): a score may not mean right" in said
 
 
 def heartbeat_of(run, phase: str, *, age_s: float = 0.0, **facts) -> None:

@@ -16,8 +16,8 @@ async def test_a_client_with_tools_alone_reads_what_is_a_resource(home: Home, ad
         resource = await client.read_resource(address)
     told = "".join(getattr(part, "text", "") for part in result.content)
     read = "".join(getattr(part, "text", "") for part in resource.contents)
-    assert not result.is_error and told[:40] == read[:40]
-    assert told == read or address == "train://hardware"  # free memory changes
+    same = 40 if address == "train://hardware" else 9_500  # free memory changes; long ones are cut
+    assert not result.is_error and told[:same] == read[:same]
 
 
 async def test_the_list_of_models_leads_to_the_card_of_a_base_model(home: Home):

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
+from engine.core.errors import UserError
+from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLLOUTS
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.reading.rollout_pages import RolloutQuery
 from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import ChatRequest
 from mcp_server.api import verbs
@@ -69,6 +72,18 @@ def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
         for tool in all_tools(home, ())
     ]
     assert hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest() == SURFACE
+
+
+def test_the_limits_of_read_rollouts_are_the_engines(home: Home):
+    (tool,) = [tool for tool in all_tools(home, ()) if tool.name == "read_rollouts"]
+    shown = tool.parameters["properties"]
+    assert (shown["limit"]["minimum"], shown["limit"]["maximum"]) == (1, MOST_ROLLOUTS)
+    ends = (shown["max_chars"]["minimum"], shown["max_chars"]["maximum"])
+    assert ends == (LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS)
+    for allowed in (shown["limit"]["maximum"], shown["limit"]["minimum"]):
+        RolloutQuery("r-1", limit=allowed, max_chars=ends[0]).check()
+    with pytest.raises(UserError):
+        RolloutQuery("r-1", limit=MOST_ROLLOUTS + 1).check()
 
 
 def keys_of(value) -> set[str]:

@@ -425,7 +425,7 @@ def test_where_every_row_is_used_the_next_move_is_more_rows(home, evaluation):
     run = evaluation({"pebble": 60, "tuned": 63}, n=119)
     found = compare_runs(home, [run.id])
     assert found["verdict"] == "inconclusive"
-    assert [call["tool"] for call in found["next"]] == ["read_rollouts"]
+    assert [call["tool"] for call in found["next"]] == ["push_env", "read_rollouts"]
     (said,) = [text for text in found["warnings"] if "All 119 rows" in text]
     needed = inference.tasks_needed(
         inference.MARGIN, 4 / 120

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.files import read_object
-from engine.evidence.report.values import value_text
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clip, redactor_for
@@ -140,9 +139,7 @@ def _exams_section(home: Home, ref: str) -> str:
 def _level_line(row: RunRow, level: dict[str, object]) -> str:
     """What one evaluation measured of the model, in one line."""
     scores = [
-        f"{name} {value_text(level[name])}"
-        for name in ("success", "reward")
-        if level.get(name) is not None
+        f"{name} {level[name]:.4g}" for name in ("success", "reward") if level.get(name) is not None
     ]
     return f"- {row.env_id}: {', '.join(scores)} on {level.get('tasks')} tasks ({row.run_id})"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.files import append_line, write_json
-from engine.evidence.base_card import base_card, base_models
+from engine.evidence.cards.base_card import base_card, base_models
 from engine.home.run_dir import Home
 from engine.models.catalog import BUILTIN
 from engine.records.model_origin import FILE, ModelOrigin

@@ -1,0 +1,121 @@
+"""What a comparison shows of its models: a row for each (level, seeds, what its training took), and
+how each compares with the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.evidence.compare.candidates import Candidate
+from engine.evidence.compare.remarks import redactor_of
+from engine.evidence.compare.seeds import seed_of
+from engine.evidence.compare.settings_diff import Attribution
+from engine.evidence.robustness.robustness import robustness_of
+from engine.evidence.stats.results import Level, Measure, level
+from engine.evidence.verdict.comparison import Comparison
+from engine.home.run_dir import Home
+from engine.home.store import Store
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """One model in the table of a result.
+
+    Attributes:
+        evaluated_in: the run whose evaluation was used.
+        seeds: run -> seed where the candidate stands for several seeds, else None.
+        step: the checkpoint's step; None where there is none or it is not known.
+        level: its value with interval, None where no measure is common to all models.
+        device_hours: what its training took (of all seeds together), None for a base model.
+        in_other_words: what became of it there when its tasks were asked in other words, a
+            sentence part for each kind; () where they were not asked so.
+    """
+
+    id: str
+    evaluated_in: str
+    seeds: dict[str, int | None] | None
+    step: int | None
+    level: Level | None
+    device_hours: float | None
+    in_other_words: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
+        body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
+        if self.seeds is not None:
+            body["seeds"] = self.seeds
+        elif self.step is not None:
+            body["step"] = self.step
+        if self.level is not None:
+            body |= self.level.to_json()
+        if self.device_hours is not None:
+            body["device_hours"] = self.device_hours
+        if self.in_other_words:
+            body["in_other_words"] = list(self.in_other_words)
+        return body
+
+
+def candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
+    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
+    seeds = {member.label: seed_of(home, member) for member in candidate.members}
+    return CandidateRow(
+        id=candidate.label,
+        evaluated_in=candidate.source,
+        seeds=seeds or None,
+        step=candidate.step,
+        level=level(candidate.rows, measure) if measure is not None else None,
+        device_hours=_device_hours(home, candidate),
+        in_other_words=_in_other_words(home, candidate),
+    )
+
+
+def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
+    """What became of a candidate when its evaluation asked it in other words, by kind."""
+    run = home.run(candidate.source)
+    probed = robustness_of(run, run.find_config(), redactor_of(home, candidate.source))
+    return [
+        kind.sentence for each in probed if each.model == candidate.label for kind in each.kinds
+    ]
+
+
+def _device_hours(home: Home, candidate: Candidate) -> float | None:
+    """The device hours of a candidate's training, all its seeds together; None for a base model."""
+    # A base model has the run id "".
+    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    if not run_ids:
+        return None
+    with Store(home) as store:
+        return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One candidate compared with the first.
+
+    Attributes:
+        p_adjusted: the p value, corrected for the other contests and for earlier evaluations of the
+            two models; None where there is none.
+        corrected: whether there was anything to correct for; only then is `p_adjusted` shown.
+        cause: what the difference may be attributed to.
+    """
+
+    first: Candidate
+    other: Candidate
+    comparison: Comparison
+    p_adjusted: float | None
+    corrected: bool
+    cause: Attribution
+
+    def to_json(self, *, method: bool = True) -> dict[str, object]:
+        """The contest as JSON; `method=False` leaves out the name of the statistical method.
+
+        `p_adjusted` (None where there was no test) is there only if p had to be corrected, for
+        other contests or earlier evaluations.
+        """
+        body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
+        body |= self.comparison.to_json()
+        if not method:
+            del body["method"]
+        if self.corrected:
+            # Three significant digits.
+            p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
+            body["p_adjusted"] = p
+        return body | {"attribution": self.cause.to_json()}
