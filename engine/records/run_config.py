@@ -199,6 +199,7 @@ class EvaluateConfig(RunConfigBase):
     Attributes:
         task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
             order of evaluations.
+        estimated_hours: the most device hours that it takes, as estimated; 0 in older files.
     """
 
     kind: Literal["evaluate"]
@@ -209,6 +210,7 @@ class EvaluateConfig(RunConfigBase):
     attempts: int
     settings: EvaluationSettings
     task_indices: list[int] = Field(default_factory=list)
+    estimated_hours: float = 0.0
 
     @property
     def model_refs(self) -> list[str]:

@@ -229,6 +229,7 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
         "max_gpu_hours": plan.cap,
+        "estimated_hours": plan.hours,
     }
     if plan.tasks.indices:  # [] unless the request names tasks by their positions
         config |= {"task_indices": plan.tasks.indices, "rows": plan.tasks.used}
