@@ -44,3 +44,13 @@ def test_merged_files_say_what_each_changed(
     told = call("dry-run", str(base), str(more)).stdout
     assert f'{base}: env = "sums", settings.steps = 3' in told
     assert f"{more}: settings.steps 3 -> 5" in told
+
+
+def test_an_estimate_of_a_run_has_no_table_of_steps(home: Home, monkeypatch: pytest.MonkeyPatch):
+    """There `steps` is their number."""
+    memory = {"total": 2_000_000_000, "weights": 1_500_000_000}
+    reply = {"hours": HOURS, "gpu_hours": HOURS, "device": "cpu", "steps": 60, "disk_bytes": 9e6}
+    reply |= {"peak_memory": memory, "memory_available": 8e9, "basis": "measured", "fit": "fits"}
+    spy(monkeypatch, "estimate_cost", reply)
+    told = call("estimate", "sums")
+    assert told.exit_code == 0 and "2.0 GB of 8.0 GB" in told.stdout
