@@ -1,14 +1,15 @@
 """Does drawing tasks by what their own groups earned reach more at equal sampled tokens?
 
-    python -m benchmarks.curriculum FOLDER [--seeds 2] [--steps 40] [--only many,few]
+    python -m benchmarks.curriculum FOLDER [--seeds 2] [--steps 40] [--only many,few] [--most 100]
 
 GRPO on tasks of mixed difficulty: of ten, two are sums that the start solves now and then, four are
-products that it never solves, four are comparisons that it nearly always does. The start is pebble
-after a few steps of SFT on sums in the form that is asked. Held out are sums alone. Each seed is
+products that it never solves, four are numbers to write down, which it nearly always does. The
+start is pebble after a few steps of SFT on sums and numbers in the form that is asked. Held out are
+sums alone. Each seed is
 trained in the shuffled order and with `curriculum = "rollouts"`, all else equal. A line per run is
-kept in FOLDER/runs.jsonl, and a run that stands there is not done again. Prints for each run the
-share of effective groups, in all steps and in the last ten, the tokens sampled, and held-out
-success.
+kept in FOLDER/runs.jsonl; a run that stands there is not done again, and `--most` new ones are
+done. Prints for each run the share of effective groups, in all steps and in the last ten, the
+tokens sampled, and held-out success.
 """
 
 import argparse
@@ -30,10 +31,9 @@ from engine.records.lines.trajectory_record import read_trajectories
 
 HELDOUT = 400  # sums, half of which choose the checkpoint
 TRAIN = {"many": 1000, "few": 200}  # more tasks than a run plays groups, and fewer
-SFT_ROWS, SFT_STEPS = 320, 24
+SFT_ROWS, SFT_STEPS = 320, 60
 ENVIRONMENT = """
 import json
-import re
 from pathlib import Path
 from envs import Score, SingleTurnEnv, Task
 
@@ -44,17 +44,13 @@ class Mixed(SingleTurnEnv):
         return [Task(**row) for row in ROWS]
 
     def score(self, task, completion):
-        if task.id.startswith("compare"):
-            numbers = re.findall(r"[0-9]+", completion)
-            right = numbers[-1:] == [task.answer_text]
-        else:
-            right = completion.strip() == task.answer_text
+        right = completion.strip() == task.answer_text
         return Score(float(right), success=right)
 
 def load_environment():
     return Mixed()
 """
-KINDS = ("sum", "sum", *["product"] * 4, *["compare"] * 4)  # of ten tasks
+KINDS = ("sum", "sum", *["product"] * 4, *["write"] * 4)  # of ten tasks
 
 
 def question(kind: str, a: int, b: int) -> tuple[str, str]:
@@ -63,7 +59,7 @@ def question(kind: str, a: int, b: int) -> tuple[str, str]:
         return f"Add {a} and {b}. End with #### and the sum.", f"#### {a + b}"
     if kind == "product":
         return f"Multiply {a} by {b}. End with #### and the product.", f"#### {a * b}"
-    return f"Which is larger, {a} or {b}?", str(max(a, b))
+    return f"Write {a}{b}. End with #### and the number.", f"#### {a}{b}"
 
 
 def drawn_rows(kinds: Sequence[str], seed: str) -> list[dict[str, str]]:
@@ -79,10 +75,10 @@ def drawn_rows(kinds: Sequence[str], seed: str) -> list[dict[str, str]]:
 
 
 def write_environments(folder: Path, train: int) -> tuple[Path, Path]:
-    """(the sums that the start is taught, the mixed tasks), as folders to push. The held-out sums
-    are in neither's train side."""
+    """(what the start is taught, the mixed tasks), as folders to push. The held-out sums are in
+    neither's train side."""
     mixed = [KINDS[number % len(KINDS)] for number in range(train)]
-    rows = drawn_rows(["sum"] * (HELDOUT + SFT_ROWS) + mixed, "mixed")
+    rows = drawn_rows(["sum"] * HELDOUT + ["sum", "write"] * (SFT_ROWS // 2) + mixed, "mixed")
     heldout = [row | {"split": "heldout"} for row in rows[:HELDOUT]]
     taught = [row | {"split": "train"} for row in rows[HELDOUT : HELDOUT + SFT_ROWS]]
     trained = [row | {"split": "train"} for row in rows[HELDOUT + SFT_ROWS :]]
@@ -141,6 +137,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--most", type=int, default=100, help="new runs in this call")
     parser.add_argument("--only", default="many,few", help="sizes of the train side, with commas")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
@@ -157,7 +154,10 @@ def main() -> int:
             for curriculum in ("none", "rollouts"):
                 settings = {"steps": asked.steps, "seed": seed, "curriculum": curriculum}
                 key = (size, json.dumps(settings))
+                if key not in known and not asked.most:
+                    return 0
                 if key not in known:
+                    asked.most -= 1
                     known[key] = {"tasks": size} | measured(home, env_id, start, settings)
                     with record.open("a") as file:
                         file.write(json.dumps(known[key]) + "\n")

@@ -7,7 +7,7 @@ the held-out tasks solved. From there GRPO trains once with no settings at all a
 `--draws` drawn ones, that sample as many completions as the defaults or twice as many. A line per
 run is kept in FOLDER/runs.jsonl, and a run that stands there is not done again, so the whole can be
 done in pieces. Prints for each task the held-out success at the start, with the defaults, the best
-of the drawn ones, the share of the best that the defaults reach, and the lowest end of all.
+of all, the share of the best that the defaults reach, the lowest end, and how many runs failed.
 """
 
 import argparse
@@ -133,6 +133,19 @@ def runs_of(
         yield record.line_of(case, env_id, start, "grpo", drawn(chance, default))
 
 
+def row_of(case: Case, lines: list[dict[str, Any]]) -> str:
+    """The row of the table for a task; `lines` are its runs, the one with the defaults first. A run
+    that failed has no end: it counts as 0."""
+    ends = [line.get("end", 0.0) for line in lines]
+    start = next((line["start"] for line in lines if "start" in line), math.nan)
+    reached = ends[0] / max(ends) if max(ends) else 1.0
+    default = f"{ends[0]:.0%}" if "end" in lines[0] else "failed"
+    return (
+        f"| {case.name} | {start:.0%} | {default} | {max(ends):.0%} | {reached:.2f} "
+        f"| {min(ends):.0%} | {sum('failed' in line for line in lines)} |"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
@@ -154,13 +167,7 @@ def main() -> int:
         if not lines:
             print(f"| {case.name} | no start between the two shares |", flush=True)
             continue
-        ends = [line["end"] for line in lines if "end" in line]
-        default = lines[0]["end"]
-        print(
-            f"| {case.name} | {lines[0]['start']:.0%} | {default:.0%} | {max(ends):.0%} "
-            f"| {default / max(ends):.2f} | {min(ends):.0%} | {lines[0]['seconds']:.0f} s |",
-            flush=True,
-        )
+        print(row_of(case, lines), flush=True)
     return 0
 
 

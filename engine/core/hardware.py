@@ -4,6 +4,7 @@
 at a time like any other. Nothing here imports torch; the driver library is loaded only when there.
 """
 
+import math
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _PROC_CGROUP = Path("/proc/self/cgroup")
 # Kernels report "no limit" as a page-rounded 2**63; anything above this is no real limit.
 _UNLIMITED = 1 << 60
+_MOST_LOAD = 4.0  # processes per core; more would tell no more of the next hours
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine. All sizes in bytes; `disk_free` is of the volume that holds the home."""
+    """The machine. All sizes in bytes; `disk_free` is of the volume that holds the home, `load` as
+    `_load` measures it."""
 
     devices: tuple[Device, ...]
     cores: int
     ram_total: int
     ram_free: int
     disk_free: int
+    load: float = 0.0
 
     @property
     def device(self) -> Device:
@@ -82,7 +86,18 @@ def detect(disk: Path | None = None) -> Hardware:
         ram_total=ram_total,
         ram_free=ram_free,
         disk_free=disk_free,
+        load=_load(),
     )
+
+
+def _load() -> float:
+    """How many processes wanted each core over the last minute, in halves, from 0 to `_MOST_LOAD`;
+    0 where that is not known."""
+    try:
+        wanting = os.getloadavg()[0]
+    except OSError:
+        return 0.0
+    return min(_MOST_LOAD, math.floor(2 * wanting / (os.cpu_count() or 1)) / 2)
 
 
 def devices() -> list[str]:

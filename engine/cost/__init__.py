@@ -11,7 +11,6 @@
     lowering.py         which settings to lower until a run fits, or takes less time
     memory.py           memory that a run needs, disk space of its files
     plan_total.py       what all runs of a plan take together
-    questions.py        how long questions and answers are
     run_work.py         the work of training, evaluations and checkpoints of a run
     throughput.py       seconds from operations and bytes: by a table, or as measured
 """

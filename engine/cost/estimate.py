@@ -38,7 +38,7 @@ from engine.settings import resolution as settings_schema
 from engine.settings import start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
-PROBE_WAIT_S = 20.0  # that an estimate waits for the machine to be measured
+PROBE_WAIT_S = 35.0  # that an estimate waits for the machine to be measured
 _TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
 DISK_RESERVE = 500_000_000  # bytes that must stay free
 
@@ -103,7 +103,19 @@ def estimate_cost(
     statistics = env_facts.statistics(run.env_facts, resolved.settings)
     misfit = none_fit(statistics, resolved.settings)  # "" if at least one row can be trained on
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
-    return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
+    warnings = [*resolved.warnings, *unmeasured_warning(home, forecast.estimate)]
+    return _estimate_reply(forecast, misfit, submit_call, warnings)
+
+
+def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
+    """The warning that an estimate comes from a table because the machine is still being measured,
+    as a list; [] where it does not."""
+    if figures.basis != "model" or not throughput.is_being_measured(home):
+        return []
+    return [
+        "this machine is still being measured (it is busy): the hours come from a table of "
+        "machines; the same call again gives measured ones"
+    ]
 
 
 def planned_run(
@@ -208,6 +220,7 @@ def estimate(
         download_bytes=download_bytes,
         gpu_hour_price=home.user_config().gpu_hour_price,
         disk_free=hardware.disk_free,
+        load=hardware.load,
     )
 
 
@@ -236,6 +249,7 @@ def _forecast(
     download_bytes: int,
     gpu_hour_price: float,
     disk_free: int,
+    load: float,
 ) -> Forecast:
     """The estimate of a run: what follows from its plan and the machine's speed, corrected by what
     finished runs of its algorithm took.
@@ -243,8 +257,11 @@ def _forecast(
     Args:
         download_bytes: bytes of the models that are still to be downloaded.
         disk_free: free bytes of the disk.
+        load: how busy others keep the machine.
     """
-    time = predicted_time(plan, speed, past_runs, algorithm, download_bytes)
+    time = predicted_time(
+        plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=load
+    )
     raw_memory = footprint.memory(plan)
     memory = _corrected_memory(raw_memory, past_runs.memory_factor(algorithm))
     figures = Estimate.model_validate(

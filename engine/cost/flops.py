@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 from engine.core.hardware import Device
-from engine.cost.questions import PEBBLE_SKILLS, Battery, Lengths
+from engine.cost.batteries import PEBBLE_SKILLS, Battery, Lengths
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
 from engine.records.settings import DPOSettings, RowSettings, SFTSettings, TrainSettings

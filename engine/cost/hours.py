@@ -44,9 +44,17 @@ class PredictedTime:
 
 
 def predicted_time(
-    plan: Plan, speed: Speed, past_runs: Experience, algorithm: str, download_bytes: int
+    plan: Plan,
+    speed: Speed,
+    past_runs: Experience,
+    algorithm: str,
+    *,
+    download_bytes: int,
+    load: float = 0.0,
 ) -> PredictedTime:
-    """Predict the time of a run that downloads `download_bytes` before it starts."""
+    """Predict the time of a run that downloads `download_bytes` before it starts. On a CPU that
+    others keep busy (`load`, as engine/core/hardware.py measures it) it may take as much longer as
+    they take their share: only the high estimate counts on that."""
     phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download_bytes)
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
@@ -54,6 +62,8 @@ def predicted_time(
     # Only the low estimate counts on the earliest end that is possible.
     earliest_end = _earliest_end(plan, phases["low"])
     hours |= {"low": hours["low"] * earliest_end}
+    if plan.device.kind == "cpu":
+        hours |= {"high": hours["high"] * (1.0 + load)}
     return PredictedTime(phases["likely"], hours, basis, runs)
 
 

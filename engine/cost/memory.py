@@ -3,6 +3,7 @@
 import math
 
 from engine.cost import run_work
+from engine.cost.batteries import BETWEEN_TURNS
 from engine.cost.flops import (
     ATTENTION_KEPT,
     CONCURRENT,
@@ -10,7 +11,6 @@ from engine.cost.flops import (
     Plan,
     microbatch_tokens,
 )
-from engine.cost.questions import BETWEEN_TURNS
 from engine.records.estimate import PeakMemory
 from engine.records.settings import DPOSettings, GRPOSettings, RolloutSettings, RowSettings
 

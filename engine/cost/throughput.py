@@ -45,7 +45,7 @@ _GPUS = (
 )
 _UNKNOWN_GPU = (3.0e13, 3.0e11)  # the same rates, guessed low
 _POLL_S = 0.05
-_PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
+_PATIENCE_S = 20.0  # how long a call waits for a probe that another call started
 # Share of startup_s by which the first run of a model starts later: it also loads the model through
 # transformers.
 _COMPARISON_SHARE = 0.6
@@ -232,8 +232,7 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     if is_measured(home, hardware.device):
         return True
     if is_locked(_probe_lock_file(home)):
-        # The call that started it has waited already, so this one waits only briefly: on a busy
-        # machine a probe takes minutes.
+        # The call that started it has waited already; on a busy machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:
@@ -246,6 +245,11 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     while is_locked(_probe_lock_file(home)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return is_measured(home, hardware.device)
+
+
+def is_being_measured(home: Home) -> bool:
+    """Whether a probe of this machine is under way."""
+    return is_locked(_probe_lock_file(home))
 
 
 def is_measured(home: Home, device: Device) -> bool:

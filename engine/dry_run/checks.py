@@ -308,6 +308,8 @@ class DryRun:
         if forecast.left_out:
             fix = "Put the file back from a copy, or delete the run it belongs to."
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
+        for warning in estimate.unmeasured_warning(self.home, forecast.estimate):  # at most one
+            return Outcome("warn", f"{detail} {warning}", "Make the same dry run again.")
         return Outcome("pass", detail)
 
     def _forecast(self) -> Forecast:

@@ -36,7 +36,11 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     return {
         "summary": _summary(steps, total, request.cap_hours, fits=fits),
         "next": [call.to_json()] if fits else [],
-        "warnings": [*steps.warnings, *_over_cap(total, request.cap_hours)],
+        "warnings": [
+            *steps.warnings,
+            *_over_cap(total, request.cap_hours),
+            *estimate.unmeasured_warning(home, total),
+        ],
         "steps": _steps(steps, total.gpu_hour_price),
         "hours": total.hours.to_json(),
         "gpu_hours": total.gpu_hours.to_json(),

@@ -11,6 +11,10 @@ from engine.dry_run.checks import DryRun
 from engine.environments import registry
 from engine.judgements import required, short_audit
 
+_FIX_CHARS = 240  # of the advice in the summary
+# What a short reply leaves out, and what it keeps of an estimate.
+_LEFT_OUT = ("sources", "row")
+_ESTIMATE_KEYS = ("hours", "money", "fits", "basis")
 _HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
 
 
@@ -66,10 +70,11 @@ def results_of(run: DryRun) -> Reply:
 
 
 def _summary(run: DryRun) -> str:
-    """One sentence on the result of the dry run.
+    """One sentence on the result of the dry run, what matters first.
 
     `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
-    to train, about 12 min`, each followed by the names of the checks that warn.
+    to train, about 12 min`, each followed by the names of the checks that warn and by what to do
+    about the first of them.
     """
     failed = run.check_list.failed
     if failed:
@@ -80,8 +85,13 @@ def _summary(run: DryRun) -> str:
     else:
         hours = required(run.facts.forecast).estimate.hours.likely
         sentence = f"Ready to train, about {words(hours)}"
-    warned = [check.name for check in run.check_list.checks if check.status == "warn"]
-    return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
+    warned = [check for check in run.check_list.checks if check.status == "warn"]
+    if not warned:
+        return f"{sentence}."
+    names = ", ".join(check.name for check in warned)
+    fix = warned[0].fix.text
+    first_fix = f": {fix[:_FIX_CHARS]}" if fix else "."
+    return f"{sentence}; look at {names}{first_fix}"
 
 
 def _little_to_learn(run: DryRun) -> str:
@@ -123,3 +133,32 @@ def _warnings(run: DryRun) -> list[str]:
     prefix_warnings = registry.prefix_meant(run.env_id, record) if record else []
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     return prefix_warnings + [f"{check.name}: {check.detail}" for check in warned]
+
+
+def shortened(reply: Reply) -> Reply:
+    """The reply to a dry run without what is rarely read: the details of checks that passed, where
+    each setting comes from, the row as it is trained, faultless probes of the audit, the parts of
+    the estimate. `left_out` says how to see them. A reply about a plan is short already.
+    """
+    if "steps" in reply or "checks" not in reply:
+        return reply
+    short = {name: value for name, value in reply.items() if name not in _LEFT_OUT}
+    short["checks"] = [_shortened_check(check) for check in reply["checks"]]
+    audit = reply.get("audit") or {}
+    short["audit"] = {key: audit[key] for key in ("verdict", "headline") if key in audit}
+    faulty = [p for p in audit.get("probes", []) if p.get("verdict") in ("warn", "risk")]
+    short["audit"] |= {"probes": faulty} if faulty else {}
+    figures = reply.get("estimate") or {}
+    short["estimate"] = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
+    if figures.get("peak_memory"):
+        short["estimate"]["peak_memory"] = figures["peak_memory"]["total"]
+    if not figures.get("gpu_hour_price"):
+        short["estimate"].pop("money", None)
+    return short | {"left_out": "details of what passed, sources, audit, row: full=true"}
+
+
+def _shortened_check(check: Reply) -> Reply:
+    """A check without its details where it passed and tried nothing."""
+    if check["status"] != "pass" or check["name"] in ("probe", "smoke", "exam"):
+        return check
+    return {"name": check["name"], "status": check["status"]}

@@ -40,15 +40,18 @@ def run_rows(home: Home) -> list[Columns]:
 
     A run whose config.json cannot be read is left out, with a warning in the log.
     """
-    rows = []
+    rows: list[tuple[tuple[float, int, int], Columns]] = []
     for name, number, run in _runs_clients_know(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
             _log.warning("%s was left out: %s", run.id, error)
             continue
-        rows.append({"name": name, "number": number} | _run_row(run, config))
-    return sorted(rows, key=lambda row: (row["created"], row["number"]))
+        row = {"name": name, "number": number} | _run_row(run, config)
+        # The runs of a plan are made within the precision of a file's time.
+        step = config.plan.step if config.plan else 0
+        rows.append(((row["created"], step, number), row))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
 def damaged_configs(home: Home) -> list[str]:
@@ -253,11 +256,18 @@ def _config_columns(config: "RunConfig") -> Columns:
         "expect": train_config.expect if train_config else "",
         "parent": train_config.parent if train_config else "",
         "max_gpu_hours": config.max_gpu_hours or 0.0,
-        "estimated_hours": train_config.estimate.gpu_hours.likely if train_config else 0.0,
+        "estimated_hours": _estimated_hours(config),
         # Those that are done already are taken off again before the run can start.
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
     }
+
+
+def _estimated_hours(config: "RunConfig") -> float:
+    """The device hours that a run was expected to take; 0 where its config does not say."""
+    if config.kind == "train":
+        return config.estimate.gpu_hours.likely
+    return getattr(config, "estimated_hours", 0.0)  # a probe and a regrade have no estimate
 
 
 @dataclass(frozen=True)

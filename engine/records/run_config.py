@@ -206,6 +206,7 @@ class EvaluateConfig(RunConfigBase):
         perturb: in which other words the same tasks are asked too; [] for none.
         missing_models: those that were to be asked and are left out, because the runs of a plan
             that were to make them did not get done.
+        estimated_hours: the most device hours that it takes, as estimated; 0 in older files.
     """
 
     kind: Literal["evaluate"]
@@ -218,6 +219,7 @@ class EvaluateConfig(RunConfigBase):
     task_indices: list[int] = Field(default_factory=list)
     perturb: list[Kind] = Field(default_factory=list)
     missing_models: list[str] = Field(default_factory=list)
+    estimated_hours: float = 0.0
 
     @property
     def model_refs(self) -> list[str]:

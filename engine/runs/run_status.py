@@ -232,23 +232,23 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
     ]
     status = status | result_fields | {"warnings": warnings + new_warnings}
     if not result_fields and not run.deleted.exists():
-        return _with_damaged_result(row, status)
+        return _with_damaged_result(run, row, status)
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
         status["warnings"] += audit_sentences(run.find_config())
     return _errors_first(run, row, status)
 
 
-def _with_damaged_result(row: RunRow, status: Reply) -> Reply:
-    """The status of a run that is done and whose result.json is missing or damaged. Nothing that
-    rests on its result is suggested, such as to deploy the best checkpoint."""
-    warning = "result.json is missing or damaged: what the run came to cannot be read"
+def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done and whose result is missing or damaged. Nothing that rests
+    on its result is suggested, such as to deploy the best checkpoint."""
+    warning = f"{run.result.name} is missing or damaged: what the run came to cannot be read"
     calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
     if row.kind == "train":
         models = [row.model, row.run_id]
         calls.append(Call("evaluate", {"env_id": row.env_id, "models": models}))
     return status | {
-        "damaged": "result.json",
+        "damaged": run.result.name,
         "warnings": [*status["warnings"], warning],
         "next": [call.to_json() for call in calls],
     }

@@ -118,10 +118,13 @@ def dry_run(
     Raises UserError if the environment, the model or a setting cannot be used.
     """
     from engine.dry_run import dry_run as engine_dry_run
+    from engine.dry_run import report
 
     if paths.names_data(request.env_id):
         return inspect_data(home, request.env_id, request.model, roots, wait_s=_DATA_WAIT_S)
     reply = engine_dry_run.dry_run_request(home, request, _cap_function(home, key))
+    if not request.full:
+        reply = report.shortened(reply)
     return with_head(reply, f"Checked {_in_words(request)}.")
 
 

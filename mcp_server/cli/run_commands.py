@@ -162,7 +162,7 @@ def dry_run(
 ) -> int:
     """Check a run or a plan before spending anything."""
     planned = options.planned()
-    trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S}
+    trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S, "full": True}
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)

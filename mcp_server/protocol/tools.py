@@ -141,18 +141,17 @@ class Tools:
         model: Model = "pebble",
         algorithm: Algorithm = "grpo",
         settings: Settings,
-        samples: Annotated[
-            int, Field(ge=0, le=256, description="Also try the model on this many tasks, e.g. 16.")
-        ] = 0,
+        samples: Annotated[int, Field(ge=0, le=256, description="Tasks to try, e.g. 16")] = 0,
         smoke: bool = False,
+        full: bool = False,
         then: Steps,
         vary: Values,
         ctx: Context,
     ) -> Reply:
-        """Check before spending what submit_train would queue: ordered checks with fixes, every
-        setting, token lengths, reward audit; with samples also pass@k and the share of groups with
-        variance (a long probe: a run_id to wait for); smoke does two real steps. env_id may be a
-        data file."""
+        """Check before spending what submit_train would queue: checks with fixes, settings, token
+        lengths, audit, what the exam can show; samples: pass@k, share of groups with variance (a
+        long probe: a run_id to wait for); smoke: two real steps; full: also what passed. env_id
+        may be a data file."""
         request = DryRunRequest(
             env_id=env_id,
             model=model,
@@ -160,6 +159,7 @@ class Tools:
             settings=settings,
             samples=samples,
             smoke=smoke,
+            full=full,
             then=then,
             vary=vary,
         )
@@ -171,12 +171,12 @@ class Tools:
         env_id: EnvId,
         model: Model = "pebble",
         algorithm: Algorithm = "grpo",
-        settings: Settings,
+        settings: Values,
         then: Steps,
         vary: Values,
     ) -> Reply:
-        """What a run will take: hours, GPU-hours, money (low/likely/high), peak memory, disk,
-        whether it fits and which setting to lower."""
+        """What a run or plan will take: hours, GPU-hours, money (low/likely/high), peak memory,
+        disk, whether it fits, what to lower."""
         request = TrainRequest(
             env_id=env_id,
             model=model,

@@ -379,7 +379,7 @@ def cost(data: Any) -> None:
     _print_summary(out, data)
     out.print(grid(["", *LEVELS], _level_rows(data)))
     print_files(out, data.get("files", []))
-    if data.get("steps"):  # a plan: its parts take memory and tokens of their own
+    if isinstance(data.get("steps"), list):  # a plan: its runs take memory and tokens of their own
         print_steps(out, data["steps"], settings=False)
         _print_advice(out, data)
         return

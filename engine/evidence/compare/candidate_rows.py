@@ -1,4 +1,5 @@
-"""One model in the table of a comparison: its level, its seeds, what its training took."""
+"""What a comparison shows of its models: a row for each (level, seeds, what its training took), and
+how each compares with the first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +7,10 @@ from dataclasses import dataclass
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.remarks import redactor_of
 from engine.evidence.compare.seeds import seed_of
+from engine.evidence.compare.settings_diff import Attribution
 from engine.evidence.robustness.robustness import robustness_of
 from engine.evidence.stats.results import Level, Measure, level
+from engine.evidence.verdict.comparison import Comparison
 from engine.home.run_dir import Home
 from engine.home.store import Store
 
@@ -81,3 +84,38 @@ def _device_hours(home: Home, candidate: Candidate) -> float | None:
         return None
     with Store(home) as store:
         return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One candidate compared with the first.
+
+    Attributes:
+        p_adjusted: the p value, corrected for the other contests and for earlier evaluations of the
+            two models; None where there is none.
+        corrected: whether there was anything to correct for; only then is `p_adjusted` shown.
+        cause: what the difference may be attributed to.
+    """
+
+    first: Candidate
+    other: Candidate
+    comparison: Comparison
+    p_adjusted: float | None
+    corrected: bool
+    cause: Attribution
+
+    def to_json(self, *, method: bool = True) -> dict[str, object]:
+        """The contest as JSON; `method=False` leaves out the name of the statistical method.
+
+        `p_adjusted` (None where there was no test) is there only if p had to be corrected, for
+        other contests or earlier evaluations.
+        """
+        body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
+        body |= self.comparison.to_json()
+        if not method:
+            del body["method"]
+        if self.corrected:
+            # Three significant digits.
+            p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
+            body["p_adjusted"] = p
+        return body | {"attribution": self.cause.to_json()}

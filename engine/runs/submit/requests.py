@@ -125,11 +125,13 @@ class DryRunRequest(TrainRequest):
         samples: how many tasks the model answers in a probe; 0 for none.
         smoke: also do two optimizer steps on a few rows and throw them away.
         smoke_s: seconds that they may take; 0 for what is left of a client's call.
+        full: the reply also has the details of what passed.
     """
 
     samples: int = 0
     smoke: bool = False
     smoke_s: float = 0.0
+    full: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.core.errors import UserError
 from engine.core.files import Appender
-from engine.cost.questions import KEEP
+from engine.cost.batteries import KEEP
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow

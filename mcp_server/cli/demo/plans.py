@@ -102,6 +102,7 @@ PLANS: Mapping[str, DemoPlan] = {
                     "steps": 16,
                     "eval_every": 8,
                     "eval_rows": 80,
+                    "skill_rows": 56,  # four of each skill: sampling is what takes long here
                 },
                 note="answer with the booking as JSON and nothing else",
                 expect="better",
@@ -122,6 +123,7 @@ PLANS: Mapping[str, DemoPlan] = {
                     "max_tokens": 12,
                     "eval_every": 6,
                     "eval_rows": 120,
+                    "skill_rows": 56,
                 },
                 note="say which reviews are positive",
                 expect="better",

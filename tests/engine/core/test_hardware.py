@@ -154,3 +154,24 @@ def test_a_cgroup_without_limits_changes_nothing(tmp_path: Path, monkeypatch: py
 
 def test_the_disk_of_a_home_that_does_not_exist_yet_is_measured(tmp_path: Path):
     assert hardware.detect(tmp_path / "not" / "yet").disk_free > 0
+
+
+@pytest.mark.parametrize(
+    ("wanting", "cores", "load"),
+    [(0.9, 2, 0.0), (1.0, 2, 0.5), (2.9, 2, 1.0), (9.0, 2, 4.0), (90.0, 2, 4.0), (3.0, 64, 0.0)],
+)
+def test_a_machine_is_as_busy_as_processes_want_each_core(
+    monkeypatch: pytest.MonkeyPatch, wanting: float, cores: int, load: float
+):
+    no_gpu(monkeypatch)
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (wanting, 0.0, 0.0))
+    monkeypatch.setattr(hardware.os, "cpu_count", lambda: cores)
+    assert hardware.detect().load == load
+
+
+def test_a_machine_that_does_not_tell_its_load_counts_as_idle(monkeypatch: pytest.MonkeyPatch):
+    def unknown() -> tuple[float, float, float]:
+        raise OSError
+
+    monkeypatch.setattr(hardware.os, "getloadavg", unknown)
+    assert hardware.detect().load == 0.0

@@ -19,8 +19,8 @@ from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops, lowering, throughput
 from engine.cost import hours as hours_of_run
+from engine.cost.batteries import PEBBLE_SKILLS
 from engine.cost.estimate import Forecast
-from engine.cost.questions import PEBBLE_SKILLS
 from engine.dry_run.dry_run import dry_run
 from engine.environments import push
 from engine.environments.env_facts import EnvFacts, RowLengths

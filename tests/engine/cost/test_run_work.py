@@ -7,7 +7,7 @@ from machines import CPU
 from run_configs import distill_settings, dpo_settings, grpo_settings, sft_settings
 
 from engine.cost import flops, memory, run_work
-from engine.cost.questions import PEBBLE_SKILLS
+from engine.cost.batteries import PEBBLE_SKILLS
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.models.model_files import ModelFacts
 

@@ -69,6 +69,7 @@ def test_a_slow_probe_serves_a_later_call(
         tmp_path, monkeypatch, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done\n{WRITE}"
     )
     assert not throughput.ensure(home, MACHINE, 0.1)
+    assert throughput.is_being_measured(home)
     later: list[bool] = []
     waiting = threading.Thread(target=lambda: later.append(throughput.ensure(home, MACHINE, 4)))
     waiting.start()
@@ -76,6 +77,7 @@ def test_a_slow_probe_serves_a_later_call(
     waiting.join()
     assert later == [True]
     assert (tmp_path / "started").read_text().count("once") == 1
+    assert not throughput.is_being_measured(home)
 
 
 def test_a_probe_that_fails_leaves_the_table(

@@ -14,6 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.hardware import Device, Hardware
 from engine.dry_run import checks, dry_run
+from engine.dry_run.report import shortened
 from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
@@ -466,6 +467,35 @@ def test_the_exam_is_in_the_report(home: Home):
     report = dry_run.dry_run(home, "sums")
     assert report["exam"]["reported"] == 150 and report["exam"]["asked"] == 300
     assert "150 tasks show a difference" in check(report, "exam")["detail"]
+
+
+def test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it(home: Home):
+    lines = [
+        PROBE | {"probe": "empty", "verdict": "ok"},
+        PROBE | {"probe": "off", "verdict": "warn"},
+    ]
+    add(home, audit={"verdict": "warn", "headline": "warn: look", "probes": lines})
+    whole = dry_run.dry_run(home, "sums", algorithm="sft")
+    short = shortened(whole)
+    assert (
+        len(json.dumps(short)) < 0.6 * len(json.dumps(whole)) and "full=true" in short["left_out"]
+    )
+    assert statuses(short) == statuses(whole) and list(statuses(short)) == ORDER
+    assert check(short, "env") == {"name": "env", "status": "pass"}
+    assert check(short, "reward_audit") == check(whole, "reward_audit")
+    assert check(short, "exam") == check(whole, "exam")
+    assert short["settings"] == whole["settings"] and "sources" not in short
+    assert [probe["probe"] for probe in short["audit"]["probes"]] == ["off"]
+    assert short["estimate"]["hours"] == whole["estimate"]["hours"]
+    for name in ("summary", "next", "warnings", "report_hash", "statistics"):
+        assert short[name] == whole[name]
+
+
+def test_the_summary_says_first_what_to_do_about_the_first_warning(home: Home):
+    add(home, train=40, heldout=20)
+    summary = dry_run.dry_run(home, "sums")["summary"]
+    assert summary.startswith("Ready to train, about ") and "; look at data" in summary
+    assert "Give the environment at least 100 held-out rows" in summary
 
 
 @pytest.mark.parametrize("samples", [-1, 257, True, 2.0])

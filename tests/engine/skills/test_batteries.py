@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from engine.cost.questions import PEBBLE_SKILLS
+from engine.cost.batteries import PEBBLE_SKILLS
 from engine.skills import drawn as drawn_words
 from engine.skills import language, language_practice
 from engine.skills.batteries import (

@@ -97,6 +97,13 @@ async def test_a_wrong_value_is_refused_in_our_own_words(
     assert "pydantic" not in json.dumps(payload) and "errors." not in payload["message"]
 
 
+@pytest.mark.parametrize("name", ["delete_run", "delete_env"])
+async def test_who_wants_to_delete_is_told_how_and_not_sent_to_cancel(home: Home, name: str):
+    payload = await refused(home, ERAS[0], name, {"run_id": "a-sft-1"})
+    assert payload["code"] == "BAD_ARGUMENT" and "Did you mean" not in payload["hint"]
+    assert "a person does it with `honesmith" in payload["hint"]
+
+
 @pytest.mark.parametrize("mode", ERAS)
 async def test_an_unknown_tool_is_refused_with_the_names_there_are(home: Home, mode: str):
     payload = await refused(home, mode, "submit_training", {})

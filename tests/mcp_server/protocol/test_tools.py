@@ -56,7 +56,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "f85ff9264520a2f669f082045c4e5027541d911ecfabb73713a0904179e44a91"
+SURFACE = "1c3866f257765493f5aeac561c29f1b2780af78636e3d8945902e818b99c37e6"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

@@ -1,6 +1,7 @@
 """A plan: several runs queued, capped, resumed and cancelled as one."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -388,10 +389,14 @@ def test_a_lost_database_still_knows_the_plan(bench, env, held):
     first = bench.home.run("sums-sft-1")
     bench.kill(*bench.pids(first))
     bench.until(lambda: not launcher.is_alive(first), "nothing lives")
+    before = rows_of(bench, "sums-plan-1")
+    for name in NAMES:  # as on a disk that keeps times by the second
+        os.utime(bench.home.run(name).config, (1_700_000_000, 1_700_000_000))
     for suffix in ("", "-wal", "-shm"):
         bench.home.db.with_name(bench.home.db.name + suffix).unlink(missing_ok=True)
     rows = rows_of(bench, "sums-plan-1")
-    assert sorted(row.run_id for row in rows) == sorted(NAMES)
+    assert [row.run_id for row in rows] == NAMES
+    assert [row.estimated_hours for row in rows] == [row.estimated_hours for row in before]
     held.unlink()
     assert lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)["state"] == "done"
 
