@@ -1,7 +1,7 @@
 """How many calls and characters a whole task takes a client that follows `next` alone, and whether
 it ends with the goal reached or with the honest word.
 
-    .venv/bin/python -m benchmarks.agent_calls                # ten tasks, calls of 45 s
+    .venv/bin/python -m benchmarks.agent_calls                # all tasks, calls of 45 s
     .venv/bin/python -m benchmarks.agent_calls --hold 600     # a client that keeps a call alive
     .venv/bin/python -m benchmarks.agent_calls --only 0-2
 
