@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from engine.core.hints import Call
+
 # A JSON object; which keys it has is part of the tool's description (docs/tools.md).
 Reply = dict[str, Any]
 
@@ -28,9 +30,12 @@ def as_json(value: Any) -> Any:
 
     - A dataclass becomes an object with its fields in order. A field that is None is left out,
       unless its metadata holds `SHOWN_AS_NULL`.
+    - A call is written as it writes itself.
     - Mappings, lists and tuples are converted item by item; tuples become lists.
     - Other values stay as they are.
     """
+    if isinstance(value, Call):
+        return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
         result: Reply = {}
         for field in fields(value):

@@ -5,6 +5,7 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 """
 # ruff: noqa: PLC0415
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -275,6 +276,7 @@ def playbook(
         return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command
         text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
+        text = re.sub(r'read_playbook\(section="([^"]+)"\)', r"honesmith playbook \1", text)
     return show(text, as_json)
 
 
