@@ -28,9 +28,9 @@ LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS = 50, 8_000
 def as_json(value: Any) -> Any:
     """Convert dataclasses, anywhere inside `value`, to JSON objects.
 
-    - A dataclass becomes an object with its fields in order. A field that is None is left out,
-      unless its metadata holds `SHOWN_AS_NULL`.
-    - A call is written as it writes itself.
+    - A suggested call becomes what `Call.to_json` makes of it.
+    - Any other dataclass becomes an object with its fields in order. A field that is None is left
+      out, unless its metadata holds `SHOWN_AS_NULL`.
     - Mappings, lists and tuples are converted item by item; tuples become lists.
     - Other values stay as they are.
     """

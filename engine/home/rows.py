@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.core.hints import Hint
+from engine.core.hints import Call, Hint
 
 State = Literal[
     "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
@@ -104,6 +104,14 @@ class RunRow:
     def awaited_ids(self) -> list[str]:
         """The ids of the runs that it waits for."""
         return self.waits_for.split(",") if self.waits_for else []
+
+    @property
+    def wait_calls(self) -> list[Call]:
+        """The call that waits on, for the run or the plan that it belongs to; [] where the run has
+        ended."""
+        if self.state not in OPEN:
+            return []
+        return [Call("wait_run", {"run_id": self.plan or self.run_id})]
 
 
 def plan_state(rows: Sequence[RunRow]) -> str:

@@ -56,12 +56,19 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     """Read one page of the rollouts or answers that `query.pick` chooses.
 
     "group" shows whole groups, the answers to one task; "changed" shows tasks whose score differs
-    between two evaluations; every other pick shows single rollouts, as `ordered` puts them.
+    between two evaluations; every other pick shows single rollouts, as `ordered` puts them. Of a
+    run that goes on the next call is to wait on.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
     query.check()
     reading = _reading_of(home, query)
+    return replace(_page_of(reading), next=reading.row.wait_calls)
+
+
+def _page_of(reading: Reading) -> RolloutsPage | GroupsPage | ChangedPage:
+    """The page that the pick of the query asks for. Raises as `read_rollouts` does."""
+    query = reading.query
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)

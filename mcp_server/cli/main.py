@@ -267,11 +267,13 @@ def ui(
 @app.command()
 @command
 def playbook(
-    section: Annotated[str, typer.Argument(help="A section; default: the contents.")] = "",
+    section: Annotated[
+        str, typer.Argument(help="A section, or an address as run://pebble/card.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """How to train well."""
-    text = verbs.read_playbook(section)
+    text = verbs.read_playbook(section, home_of(None) if "://" in section else None)
     if as_json:
         return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command

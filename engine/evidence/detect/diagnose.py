@@ -418,17 +418,18 @@ def _next_calls(
     """The calls that make the change of the first finding where one does (`again`), show rollouts
     of it and what the playbook says about it.
 
-    Without findings: the call that reads the error of a failed run, else none. `step` is the step
-    of the example rollouts, -1 where there are none.
+    Without findings: the call that reads the error of a failed run. Of a run that goes on the last
+    one waits on. `step` is the step of the example rollouts, -1 where there are none.
     """
     if not findings:
         read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
-        return [read_error] if row.state == "failed" else []
+        return [read_error] if row.state == "failed" else row.wait_calls
     first = findings[0]
-    playbook = Call("read_playbook", {"section": first.playbook})
+    # Three calls are shown: of a run that goes on the playbook gives way to the wait.
+    last = row.wait_calls or [Call("read_playbook", {"section": first.playbook})]
     if not first.pick:  # rollouts do not show the finding
-        return [*again, playbook]
-    return [*again, _rollouts_call(row.run_id, first, step), playbook]
+        return [*again, *last]
+    return [*again, _rollouts_call(row.run_id, first, step), *last]
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:

@@ -385,6 +385,14 @@ def test_the_hint_of_a_wrong_limit_is_the_nearest_that_is_allowed(home, played, 
     assert caught.value.hint == f"Use {nearest}."
 
 
+def test_of_a_run_that_goes_on_the_next_call_is_to_wait_on(home, played, make_run, rows):
+    for pick in ("worst", "group"):
+        (call,) = read_rollouts(home, played.id, pick)["next"]
+        assert call == {"tool": "wait_run", "arguments": {"run_id": played.id}}
+    played.finish()
+    assert read_rollouts(home, played.id)["next"] == []
+
+
 def test_a_page_that_comes_short_says_what_cut_it(home, make_run, rows):
     text = {"prompt": [{"role": "user", "content": "p" * 900}], "completion": "c" * 900}
     answers = [rows.rollout(m, 0, 0.0) | text | {"messages": []} for m in range(40)]

@@ -392,6 +392,8 @@ def test_an_estimate_is_in_units_people_read_and_names_what_to_lower_when_it_doe
 def test_the_contents_of_the_playbook_name_the_command(home: Home):
     shown = call("playbook").stdout
     assert "`honesmith playbook SECTION`" in shown and "read_playbook" not in shown
+    assert "`honesmith playbook run://pebble/card`" in shown
+    assert call("playbook", "run://pebble/card").stdout.startswith("# pebble")
 
 
 @pytest.mark.parametrize(
