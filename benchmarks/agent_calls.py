@@ -240,7 +240,7 @@ async def _heard(progress: float, total: float | None, message: str | None) -> N
 
 async def measure(task: Task, hold_s: float, *, show: bool = False) -> Cost:
     """Carry out one task in a home of its own; `show` writes its calls and results to stderr."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         argv = ["-P", "-m", "mcp_server.cli", "serve", "--home", folder]
         argv += ["--root", str(task.env.parent)]
         server = StdioServerParameters(

@@ -141,18 +141,20 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
     only_new = has_cursor and not look.is_over
     shown = [row for row in look.rows if not only_new or _is_news(row, look)]
     alerts = _alerts_since(look) if only_new else _all_alerts(home, look.rows)
+    steps = [_step(home, row) for row in shown]
+    verdict = next((step["verdict"] for step in reversed(steps) if "verdict" in step), "")
     status: Reply = {
         "run_id": plan_id,
         "kind": "plan",
         "state": look.state,
-        "steps": [_step(home, row) for row in shown],
+        "steps": steps,
         "alerts": alerts[-_MAX_ALERTS:],
         "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
         "max_gpu_hours": look.rows[0].max_gpu_hours,
         "cursor": look.cursor,
         "next": [
-            *(call.to_json() for call in _next_calls(look, alerts)),
-            *_remedies(home, look),
+            *(call.to_json() for call in _next_calls(look, alerts, verdict)),
+            *_remedies(home, look, verdict),
         ],
         "warnings": [text for row in shown for text in _warnings_of(home, row)],
     }
@@ -252,11 +254,11 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
     return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
 
 
-def _remedies(home: Home, look: PlanLook) -> list[Reply]:
-    """The trainings that the last verdict of a plan that is over suggests instead; none where it
+def _remedies(home: Home, look: PlanLook, verdict: str) -> list[Reply]:
+    """The trainings that the last run of a plan that is over suggests instead; none where the plan
     gained nothing: what was lost for nothing is no reason to train so again."""
     trained = [row for row in look.rows if row.kind == "train" and row.state == "done"]
-    if not look.is_over or not trained or trained[-1].verdict != "better":
+    if not look.is_over or not trained or verdict != "better":
         return []
     calls = _evidence_of(home, trained[-1]).get("next") or ()
     return [call for call in calls if call.get("tool") == "submit_train"]
@@ -309,9 +311,9 @@ def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None
     return f"{text}."
 
 
-def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
+def _next_calls(look: PlanLook, alerts: Sequence[Reply], verdict: str) -> list[Call]:
     """The calls to make next: wait on, before that diagnose the newest of the `alerts`; at the end
-    see what came out, or why it did not."""
+    see what came out, or why it did not. `verdict` is that of the last step that has one."""
     plan_id = look.rows[0].plan
     if not look.is_over:
         looks = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
@@ -328,7 +330,7 @@ def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
         first = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
     else:
         first = Call("read_rollouts", {"run_id": trained.run_id})
-    if trained.verdict in ("worse", "no_difference", "inconclusive"):
+    if verdict in ("worse", "no_difference", "inconclusive"):
         return [first, Call("diagnose", {"run_id": trained.run_id})]
     return [first, Call("deploy", {"run_id": f"{trained.run_id}@best"})]
 

@@ -242,7 +242,7 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
         "max_gpu_hours": plan.cap,
-        "estimated_hours": plan.hours,
+        "estimated_hours": plan.hours.high,
     }
     if request.kinds:
         config["perturb"] = request.kinds

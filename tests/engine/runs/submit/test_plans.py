@@ -46,6 +46,15 @@ def plan(bench, env, **arguments) -> dict:
     return lifecycle.submit(bench.home, TrainRequest(**(defaults | arguments)))
 
 
+def waited(bench, plan_id: str = "sums-plan-1") -> dict:
+    """The status of a plan that is over and of which no process is left."""
+    status = lifecycle.wait(bench.home, plan_id, timeout_s=40)
+    for row in rows_of(bench, plan_id):
+        run = bench.home.run(row.run_id)
+        bench.until(lambda run=run: not launcher.is_alive(run), f"{run.id} is gone")
+    return status
+
+
 def rows_of(bench, plan_id: str) -> list:
     with Store(bench.home) as store:
         return store.plan_runs(plan_id)
@@ -78,7 +87,7 @@ def test_a_chain_is_queued_at_once_and_gets_done_without_anybody_waiting(bench, 
 
 def test_every_step_says_how_it_ended(bench, env):
     plan(bench, env, then=[GRPO])
-    status = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)
+    status = waited(bench)
     assert (status["state"], status["reached"], status["kind"]) == ("done", True, "plan")
     assert [(step["run_id"], step["verdict"]) for step in status["steps"]] == [
         ("sums-sft-1", "better"),
@@ -90,7 +99,7 @@ def test_every_step_says_how_it_ended(bench, env):
 
 def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(bench, env):
     plan(bench, env, then=[GRPO])
-    done = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40)
+    done = waited(bench)
     cure = {"tool": "submit_train", "arguments": {"env_id": env, "settings": {"keep": 0.2}}}
     for name, lost in (("sums-sft-1", "upper"), ("sums-grpo-1", "reverse")):
         evidence = {"warnings": [f"Forgotten: {lost}."], "next": [DEPLOY, cure]}
@@ -103,6 +112,22 @@ def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(
     assert [call["tool"] for call in said["next"]] == ["read_rollouts", "deploy", "submit_train"]
     later = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=said["cursor"])
     assert [alert["id"] for alert in later["alerts"]] == ["flat"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "second"),
+    [("better", "deploy"), ("inconclusive", "diagnose"), ("worse", "diagnose")],
+)
+def test_a_plan_that_gained_nothing_leads_to_its_diagnosis(bench, env, verdict: str, second: str):
+    plan(bench, env, then=[GRPO])
+    done = waited(bench)
+    evidence = {"next": [{"tool": "submit_train", "arguments": {"env_id": env}}]}
+    write_json(bench.home.run("sums-grpo-1").result, {"verdict": verdict, "evidence": evidence})
+    with Store(bench.home) as store:
+        store.update_run("sums-grpo-1", only_in={"done"}, verdict=verdict)
+    said = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
+    tools = [call["tool"] for call in said["next"]]
+    assert tools == ["read_rollouts", second, *(["submit_train"] if verdict == "better" else [])]
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
