@@ -573,21 +573,16 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Delete a run's large files. Raises UserError RUN_STATE if the run has not ended.
-
-    Call `deletable_runs` first: it checks whether something else needs the run.
-    """
+    """Delete a run's large files, after `deletable_runs`, which checks whether something else needs
+    the run. Raises UserError RUN_STATE if it has not ended."""
     from engine.runs import deletion
 
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
 
 
 def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
-    """Return `reply` with the fields `summary`, `next` and `warnings` first.
-
-    A missing summary becomes `summary`, a missing `next` becomes `next_calls`, and missing warnings
-    become [].
-    """
+    """Return `reply` with the fields `summary`, `next` and `warnings` first. Where they are missing
+    they become `summary`, `next_calls` and []."""
     head = {
         "summary": reply.get("summary") or summary,
         # An empty `next` stays empty: the engine had nothing to suggest.

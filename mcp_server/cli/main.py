@@ -277,8 +277,8 @@ def playbook(
     if as_json:
         return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command
-        text = text.replace('section="..."', 'section="SECTION"')
-        text = re.sub(r'read_playbook\(section="(.*?)"\)', r"honesmith playbook \1", text)
+        text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
+        text = re.sub(r'read_playbook\(section="([^"]+)"\)', r"honesmith playbook \1", text)
     return show(text, as_json)
 
 

@@ -29,7 +29,7 @@ class _Command:
 COMMANDS: dict[str, _Command] = {
     "get_status": _Command("status", ("scope",)),
     "push_env": _Command("env push", ("path",)),
-    "dry_run": _Command("dry-run", ("env_id",)),
+    "dry_run": _Command("dry-run", ("env_id",), {"full": "all"}),
     "estimate_cost": _Command("estimate", ("env_id",)),
     "submit_train": _Command("train", ("env_id",)),
     "wait_run": _Command("wait", ("run_id",), {"timeout_s": "timeout"}),

@@ -574,10 +574,8 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
 
 
 def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
-    """The calls to suggest after a training run, by its verdict.
-
-    Where failed scorings decide the verdict, only the calls that look at them are suggested.
-    """
+    """The calls to suggest after a training run, by its verdict; where failed scorings decide it,
+    only those that look at them."""
     if comparison.errors_decide:
         return calls_for_errors(run_id)
     show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
@@ -589,10 +587,8 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
 
 
 def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:
-    """A sentence with the level of the first model, for an evaluation of one model alone.
-
-    For example "pebble: success 41.2 % on 80 tasks (95 % interval 30.9 % to 52.1 %)."
-    """
+    """The level of the only model of an evaluation as a sentence, for example "pebble: success
+    41.2 % on 80 tasks (95 % interval 30.9 % to 52.1 %)."."""
     first = levels[0].level if levels else None
     if measure is None or first is None:
         return "Nothing was scored yet."

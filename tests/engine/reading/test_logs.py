@@ -100,13 +100,8 @@ def test_steps_at_which_nothing_asked_for_was_measured_are_no_rows_of_nulls(home
 
 def test_grep_chooses_the_columns_of_metrics(home, learned_run):
     result = read_logs(home, learned_run.id, grep="^groups")
-    assert result["columns"] == [
-        "step",
-        "groups_effective",
-        "groups_too_easy",
-        "groups_too_hard",
-        "groups_flat_partial",
-    ]
+    groups = ["groups_effective", "groups_too_easy", "groups_too_hard", "groups_flat_partial"]
+    assert result["columns"] == ["step", *groups]
 
 
 def test_new_steps_of_a_living_run_come_by_cursor(home, make_run):

@@ -14,6 +14,7 @@ LATER_SETTINGS: dict[str, object] = {
     "top_k": 0,
     "min_p": 0.0,
     "vary_wording": 0.0,
+    "curriculum": "none",
     "skill_rows": 200,
 }
 LATER: dict[str, object] = {

@@ -110,6 +110,7 @@ ELSEWHERE = {
     "teacher_model": "test_distill: a run with a teacher on loopback",
     "teacher_key_env": "test_distill: a run with a teacher on loopback",
     "keep_env": "test_replay: rows of a named environment are replayed",
+    "keep_answers": "test_replay: the model's own right answers to an environment are replayed",
     "sampler": "test_vllm_sampler and tests/vllm: a run sampled by vLLM",
 }
 

@@ -69,7 +69,7 @@ def test_a_run_leaves_everything_the_contract_names(
 
 
 def test_sft_learns_its_rows(home: Home, env_id: str) -> None:
-    run = make_run(home, env_id, "sft", SFT | {"steps": 20, "eval_every": 20})
+    run = make_run(home, env_id, "sft", SFT | {"steps": 20, "eval_every": 20, "keep": 0.0})
     go(run)
     lines = metrics(run)
     assert lines[-1]["loss"] < 0.5 * lines[1]["loss"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,20 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
     families = {task["family"] for task in battery_of("any other").tasks}
     assert {skill["skill"] for skill in battery["skills"]} == families
     assert "nothing to lose" in kept_skills(run)["summary"]
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("count", [0, 16])
+def test_a_run_asks_as_many_questions_of_a_battery_as_it_was_told(
+    home: Home, env_id: str, count: int
+) -> None:
+    settings = {"steps": 1, "eval_rows": 4, "eval_every": 1, "skill_rows": count}
+    run = make_run(home, env_id, "sft", settings)
+    result = go(run)
+    asked = load_rows(run.kept("before")) if run.kept("before").exists() else []
+    assert Counter(row["family"] for row in asked) == (dict.fromkeys(SKILLS, 2) if count else {})
+    assert ("kept_skills" in result["evidence"]) == (count > 0)
 
 
 def test_every_run_is_asked_the_same_tasks() -> None:

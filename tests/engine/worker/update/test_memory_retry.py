@@ -69,7 +69,7 @@ def events(run: RunDir, name: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
-@pytest.mark.parametrize(("algorithm", "budget", "holds"), [("sft", 512, 300), ("grpo", 160, 96)])
+@pytest.mark.parametrize(("algorithm", "budget", "holds"), [("sft", 512, 260), ("grpo", 160, 96)])
 def test_memory_that_runs_out_halves_the_microbatch_and_leaves_the_update(
     home, env_id, monkeypatch, algorithm, budget, holds
 ):
@@ -107,7 +107,7 @@ def test_memory_that_runs_out_in_a_later_pass_keeps_what_the_first_one_saw(
 def test_a_resumed_run_keeps_the_smaller_microbatches(home, env_id, monkeypatch):
     monkeypatch.setattr("engine.worker.sft.microbatch_tokens", lambda *_, **__: 512)
     with monkeypatch.context() as patch:
-        scarce(patch, 300)
+        scarce(patch, 260)
         run = train(home, env_id, "sft", "scarce-1")
     before = [line.get("microbatches") for line in metrics(run)]
     state = json.loads((run.checkpoint(2) / "trainer_state.json").read_text())
