@@ -120,7 +120,7 @@ Targets = Annotated[
 Reasoning = Literal["keep", "drop", "require"]
 # The share of replayed rows where nobody chose one, and the most steps of a run that forgets so
 # little that it replays none; measured in benchmarks/RESULTS.md.
-USUAL_KEEP, HARMLESS_STEPS = 0.35, 8
+USUAL_KEEP, HARMLESS_STEPS = 0.35, 10
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
