@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
         "reference_too_long_and_paid",  # row 7 of the survey of agents
         "reward_halved",  # rows 21 and 22: with an alert within ten steps
         "plateau_from_the_start",  # row 31
-        # row 22
     ],
 )
 def test_a_planted_trouble_is_named_first_with_its_cure(home: Home, tmp_path: Path, name: str):
