@@ -7,8 +7,9 @@ the held-out tasks solved. From there GRPO trains once with no settings at all a
 `--draws` drawn ones, that sample as many completions as the defaults or twice as many. Where the
 defaults alone solve eight tenths of the tasks nothing is drawn: no settings could make their share
 of the best smaller than that. A line per run is kept in FOLDER/runs.jsonl, and a run that stands
-there is not done again, so the whole can be done in pieces. Prints for each task the held-out success at the start, with the defaults, the best
-of all, the share of the best that the defaults reach, the lowest end, and how many runs failed.
+there is not done again, so the whole can be done in pieces. Prints for each task the held-out
+success at the start, with the defaults, the best of all, the share of the best that the defaults
+reach, the lowest end, and how many runs failed.
 """
 
 import argparse
