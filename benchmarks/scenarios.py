@@ -471,7 +471,7 @@ SCENARIOS: dict[str, Scenario] = {
     "smollm2_forgets": Scenario(
         Tasks(draw=planted.review, train=150, heldout=60),
         "sft",
-        {"steps": 12, "batch_size": 8, "eval_rows": 60, "eval_every": 6},
+        {"steps": 12, "batch_size": 8, "eval_rows": 60, "eval_every": 6, "keep": 0},
         ("forgetting",),
         "edit mix | keep up",
         "1, 7",

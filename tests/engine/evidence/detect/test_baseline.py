@@ -279,6 +279,19 @@ def test_a_run_that_still_learns_is_told_to_go_on_and_not_that_its_exam_is_small
     assert found.lever.to == 2 * run.lines[-1]["step"]
 
 
+def test_a_run_that_solved_nothing_is_told_to_go_on_before_what_it_forgot():
+    run = TROUBLES["too_short"](2000)
+    sides = [
+        [
+            {"task": f"old-{i}", "battery": "old", "reward": 0.0, "error": None, "success": right}
+            for i, right in enumerate([after] * 12 + [True] * 108)
+        ]
+        for after in (True, False)
+    ]
+    run.kept = compare_skills(*map(exam_records, sides))
+    assert [finding.id for finding in find_all(run.facts())] == ["too_short", "forgetting"]
+
+
 def test_a_loss_that_came_to_rest_halfway_through_three_exams_no_longer_falls():
     run = TROUBLES["too_short"](2000)
     examined_at = [line for line in run.lines if "heldout_loss" in line][-3:]
