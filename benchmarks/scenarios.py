@@ -534,7 +534,7 @@ SCENARIOS: dict[str, Scenario] = {
             "max_tokens": 16,
             "eval_every": 20,
             "eval_rows": 24,
-            "kl_coef": 0.01,
+            "learning_rate": 1e-4,
         },
         base="smollm2",
     ),
