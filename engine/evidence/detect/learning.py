@@ -196,9 +196,7 @@ def _too_short_finding(
     )
     reason = "nothing says it is done"
     lever = setting_lever("steps", now=facts.settings.steps, to=2 * last_step, why=reason)
-    return Finding(
-        "too_short", sentence, evidence, lever, playbook="sft", pick="best", cost=1 - solved_share
-    )
+    return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
 
 
 def _falls_slowly(losses: Sequence[float]) -> bool:
