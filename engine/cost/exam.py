@@ -1,7 +1,7 @@
 """What the held-out tasks of a run can show, before the run: the smallest difference that would.
 
-Half of the tasks that are asked choose the checkpoint, the verdict is read on the others. How many
-of them change their result is taken from finished runs on the same version where there are any,
+Half of the tasks that are asked choose the checkpoint, the verdict is read on the others; where the
+environment has dev tasks, those choose, and the verdict is read on all. How many of them change their result is taken from finished runs on the same version where there are any,
 else assumed.
 """
 
@@ -52,12 +52,14 @@ class Exam:
         reported: those that the verdict is read on.
         gap: the smallest difference of two success rates that they show with the usual power.
         earlier: what finished runs say; None where there are none.
+        dev: dev tasks that are asked to choose the checkpoint; 0 where held-out tasks choose it.
     """
 
     asked: int
     reported: int
     gap: float
     earlier: EarlierRuns | None
+    dev: int = 0
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -71,10 +73,14 @@ class Exam:
 
     def in_words(self) -> str:
         """The exam in one sentence: "200 of 400 held-out tasks ..."."""
-        choosing = self.asked - self.reported
+        if self.dev:
+            choosing = f"{self.dev} dev tasks choose the checkpoint"
+        else:
+            others = self.asked - self.reported
+            choosing = f"the other {others} of {self.asked} choose the checkpoint"
         text = (
             f"{self.reported} tasks show a difference of {_points(self.gap)} or more "
-            f"({POWER:.0%} power); the other {choosing} of {self.asked} choose the checkpoint"
+            f"({POWER:.0%} power); {choosing}"
         )
         if self.earlier is not None:
             text += f"; {self.earlier.base:.0%} are solved before"
@@ -86,6 +92,7 @@ class Exam:
             "about": self.in_words(),
             "asked": self.asked,
             "reported": self.reported,
+            **({"dev": self.dev} if self.dev else {}),
             "smallest_gap": round(self.gap, 4),
         }
         if self.earlier is not None:
@@ -111,7 +118,9 @@ class Exam:
         )
         if self.earlier.gain > 0:
             needed = tasks_needed(self.earlier.gain, max(self.earlier.changed, 1e-3))
-            text += f"; a gain like it takes {needed:,} reported tasks, {2 * needed:,} held out"
+            text += f"; a gain like it takes {needed:,} reported tasks"
+            if not self.dev:
+                text += f", {2 * needed:,} held out"
         return [text]
 
 
@@ -132,14 +141,15 @@ def exam_of(
     asked = min(settings.eval_rows, facts.heldout_rows)
     if not facts.scored or asked < 2:
         return None
-    reported = asked // 2  # of an odd number the larger half chooses
+    dev = min(settings.eval_rows, facts.dev_rows)
+    reported = asked if dev else asked // 2  # of an odd number the larger half chooses
     earlier = _earlier_runs(home, env_id, model)
     if earlier is not None:
         changed_share = earlier.changed
     else:
         changed_share = _CHANGED_SHARE
     gap = smallest_detectable_gap(reported, round(changed_share * reported))
-    return Exam(asked, reported, gap, earlier)
+    return Exam(asked, reported, gap, earlier, dev)
 
 
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:

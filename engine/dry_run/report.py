@@ -83,8 +83,13 @@ def _summary(run: DryRun) -> str:
     if run.facts.too_hard:
         sentence = _little_to_learn(run)
     else:
-        hours = required(run.facts.forecast).estimate.hours.likely
-        sentence = f"Ready to train, about {words(hours)}"
+        figures = required(run.facts.forecast).estimate
+        sentence = f"Ready to train, about {words(figures.hours.likely)}"
+        if estimate.unmeasured_warning(run.home, figures):
+            return (
+                "Ready to train; how long it takes is not known yet, as this machine is still "
+                f"being measured: make the same dry run again{_others_to_look_at(run)}."
+            )
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     if not warned:
         return f"{sentence}."
@@ -92,6 +97,14 @@ def _summary(run: DryRun) -> str:
     fix = warned[0].fix.text
     first_fix = f": {fix[:_FIX_CHARS]}" if fix else "."
     return f"{sentence}; look at {names}{first_fix}"
+
+
+def _others_to_look_at(run: DryRun) -> str:
+    """The names of the checks that warn besides the estimate, as the end of a sentence; "" where
+    none does."""
+    others = [check.name for check in run.check_list.checks if check.status == "warn"]
+    names = ", ".join(name for name in others if name != "estimate")
+    return f"; look at {names}" if names else ""
 
 
 def _little_to_learn(run: DryRun) -> str:
@@ -110,7 +123,8 @@ def _next_calls(run: DryRun) -> list[Call]:
 
     - Where a check failed: what mends it, or the section of the playbook about it.
     - Where GRPO would learn little: SFT, if possible, and the probe's answers.
-    - Otherwise: wait for an unfinished probe, submit the run.
+    - Otherwise: wait for an unfinished probe; the same dry run where the machine is not measured
+      yet; submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
@@ -120,6 +134,8 @@ def _next_calls(run: DryRun) -> list[Call]:
         calls = [Call("submit_train", sft)] if sft else []
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", run.arguments())]
+    if estimate.unmeasured_warning(run.home, required(facts.forecast).estimate):
+        calls.insert(0, check_list.dry_run_call())
     # `check_probe` returns "skip" for a probe that has not ended in time.
     if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
