@@ -14,6 +14,7 @@ from engine.judgements import required, short_audit
 _FIX_CHARS = 240  # of the advice in the summary
 # What a short reply leaves out, and what it keeps of an estimate.
 _LEFT_OUT = ("sources", "row")
+_FAULTY = ("warn", "risk")  # verdicts of audit probes that stay in a shortened reply
 _ESTIMATE_KEYS = ("hours", "money", "fits", "basis")
 _HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
 
@@ -160,17 +161,27 @@ def shortened(reply: Reply) -> Reply:
         return reply
     short = {name: value for name, value in reply.items() if name not in _LEFT_OUT}
     short["checks"] = [_shortened_check(check) for check in reply["checks"]]
-    audit = reply.get("audit") or {}
-    short["audit"] = {key: audit[key] for key in ("verdict", "headline") if key in audit}
-    faulty = [p for p in audit.get("probes", []) if p.get("verdict") in ("warn", "risk")]
-    short["audit"] |= {"probes": faulty} if faulty else {}
-    figures = reply.get("estimate") or {}
-    short["estimate"] = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
-    if figures.get("peak_memory"):
-        short["estimate"]["peak_memory"] = figures["peak_memory"]["total"]
-    if not figures.get("gpu_hour_price"):
-        short["estimate"].pop("money", None)
+    short["audit"] = _shortened_audit(reply.get("audit") or {})
+    short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
     return short | {"left_out": "details of what passed, sources, audit, row: full=true"}
+
+
+def _shortened_audit(audit: Reply) -> Reply:
+    """The verdict and the headline of a reward audit, and its probes that warn or show a risk."""
+    short = {key: audit[key] for key in ("verdict", "headline") if key in audit}
+    faulty = [probe for probe in audit.get("probes", []) if probe.get("verdict") in _FAULTY]
+    return short | ({"probes": faulty} if faulty else {})
+
+
+def _shortened_estimate(figures: Reply) -> Reply:
+    """The main figures of an estimate; of the peak memory only the total in bytes, and money only
+    where a GPU-hour has a price."""
+    short = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
+    if figures.get("peak_memory"):
+        short["peak_memory"] = figures["peak_memory"]["total"]
+    if not figures.get("gpu_hour_price"):
+        short.pop("money", None)
+    return short
 
 
 def _shortened_check(check: Reply) -> Reply:

@@ -15,19 +15,21 @@ from engine.home.store import Store
 
 
 def notes(home: Home, first: Candidate, other: Candidate, comparison: Comparison) -> list[str]:
-    """What the reward did where success ties, and the word of a failed reward audit, as sentences;
-    see verdict/side_notes.py."""
+    """Sentences beside the verdict: what the reward did where the success is equal, and what a
+    failed reward audit means for it (engine/evidence/verdict/side_notes.py); [] for none."""
     sides = Sides(first.rows, other.rows, first.label, other.label)
     config = home.run(other.source).find_config()
     return [*tie_sentences(sides, comparison), *audit_sentences(config)]
 
 
 def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call]:
-    """Where a run's model did not get better, the call that says why; else []."""
+    """The call that diagnoses the run of `other`, as a list of one, where its model is not better
+    than the first. [] where it is, and where `other` stands for several seeds or for no run."""
     if comparison.outcome.verdict == "better" or other.members:
         return []
     run_id = other.label.partition("@")[0]
-    with Store(home) as store, contextlib.suppress(UserError):  # it may be no run
+    with Store(home) as store, contextlib.suppress(UserError):  # no run has this id
+        # `get_run` also takes a unique beginning of an id, which is not meant here.
         if store.get_run(run_id).run_id == run_id:
             return [Call("diagnose", {"run_id": run_id})]
     return []

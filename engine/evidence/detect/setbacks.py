@@ -290,8 +290,9 @@ _KL = 0.01  # of GRPO where it had none
 
 
 def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
-    """The advice (a lever) against losing what was lost of `batteries`, by the run's algorithm:
-    only SFT replays rows."""
+    """The advice (a lever) against losing the skills that `batteries` show as lost, by the run's
+    algorithm: replayed rows for SFT, a stronger pull to the start for GRPO and DPO, less training
+    for any other. SFT that replays enough already is advised to train less, too."""
     settings = facts.settings
     if facts.algorithm == "sft":
         replayed = keep_settings(settings, batteries)
@@ -300,9 +301,10 @@ def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
         reason = f"replays in each batch what the start could do; {_FROM_START}"
         return Lever(Hint(reason, change=Change(settings=replayed)), "keep", settings.keep or 0.0)
     if facts.algorithm == "grpo":
-        new = 3 * settings.kl_coef if settings.kl_coef else _KL
+        # A factor of 3 is about half an order of magnitude.
+        stronger = 3 * settings.kl_coef if settings.kl_coef else _KL
         reason = f"holds the policy to its start; {_FROM_START}"
-        return setting_lever("kl_coef", now=settings.kl_coef, to=new, why=reason)
+        return setting_lever("kl_coef", now=settings.kl_coef, to=stronger, why=reason)
     if facts.algorithm == "dpo":
         return edit_lever(f"a larger beta, which holds the policy to its start; {_FROM_START}")
     return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
