@@ -1,8 +1,8 @@
 """What the held-out tasks of a run can show, before the run: the smallest difference that would.
 
 Half of the tasks that are asked choose the checkpoint, the verdict is read on the others; where the
-environment has dev tasks, those choose, and the verdict is read on all. How many of them change their result is taken from finished runs on the same version where there are any,
-else assumed.
+environment has dev tasks, those choose, and the verdict is read on all. How many of them change
+their result is taken from finished runs on the same version where there are any, else assumed.
 """
 
 import math
