@@ -57,7 +57,12 @@ from engine.evidence.verdict.side_notes import (
     missing_score_sentences,
     tie_sentences,
 )
-from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
+from engine.evidence.verdict.sides import (
+    Sides,
+    evaluated_models,
+    tasks_left_out_sentence,
+    training_sides,
+)
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -417,7 +422,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
         for ref, rows in models.items()
     ]
-    warnings = _warnings_about_evaluation(run_dir)
+    warnings = [*_warnings_about_evaluation(run_dir), *tasks_left_out_sentence(run_dir, config)]
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
