@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.core.format import words
+from engine.core.format import percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.evidence.reported import number_to_report
@@ -437,7 +437,9 @@ def _outlook_in_words(status: Reply) -> str:
     if "stalled" in status:
         return f" and stalled: {status['stalled']}"
     doing = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
-    share = f" ({status['percent']:.0f} %)" if doing and "percent" in status else ""
+    share = (
+        f" ({percent(status['percent'] / 100, digits=0)})" if doing and "percent" in status else ""
+    )
     seconds_left = status["eta_s"]
     time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
     cap = status.get("forecast", {}).get("cap")

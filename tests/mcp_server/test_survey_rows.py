@@ -171,6 +171,15 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/runs/test_diff.py::test_how_long_to_train_is_one_change_however_it_was_said",
         ),
     ),
+    18: (
+        "a run with nothing left to learn says so, and ends where asked",
+        (
+            "engine/evidence/detect/test_detectors.py::"
+            "test_an_alert_comes_while_there_is_time_to_stop",
+            "engine/worker/test_training_alerts.py::"
+            "test_stop_early_alert_ends_the_run_with_a_checkpoint_and_its_verdict",
+        ),
+    ),
     19: (
         "the shapes of tool calls stand in an example that runs; chat takes tools",
         (
@@ -235,6 +244,17 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/evidence/compare/test_named_metric.py::test_a_metric_has_a_verdict_of_its_own",
         ),
     ),
+    27: (
+        "lost of what was right, by group and with its interval, under a gain too",
+        (
+            "engine/evidence/verdict/test_regression.py::"
+            "test_a_sample_of_an_environment_says_of_how_many_tasks_it_is",
+            "engine/evidence/verdict/test_regression.py::"
+            "test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them",
+            "engine/evidence/verdict/test_verdict.py::"
+            "test_a_gain_does_not_hide_what_was_right_before_and_is_lost",
+        ),
+    ),
     28: (
         "cards of base models, read as a resource and by a tool",
         (
@@ -246,6 +266,13 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_a_client_with_tools_alone_reads_what_is_a_resource",
             "mcp_server/api/test_addresses.py::"
             "test_the_list_of_models_leads_to_the_card_of_a_base_model",
+        ),
+    ),
+    29: (
+        "an error is never rounded away",
+        (
+            "engine/core/test_format.py::test_a_share_in_percent_never_rounds_an_error_away",
+            "engine/core/test_format.py::test_no_sentence_for_people_rounds_a_share_by_itself",
         ),
     ),
     30: (

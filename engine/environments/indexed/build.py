@@ -29,6 +29,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import sync_folder
+from engine.core.format import whole_percent
 from engine.environments.indexed import columns, scan, sides
 from engine.environments.indexed.rows import ROWS_INDEX, stored_row
 from engine.home.run_dir import Home
@@ -187,7 +188,8 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
         share = min(0.99, done_bytes / total_bytes)
     return UserError(
         "DATASET_READING",
-        f"{total_bytes >> 20} MB of data are being read, {share:.0%} so far; nothing is stored yet",
+        f"{total_bytes >> 20} MB of data are being read, {whole_percent(share)} so far; "
+        "nothing is stored yet",
         hint="Call again; the reading goes on meanwhile and is not begun anew.",
         field="path",
         retryable=True,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.files import read_object
+from engine.core.format import whole_percent
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.results import rounded, show_change
 from engine.evidence.verdict.comparison import Comparison, compare_rows
@@ -51,7 +52,7 @@ def _cut_sentence(sides: Sides) -> list[str]:
     before, after = _cut_share(sides.before), _cut_share(sides.after)
     if abs(after - before) < _CUT_MOVED:
         return []
-    return [f"Answers cut by a limit went from {before:.0%} to {after:.0%}."]
+    return [f"Answers cut by a limit went from {whole_percent(before)} to {whole_percent(after)}."]
 
 
 def _cut_share(rows: Sequence[EvaluationRow]) -> float:
