@@ -262,6 +262,24 @@ def _no_room_from_the_start(facts: Facts) -> Finding | None:
     return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
 
 
+def whole_ones_fail_too(facts: Facts) -> bool:
+    """Whether answers that come to an end are never right either, though they have room to spare.
+
+    False where too few of the last answers end to tell, where turns run out, where the model thinks
+    first, or where it is not known that the reference answers fit easily.
+    """
+    views = facts.views[-limits.WINDOW :]
+    whole_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
+    if whole_count < limits.FEWEST_ANSWERS or facts.settings.thinking:
+        return False
+    if any(view.out_of_turns_share for view in views):
+        return False
+    solved_count = sum(view.answer_count * (view.solved_share or 0.0) for view in views)
+    if solved_count > limits.SOLVED_NEVER * whole_count or not never_solved(facts):
+        return False
+    return _references_fit_easily(facts)
+
+
 def _references_fit_easily(facts: Facts) -> bool:
     """Whether reference answers need only a part of `max_tokens`; False where either is unknown."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens

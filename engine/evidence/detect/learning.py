@@ -279,17 +279,19 @@ def _no_update_finding(
         f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
-    lever = _higher_rate(facts.settings.learning_rate)
+    # So much that a weight could move ten times as far as what is called no update.
+    factor = max(1.0, limits.FARTHEST_MOVE / farthest_move) if farthest_move else 1.0
+    lever = _higher_rate(facts.settings.learning_rate, 10 * factor)
     # Nothing was learnt or lost: whatever else the run shows is no doing of it.
     return Finding("no_update", sentence, evidence, lever, playbook="failures", root=True)
 
 
-def _higher_rate(learning_rate: object) -> Lever:
-    """The advice (a lever) to take ten times the learning rate; no value where it is not known."""
+def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
+    """The advice to take `factor` times the learning rate; no value where it is not known."""
     new_rate = None
     if isinstance(learning_rate, int | float):
-        new_rate = float(f"{10 * learning_rate:.2g}")
-    reason = "or leave it out for the value that suits the model"
+        new_rate = float(f"{factor * learning_rate:.2g}")
+    reason = "better: leave it out for the value that suits the model"
     return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 

@@ -348,12 +348,15 @@ def hashes(dossier: Dossier) -> Section | None:
 
 
 def _versions(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, version) of the software that ran the run, and last ("machine", what it has)."""
+    """(name, version) of the software that ran the run, then ("machine", what it has) and, for each
+    fast path that does not work on its device, ("switched off", its name and the reason)."""
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
     hardware = manifest.get("hardware")
     if hardware:
         machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
         versions.append(("machine", machine))
+    for name, why in (manifest.get("switched_off") or {}).items():
+        versions.append(("switched off", f"{name}: {why}"))
     return versions
 
 
