@@ -221,8 +221,7 @@ def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float)
     }
     sentence = (
         f"{whole_percent(solved_share)} of the held-out tasks are solved, and the held-out "
-        "loss falls slowly "
-        f"all the way, from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
+        f"loss falls slowly from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
     )
     lever = _higher_rate(facts.settings.learning_rate)
     return Finding("too_short", sentence, evidence, lever, playbook="sft")
