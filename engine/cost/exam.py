@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.files import JsonObject
+from engine.core.format import whole_percent
 from engine.core.reply import Reply
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.inference import POWER, smallest_detectable_gap, tasks_needed
@@ -80,10 +81,10 @@ class Exam:
             choosing = f"the other {others} of {self.asked} choose the checkpoint"
         text = (
             f"{self.reported} tasks show a difference of {_points(self.gap)} or more "
-            f"({POWER:.0%} power); {choosing}"
+            f"({whole_percent(POWER)} power); {choosing}"
         )
         if self.earlier is not None:
-            text += f"; {self.earlier.base:.0%} are solved before"
+            text += f"; {whole_percent(self.earlier.base)} are solved before"
         return text
 
     def to_json(self) -> Reply:
@@ -107,7 +108,7 @@ class Exam:
         left = 1.0 - self.earlier.base
         if self.is_out_of_reach:
             return [
-                f"out of reach: {self.earlier.base:.0%} are solved already, so at most "
+                f"out of reach: {whole_percent(self.earlier.base)} are solved already, so at most "
                 f"{_points(left)} can be gained and {_points(self.gap)} are needed to be seen"
             ]
         if not self.has_shown_less:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from engine.core.format import words
+from engine.core.format import whole_percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
@@ -114,7 +114,8 @@ def _little_to_learn(run: DryRun) -> str:
     probe = required(run.facts.probe)
     first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
     return (
-        f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
+        f"GRPO would learn little: {whole_percent(probe['too_hard'])} of {probe['tasks']} "
+        "groups are too "
         f"hard; {first_step}, or take easier tasks"
     )
 

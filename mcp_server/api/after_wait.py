@@ -40,9 +40,9 @@ def with_cut_wait(status: Reply, asked_s: float, waited_s: float) -> Reply:
     if waited_s >= asked_s or status.get("reached") or status.get("state") in TERMINAL:
         return status
     warning = (
-        f"the wait was cut from {asked_s:.0f} to {waited_s:.0f} s: this client asks for no progress "
-        "notifications, without which it may give up a longer call; wait again, or do other work "
-        "first: the run goes on by itself"
+        f"the wait was cut from {asked_s:.0f} to {waited_s:.0f} s: this client asks for no "
+        "progress notifications, without which it may give up a longer call; wait again, or do "
+        "other work: the run goes on by itself"
     )
     return status | {"warnings": [*status.get("warnings", []), warning]}
 

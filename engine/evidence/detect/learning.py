@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.core.format import whole_percent
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, mean
@@ -190,7 +191,7 @@ def _too_short_finding(
         "steps": last_step,
     }
     sentence = (
-        f"{solved_share:.0%} of the held-out tasks are solved after {last_step} steps, "
+        f"{whole_percent(solved_share)} of the held-out tasks are solved after {last_step} steps, "
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
@@ -219,8 +220,8 @@ def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float)
         "learning_rate": facts.settings.learning_rate,
     }
     sentence = (
-        f"{solved_share:.0%} of the held-out tasks are solved, and the held-out loss falls slowly "
-        f"all the way, from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
+        f"{whole_percent(solved_share)} of the held-out tasks are solved, and the held-out "
+        f"loss falls slowly from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
     )
     lever = _higher_rate(facts.settings.learning_rate)
     return Finding("too_short", sentence, evidence, lever, playbook="sft")

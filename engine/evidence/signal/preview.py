@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from engine.core.format import whole_percent
 from engine.evidence.signal.kinds import Kind, floor_of, is_solved, kind_of, shares_of
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.results import rounded
@@ -84,10 +85,13 @@ class SignalPreview:
         ends = " to ".join(f"{100 * end:+.0f}" for end in (self.effective.low, self.effective.high))
         after = self.after
         return (
-            f"Of {self.groups} groups {self.before.effective:.0%} differ by the old reward and "
-            f"{after.effective:.0%} by the new one ({100 * self.effective.change:+.0f} points, "
-            f"{ends}); by the new one {after.too_easy:.0%} are all right, {after.flat_partial:.0%} "
-            f"all alike at a partial reward, {after.too_hard:.0%} all without one."
+            f"Of {self.groups} groups {whole_percent(self.before.effective)} differ by the old "
+            "reward and "
+            f"{whole_percent(after.effective)} by the new one "
+            f"({100 * self.effective.change:+.0f} points, "
+            f"{ends}); by the new one {whole_percent(after.too_easy)} are all right, "
+            f"{whole_percent(after.flat_partial)} "
+            f"all alike at a partial reward, {whole_percent(after.too_hard)} all without one."
         )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.core.format import whole_percent
 from engine.evidence.stats.results import content_of
 from engine.evidence.stats.words import (
     GRAM_WORDS,
@@ -529,7 +530,8 @@ def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
     rows_share, tasks_share = compared_shares
     if rows_share < 1 or tasks_share < 1:
         restrictions.append(
-            f"{rows_share:.0%} of the rows and {tasks_share:.0%} of the tasks were compared"
+            f"{whole_percent(rows_share)} of the rows and {whole_percent(tasks_share)} of the "
+            "tasks were compared"
         )
     if unindexed:
         restrictions.append(

@@ -492,6 +492,20 @@ def test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it(home: Home)
         assert short[name] == whole[name]
 
 
+def test_a_reply_of_many_probes_stays_short_with_each_setting_once(home: Home):
+    """What cost an agent most: 20 probes and 15 checks that passed, and every setting twice."""
+    lines = [PROBE | {"probe": f"probe {at}", "verdict": "ok"} for at in range(20)]
+    add(home, audit={"verdict": "ok", "headline": "ok: gold earns 1.00", "probes": lines})
+    for algorithm in ("sft", "grpo"):
+        short = shortened(dry_run.dry_run(home, "sums", algorithm=algorithm))
+        text = json.dumps(short)
+        assert len(text) <= 4_500
+        assert text.count('"learning_rate"') <= 1 and text.count('"lora_rank"') == 1
+        passed = [each for each in short["checks"] if each["status"] == "pass"]
+        assert all(set(each) == {"name", "status"} for each in passed if each["name"] != "exam")
+        assert "probe 7" not in text
+
+
 def test_the_summary_says_first_what_to_do_about_the_first_warning(home: Home):
     add(home, train=40, heldout=20)
     summary = dry_run.dry_run(home, "sums")["summary"]

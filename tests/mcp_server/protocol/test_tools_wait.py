@@ -303,7 +303,8 @@ def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(
 
 async def test_a_wait_that_is_cut_says_so_and_why(home: Home, monkeypatch: pytest.MonkeyPatch):
     def wait(home, run_id, until, timeout_s, cursor, on_progress=None):
-        return {"run_id": run_id, "state": states.pop(), "reached": False, "warnings": ["first"]}
+        state = states.pop()
+        return {"run_id": run_id, "state": state, "reached": False, "warnings": ["first"]}
 
     states = ["done", "running", "running"]
     monkeypatch.setattr(verbs, "wait_run", wait)
