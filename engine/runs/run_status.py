@@ -458,4 +458,13 @@ def _done_summary(row: RunRow, status: Reply) -> str:
     """A sentence that the run is done, and what its result says of itself."""
     text = status.get("result", {}).get("summary", "")
     verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
-    return f"{row.run_id} is done{verdict}. {text}".strip()
+    return f"{row.run_id} is done{_ended_early(row, status)}{verdict}. {text}".strip()
+
+
+def _ended_early(row: RunRow, status: Reply) -> str:
+    """That a training run ended before its last step, as part of a sentence; "" where it did not.
+    Its setting `stop_early` ended it: another reason would not have left it done."""
+    step, total = status["step"], status["total_steps"]
+    if row.kind != "train" or step is None or total is None or step >= total:
+        return ""
+    return f" (stop_early ended it at step {step} of {total})"

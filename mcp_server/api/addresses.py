@@ -34,6 +34,7 @@ def read(home: Home, address: str) -> str:
         (r"run://(.+)/report", lambda name: run_report(home, name)),
         (r"env://(.+)/source", lambda name: read_source(home, name)),
         (r"train://(hardware)", lambda _: hardware(home)),
+        (r"train://(skills)", lambda _: skills()),
         (r"train://settings/?(.*)", settings),
     )
     for form, reader in readers:
@@ -45,7 +46,7 @@ def read(home: Home, address: str) -> str:
         f"nothing has the address {address[:80]!r}",
         hint=Hint(
             "Addresses: run://RUN/card, run://RUN/report, run://RUN/config, run://MODEL/card, "
-            "env://ENV/source, train://settings, train://settings/grpo, as in",
+            "env://ENV/source, train://skills, train://settings, train://settings/grpo, as in",
             Call("read_playbook", {"section": "run://pebble/card"}),
         ),
         field="section",
@@ -98,6 +99,13 @@ def run_report(home: Home, run_id: str) -> str:
 def hardware(home: Home) -> str:
     """Devices and free memory as JSON."""
     return _json_text(verbs.get_status(home, scope="hardware"))
+
+
+def skills() -> str:
+    """The questions that every run asks before and after training, as Markdown."""
+    from engine.skills.card import skills_card  # the questions are drawn when it loads
+
+    return skills_card()
 
 
 def settings(kind: str = "") -> str:

@@ -131,9 +131,7 @@ def _add_machine(add: Add, home: Home) -> None:
         return _resource_text(lambda: addresses.settings(kind))
 
     def skills() -> str:
-        from engine.skills.card import skills_card  # late: the questions are drawn when it loads
-
-        return _resource_text(skills_card)
+        return _resource_text(addresses.skills)
 
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
     add("train://hardware", "Hardware", "Devices and free memory.", JSON, hardware)

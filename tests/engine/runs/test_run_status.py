@@ -124,6 +124,16 @@ def test_a_run_within_its_cap_says_nothing_of_it_and_names_no_money_without_a_pr
         assert status["warnings"] == []
 
 
+def test_a_run_that_stop_early_ended_says_at_which_step(home, tuned):
+    run = home.run(tuned)
+    run.metrics.write_text(json.dumps({"step": 10, "time": 2.0, "loss": 1.0}) + "\n")
+    for total, is_early in ((16, True), (10, False)):
+        event = {"time": 1.0, "event": "started", "message": "", "total_steps": total}
+        run.events.write_text(json.dumps(event) + "\n")
+        says = "(stop_early ended it at step 10 of 16)" in lifecycle.status(home, tuned)["summary"]
+        assert says is is_early
+
+
 def test_before_a_trainer_has_planned_its_work_the_estimate_is_told(bench):
     with under_way(bench) as run:
         forecast = lifecycle.status(bench.home, run.id)["forecast"]

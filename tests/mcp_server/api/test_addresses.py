@@ -11,7 +11,13 @@ from mcp_server.protocol.app import build_server
 
 @pytest.mark.parametrize(
     "address",
-    ["run://pebble/card", "train://settings", "train://settings/grpo", "train://hardware"],
+    [
+        "run://pebble/card",
+        "train://settings",
+        "train://settings/grpo",
+        "train://skills",
+        "train://hardware",
+    ],
 )
 async def test_a_client_with_tools_alone_reads_what_is_a_resource(home: Home, address: str):
     async with Client(build_server(home)) as client:
