@@ -5,9 +5,12 @@
 
 The tasks of one half were looked at to choose the defaults, those of the other were not. Each is
 trained once with no settings at all and then with `--draws` drawn ones, whose number of trained
-rows is that of the defaults or twice it. A line per run is kept in FOLDER/runs.jsonl, and a run
-that stands there is not done again. Prints, for each task, the held-out success at the start, with
-the defaults, the best of the drawn ones, and the share of the best that the defaults reach.
+rows is that of the defaults or twice it. Where the defaults alone solve nine tenths of the tasks,
+nothing is drawn unless `--draw-always` is given: no settings could make their share of the best
+smaller than that. A line per run is kept in FOLDER/runs.jsonl, and a run that stands there is not
+done again. Prints, for each task, its rows, the held-out success at the start and with the
+defaults, the best of all runs, the share of the best that the defaults reach (">=" and their
+success where nothing was drawn), how many settings were drawn, and the seconds of the defaults.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from engine.home.run_dir import Home
 from engine.models import library
 from engine.records.settings import GivenSettings
 
+ENOUGH = 0.9  # share of the best drawn settings that the defaults should reach
 HELDOUT = 200  # rows of each task that are asked, half of them to choose the checkpoint
 
 Row = tuple[str, str]  # prompt, answer
@@ -191,7 +195,9 @@ def measured(home: Home, case: Case, env_id: str, settings: GivenSettings) -> di
     }
 
 
-def runs_of(folder: Path, case: Case, draws: int, tried: list[GivenSettings]) -> Iterator[Any]:
+def runs_of(
+    folder: Path, case: Case, draws: int, tried: list[GivenSettings], *, draw_always: bool
+) -> Iterator[Any]:
     """The lines of the case's runs: the defaults, what is tried beside them, and the drawn ones."""
     home = Home.locate(folder / "home")
     if case.model != "pebble":
@@ -214,10 +220,24 @@ def runs_of(folder: Path, case: Case, draws: int, tried: list[GivenSettings]) ->
     yield default
     for settings in tried:
         yield line_of(settings)
+    if default["best"] >= ENOUGH and not draw_always:
+        return
     chance = random.Random(f"draws {case.name}")
     trained = default["steps"] * default["batch_size"]
     for _ in range(draws):
         yield line_of(drawn(chance, trained, default["learning_rate"]))
+
+
+def row_of(case: Case, lines: list[dict[str, Any]], drawn_count: int) -> str:
+    """The task's row of the table; `lines` are its runs, the one with the defaults first."""
+    default, best = lines[0]["best"], max(line["best"] for line in lines)
+    share = f"{default / best:.2f}" if best else "1.00"
+    if not drawn_count:
+        share = f">= {default:.2f}"
+    return (
+        f"| {case.name} | {case.rows} | {lines[0]['start']:.1%} | {default:.1%} | {best:.1%} "
+        f"| {share} | {drawn_count} | {lines[0]['seconds']:.0f} s |"
+    )
 
 
 def main() -> int:
@@ -226,6 +246,7 @@ def main() -> int:
     parser.add_argument("--half", choices=sorted(HALVES), required=True)
     parser.add_argument("--only", default="", help="names of tasks, with commas")
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--draw-always", action="store_true", help="draw for solved tasks too")
     parser.add_argument("--try", dest="tried", action="append", default=[], help="JSON, per run")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
@@ -233,17 +254,12 @@ def main() -> int:
     for case in HALVES[asked.half]:
         if asked.only and case.name not in asked.only.split(","):
             continue
+        tried = [json.loads(text) for text in asked.tried]
         lines = []
-        for line in runs_of(folder, case, asked.draws, [json.loads(text) for text in asked.tried]):
+        for line in runs_of(folder, case, asked.draws, tried, draw_always=asked.draw_always):
             lines.append(line)
             print(json.dumps(line), file=sys.stderr, flush=True)
-        best = max(line["best"] for line in lines)
-        share = lines[0]["best"] / best if best else 1.0
-        print(
-            f"| {case.name} | {case.rows} | {lines[0]['start']:.0%} | {lines[0]['best']:.0%} "
-            f"| {best:.0%} | {share:.2f} | {lines[0]['seconds']:.0f} s |",
-            flush=True,
-        )
+        print(row_of(case, lines, len(lines) - 1 - len(tried)), flush=True)
     return 0
 
 

@@ -21,6 +21,9 @@ from engine.core.format import counted
 from engine.core.hints import Hint, hint_of
 from engine.core.reply import Reply
 from engine.environments import registry
+from engine.fast_paths.catalogue import FAST_PATHS
+from engine.fast_paths.examine import examine_device
+from engine.fast_paths.results import PathResult, all_results
 from engine.home import recovery
 from engine.home.rows import HOLDS_DEVICE, OPEN
 from engine.home.run_dir import Home
@@ -92,6 +95,74 @@ def examine(
             report_check(reply)
     failed_count = sum(finding.status == "fail" for finding in findings)
     return {"summary": _summary(findings), "failed": failed_count, "checks": checks}
+
+
+def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambda _: None) -> Reply:
+    """Try every faster way to compute on each device of this machine, and store what works; runs
+    leave out the rest. Takes about a minute for a device.
+
+    `report_check` is called with each finding as soon as it is there. Returns what `examine`
+    returns. Raises UserError: DEVICE_BUSY while runs hold devices, NO_TORCH, DEVICE_UNUSABLE.
+    """
+    with Store(home) as store:
+        holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if holding:
+        raise UserError(
+            "DEVICE_BUSY",
+            f"{holding[0].run_id} holds a device, so nothing can be timed",
+            hint=f"Wait for it (honesmith wait {holding[0].run_id}) and call again.",
+            retryable=True,
+        )
+    findings: list[Finding] = []
+
+    def keep(finding: Finding) -> None:
+        findings.append(finding)
+        report_check(_as_reply(finding))
+
+    for device in hardware.detect(home.root).devices:
+        if device.kind == "cpu":
+            keep(Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried."))
+        examine_device(home, device, report=lambda result: keep(_finding_of_path(result)))
+    return {
+        "summary": _summary_of_paths(findings),
+        "failed": sum(finding.status == "fail" for finding in findings),
+        "checks": [_as_reply(finding) for finding in findings],
+    }
+
+
+def _finding_of_path(result: PathResult) -> Finding:
+    """How a fast path did, as a finding. One that is switched off is a warning: runs do without
+    it."""
+    if result.state == "on":
+        numbers = []
+        if result.speedup is not None:
+            numbers.append(f"{result.speedup:.1f} times as fast as the plain way")
+        if result.difference is not None:
+            numbers.append(f"differs by {result.difference:.0e} ({result.allowed:.0e} is rounding)")
+        return Finding(result.name, "pass", f"{_title(result)}: {', '.join(numbers)}")
+    if result.state == "skipped":
+        return Finding(result.name, "pass", f"{_title(result)}: not tried: {result.reason}")
+    instead = FAST_PATHS[result.name].without
+    return Finding(
+        result.name,
+        "warn",
+        f"{_title(result)}: switched off: {result.reason}",
+        f"Runs on this device do without it: {instead}.",
+    )
+
+
+def _title(result: PathResult) -> str:
+    """What the path is, in a few words."""
+    return FAST_PATHS[result.name].title
+
+
+def _summary_of_paths(findings: Sequence[Finding]) -> str:
+    """One sentence: how many of the fast paths are switched off."""
+    paths = [finding for finding in findings if finding.name in FAST_PATHS]
+    off_count = sum(finding.status == "warn" for finding in paths)
+    if off_count:
+        return f"{off_count} of {counted(len(paths), 'fast path')} switched off; runs do without."
+    return f"All {counted(len(paths), 'fast path')} that can be tried here work."
 
 
 def _summary(findings: Sequence[Finding]) -> str:
@@ -317,6 +388,27 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     return "torch; the extra gpu brings Liger's, one launch where torch makes several"
 
 
+def fast_paths(home: Home) -> Iterator[Finding]:
+    """What was switched off on the devices of this home, because it does not work there; nothing
+    where no device was tried. Of each device the newest results count."""
+    seen_devices = set()
+    for results in all_results(home):
+        device = results.identity["device"]
+        if device in seen_devices:
+            continue
+        seen_devices.add(device)
+        if results.off:
+            why = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
+            yield Finding(
+                "fast paths",
+                "warn",
+                f"switched off on {device}: {why}",
+                "After a change of driver or libraries: honesmith doctor --gpu tries again.",
+            )
+        else:
+            yield Finding("fast paths", "pass", f"{len(results.paths)} tried on {device}")
+
+
 def tools(home: Home) -> Iterator[Finding]:
     """Whether npx and uv are on PATH, which only the inspector `mcp dev` needs."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
@@ -385,6 +477,7 @@ CHECKS: tuple[Check, ...] = (
     isolation,
     devices,
     training,
+    fast_paths,
     tools,
     runs,
     run_files,

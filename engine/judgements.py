@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
-from engine.core.format import counted
+from engine.core.format import counted, percent, whole_percent
 from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
@@ -258,7 +258,8 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
         advice += f", and max_length = {needed_length}"
         changed["max_length"] = needed_length
     detail = (
-        f"{rows.cut_share(settings.max_tokens):.0%} of the reference answers do not fit into "
+        f"{whole_percent(rows.cut_share(settings.max_tokens))} of the reference answers do not "
+        "fit into "
         f"max_tokens = {settings.max_tokens}: no sample could be that answer"
     )
     return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
@@ -315,7 +316,7 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
         limit_name, limit = "max_length", settings.max_length
     else:
         limit_name, limit = "max_tokens", settings.max_tokens
-    text = f"{share:.0%} of the answers are cut at {limit_name} = {limit}"
+    text = f"{whole_percent(share)} of the answers are cut at {limit_name} = {limit}"
     return _Weakness(text, f"Raise {limit_name}.")
 
 
@@ -334,7 +335,7 @@ def _repeated_prompts(statistics: Reply) -> _Weakness | None:
     share = statistics["duplicate_share"]
     if share <= _MANY_DUPLICATES:
         return None
-    return _Weakness(f"{share:.0%} of the prompts repeat an earlier one")
+    return _Weakness(f"{whole_percent(share)} of the prompts repeat an earlier one")
 
 
 def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | None:
@@ -422,7 +423,8 @@ def cannot_start(result: ProbeResult) -> str:
     highest_rate = wilson(0, answers).high
     return (
         f"out of reach for GRPO: none of {answers} answers is right (with 95 % certainty fewer "
-        f"than {highest_rate:.1%} are, one in {1 / highest_rate:.0f}), and all of a task earn the "
+        f"than {percent(highest_rate, unit='%')} are, one in {1 / highest_rate:.0f}), and all "
+        "of a task earn the "
         "same"
     )
 
@@ -496,7 +498,7 @@ def judge_probe(result: ProbeResult) -> Outcome:
     groups_outcome = _judge_groups(result, detail)
     if not result.error_share:
         return groups_outcome
-    detail = f"{result.error_share:.0%} of the scores failed; {detail}"
+    detail = f"{whole_percent(result.error_share)} of the scores failed; {detail}"
     fix = "Mend score() and push again."
     if result.error_share > BROKEN:
         return Outcome("fail", detail, fix, "ENV_INVALID")
@@ -509,13 +511,14 @@ def _probe_in_words(result: ProbeResult) -> str:
     only these teach anything; and how many of the others are too hard or too easy."""
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     text = (
-        f"{result.effective:.0%} of {result.tasks} groups have variance "
-        f"({result.too_hard:.0%} too hard, {result.too_easy:.0%} too easy), {passes}, "
-        f"{result.truncated_share:.0%} truncated"
+        f"{whole_percent(result.effective)} of {result.tasks} groups have variance "
+        f"({whole_percent(result.too_hard)} too hard, {whole_percent(result.too_easy)} too "
+        f"easy), {passes}, "
+        f"{whole_percent(result.truncated_share)} truncated"
     )
     if result.gradient_share:
         share_by_size = result.gradient_share.items()
-        listed = ", ".join(f"{size}: {share:.0%}" for size, share in share_by_size)
+        listed = ", ".join(f"{size}: {whole_percent(share)}" for size, share in share_by_size)
         text += f"; groups that would teach, by group_size: {listed}"
     return text
 

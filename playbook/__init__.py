@@ -67,6 +67,6 @@ def _contents() -> str:
         "",
         "What a base model can do, and in which words: "
         '`read_playbook(section="run://pebble/card")`; every setting: '
-        '`read_playbook(section="train://settings")`.',
+        '`read_playbook(section="train://settings")`, what each does `train://settings/grpo`.',
     ]
     return "\n".join(lines) + "\n"

@@ -40,6 +40,7 @@ CODES: dict[str, str] = {
     "NOT_COMPARABLE": "The results cannot be compared.",
     "NO_EVALUATION": "There is no evaluation to read.",
     "DEVICE_BUSY": "The device is in use.",
+    "DEVICE_UNUSABLE": "Nothing can be computed on the device.",
     "DEPLOY_FAILED": "The deployment did not become ready.",
     "DEPLOYMENT_NOT_FOUND": "No deployment matches.",
     "SECTION_NOT_FOUND": "The playbook has no such section.",

@@ -33,6 +33,12 @@ def percent(share: float, digits: int = 1, unit: str = " %") -> str:
     return f"{_fixed(100 * share, digits, (0.0, 100.0))}{unit}"
 
 
+def whole_percent(share: float) -> str:
+    """A share in whole percent within a sentence, such as "41%"; with more digits where it would be
+    shown as all or none: 1,995 of 2,000 is "99.8%"."""
+    return percent(share, digits=0, unit="%")
+
+
 def decimal(value: float, digits: int = 3) -> str:
     """A number with `digits` digits after the point, such as "0.310". A number between 0 and 1 gets
     more of them where it would be shown as one of the two: "0.9995"."""

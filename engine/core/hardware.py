@@ -150,6 +150,20 @@ def driver() -> str:
     return f"driver {version}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
+def driver_version() -> str:
+    """The version of the NVIDIA driver, such as "580.65.06"; "" where there is none, or where it
+    does not answer."""
+    nvml = _load_nvml()
+    if nvml is None:
+        return ""
+    try:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return ""
+    finally:
+        nvml.nvmlShutdown()
+
+
 def _gpu(nvml: Any, index: int) -> Device | None:
     """The GPU with this NVML index; None where it does not answer, for example after a fault."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)

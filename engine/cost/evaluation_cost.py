@@ -55,10 +55,13 @@ def evaluation_hours(
             seconds[level] += hub.missing_bytes(base_path) / DOWNLOAD_RATE
             seconds[level] += _env_step_seconds(plan, asking, level)
     low_factor, high_factor = SPREAD["measured" if speed.measured else "model"]
+    likely = seconds["likely"]
+    # Finished runs may have measured answers shorter than the shortest, or longer than the longest,
+    # that the level assumes; the likely time follows them.
     return Range(
-        low=round(low_factor * seconds["low"] / 3600, 6),
-        likely=round(seconds["likely"] / 3600, 6),
-        high=round(high_factor * seconds["high"] / 3600, 6),
+        low=round(low_factor * min(seconds["low"], likely) / 3600, 6),
+        likely=round(likely / 3600, 6),
+        high=round(high_factor * max(seconds["high"], likely) / 3600, 6),
     )
 
 

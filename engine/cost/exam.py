@@ -1,8 +1,8 @@
 """What the held-out tasks of a run can show, before the run: the smallest difference that would.
 
-Half of the tasks that are asked choose the checkpoint, the verdict is read on the others. How many
-of them change their result is taken from finished runs on the same version where there are any,
-else assumed.
+Half of the tasks that are asked choose the checkpoint, the verdict is read on the others; where the
+environment has dev tasks, those choose, and the verdict is read on all. How many of them change
+their result is taken from finished runs on the same version where there are any, else assumed.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.files import JsonObject
+from engine.core.format import whole_percent
 from engine.core.reply import Reply
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.inference import POWER, smallest_detectable_gap, tasks_needed
@@ -52,12 +53,14 @@ class Exam:
         reported: those that the verdict is read on.
         gap: the smallest difference of two success rates that they show with the usual power.
         earlier: what finished runs say; None where there are none.
+        dev: dev tasks that are asked to choose the checkpoint; 0 where held-out tasks choose it.
     """
 
     asked: int
     reported: int
     gap: float
     earlier: EarlierRuns | None
+    dev: int = 0
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -71,13 +74,17 @@ class Exam:
 
     def in_words(self) -> str:
         """The exam in one sentence: "200 of 400 held-out tasks ..."."""
-        choosing = self.asked - self.reported
+        if self.dev:
+            choosing = f"{self.dev} dev tasks choose the checkpoint"
+        else:
+            others = self.asked - self.reported
+            choosing = f"the other {others} of {self.asked} choose the checkpoint"
         text = (
             f"{self.reported} tasks show a difference of {_points(self.gap)} or more "
-            f"({POWER:.0%} power); the other {choosing} of {self.asked} choose the checkpoint"
+            f"({whole_percent(POWER)} power); {choosing}"
         )
         if self.earlier is not None:
-            text += f"; {self.earlier.base:.0%} are solved before"
+            text += f"; {whole_percent(self.earlier.base)} are solved before"
         return text
 
     def to_json(self) -> Reply:
@@ -86,6 +93,7 @@ class Exam:
             "about": self.in_words(),
             "asked": self.asked,
             "reported": self.reported,
+            **({"dev": self.dev} if self.dev else {}),
             "smallest_gap": round(self.gap, 4),
         }
         if self.earlier is not None:
@@ -100,7 +108,7 @@ class Exam:
         left = 1.0 - self.earlier.base
         if self.is_out_of_reach:
             return [
-                f"out of reach: {self.earlier.base:.0%} are solved already, so at most "
+                f"out of reach: {whole_percent(self.earlier.base)} are solved already, so at most "
                 f"{_points(left)} can be gained and {_points(self.gap)} are needed to be seen"
             ]
         if not self.has_shown_less:
@@ -111,7 +119,9 @@ class Exam:
         )
         if self.earlier.gain > 0:
             needed = tasks_needed(self.earlier.gain, max(self.earlier.changed, 1e-3))
-            text += f"; a gain like it takes {needed:,} reported tasks, {2 * needed:,} held out"
+            text += f"; a gain like it takes {needed:,} reported tasks"
+            if not self.dev:
+                text += f", {2 * needed:,} held out"
         return [text]
 
 
@@ -132,14 +142,15 @@ def exam_of(
     asked = min(settings.eval_rows, facts.heldout_rows)
     if not facts.scored or asked < 2:
         return None
-    reported = asked // 2  # of an odd number the larger half chooses
+    dev = min(settings.eval_rows, facts.dev_rows)
+    reported = asked if dev else asked // 2  # of an odd number the larger half chooses
     earlier = _earlier_runs(home, env_id, model)
     if earlier is not None:
         changed_share = earlier.changed
     else:
         changed_share = _CHANGED_SHARE
     gap = smallest_detectable_gap(reported, round(changed_share * reported))
-    return Exam(asked, reported, gap, earlier)
+    return Exam(asked, reported, gap, earlier, dev)
 
 
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:

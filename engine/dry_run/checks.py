@@ -138,12 +138,14 @@ class DryRun:
 
     def check_resolved(self) -> Outcome:
         """Whether the settings fit each other, the model and the rows. Chooses every setting that
-        was left out; stores the settings and the facts of the environment's rows."""
+        was left out. Stores the settings, the machine, the facts of the environment's rows and the
+        teacher; raises UserError where something does not fit."""
         ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = self.facts.rows = self._row_facts(ref)
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
-        env_checks.with_kept_version(self.home, resolved.settings)  # for its errors
+        # Only for its UserError: the setting keep_env may name an environment that is not here.
+        env_checks.with_kept_version(self.home, resolved.settings)
         teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
         if teacher is not None and teacher.model is not None:  # None: a teacher behind a URL
             admission.require_files(teacher.model, field="settings.teacher")
@@ -401,5 +403,6 @@ class DryRun:
 
 
 def seconds_left(began: float) -> float:
-    """What is left of the time of a call that began at `began` on the monotonic clock."""
+    """Seconds until the dry run must answer: `CALL_S` after `began`, the start of the call on the
+    monotonic clock; never less than 0."""
     return max(0.0, CALL_S - (time.monotonic() - began))

@@ -64,18 +64,23 @@ class _CheckedPlan:
         self.evaluation_hours: Range = NO_HOURS
 
     def check_evaluation(self, planned: PlannedEvaluation) -> None:
-        """Check the evaluation at the plan's end; stores its step and its hours."""
-        step = {"step": planned.step, "algorithm": "evaluate", "env_id": planned.request.env_id}
-        self.evaluation_step = step
+        """Check the evaluation that the plan ends with; stores its entry of the reply, and its
+        hours."""
+        self.evaluation_step = {
+            "step": planned.step,
+            "algorithm": "evaluate",
+            "env_id": planned.request.env_id,
+        }
         self.whole.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
 
     def _evaluation_outcome(self, planned: PlannedEvaluation) -> Outcome:
-        """Whether the evaluation can be carried out; stores its hours. Raises its UserErrors."""
+        """Whether the evaluation can be carried out, on the model that the plan starts from and
+        those that its runs make. Stores its hours; raises the UserErrors of an evaluation."""
         evaluation.check_request(planned.request)
-        start = self.runs[0].facts.model
-        made = [self.runs[place].model_to_be for place in planned.asked]
-        models = [model for model in (start, *made) if model is not None]
-        if len(models) <= len(made):
+        start_model = self.runs[0].facts.model
+        made_models = [self.runs[index].model_to_be for index in planned.asked]
+        models = [model for model in (start_model, *made_models) if model is not None]
+        if len(models) < 1 + len(made_models):  # a check of a run failed, so its model is unknown
             return Outcome("skip", "needs every model of the plan")
         resolved = evaluation.resolve(
             self.home, planned.request, models, lambda _hours: self.request.cap_hours
@@ -83,8 +88,9 @@ class _CheckedPlan:
         self.evaluation_hours = resolved.hours
         self.evaluation_step |= {"models": len(models), "tasks": resolved.tasks.used}
         self.evaluation_step |= _cost_fields(resolved.hours, resolved.hours, self._price())
-        asked = f"{counted(len(models), 'model')} on {counted(resolved.tasks.used, 'task')}"
-        return Outcome("pass", asked)
+        return Outcome(
+            "pass", f"{counted(len(models), 'model')} on {counted(resolved.tasks.used, 'task')}"
+        )
 
     def check_together(self) -> None:
         """Check what all runs take together: disk, and device hours against the one cap."""
@@ -139,17 +145,17 @@ class _CheckedPlan:
         return self.home.user_config().gpu_hour_price
 
     def entries(self) -> list[dict[str, object]]:
-        """Every check that did not pass, with its step, and all checks of the whole plan. Those of
-        several runs of a step that say the same are one."""
+        """The checks of the plan as the reply shows them: of single runs those that
+        `_is_to_be_shown`, with their step; then all checks of the whole plan. A check that says the
+        same of several runs of a step is shown once."""
         entries: list[dict[str, object]] = []
-        known: set[tuple[object, ...]] = set()
+        shown: set[tuple[int, str, str]] = set()  # (step, name, detail)
         for run in self.runs:
             for check in run.check_list.checks:
                 key = (run.step, check.name, check.detail)
-                if not _is_to_be_shown(check) or key in known:
-                    continue
-                known.add(key)
-                entries.append(run.entry(check))
+                if _is_to_be_shown(check) and key not in shown:
+                    shown.add(key)
+                    entries.append(run.entry(check))
         return entries + [check.to_json() for check in self.whole.checks]
 
     def reply(self) -> Reply:
@@ -195,26 +201,38 @@ class _CheckedPlan:
         return [Call("submit_train", self.runs[0].arguments()).to_json()]
 
     def _steps(self) -> list[Reply]:
-        """An entry for each run: what it trains on, with which settings, how long, how dear. Of
-        several runs of a step the first has all settings, the others those that differ."""
+        """An entry for each run, the evaluation last: what it trains on, its settings, hours and
+        money. Of several runs of a step the first has all settings, the others those that differ
+        from the first."""
         steps: list[Reply] = []
-        first_of_step: dict[int, Mapping[str, object]] = {}
+        first_settings_of_step: dict[int, Mapping[str, object]] = {}
         for run in self.runs:
             resolved = run.facts.resolved
             settings = resolved.settings.model_dump() if resolved else {}
-            base = first_of_step.setdefault(run.step, settings)
-            differing = {name: v for name, v in settings.items() if base.get(name) != v}
-            steps.append(_step_of(run, settings if base is settings else differing))
+            if run.step not in first_settings_of_step:
+                first_settings_of_step[run.step] = settings
+                steps.append(_step_of(run, settings))
+                continue
+            first_settings = first_settings_of_step[run.step]
+            differing = {
+                name: value for name, value in settings.items() if first_settings.get(name) != value
+            }
+            steps.append(_step_of(run, differing))
         return steps + ([self.evaluation_step] if self.evaluation_step else [])
 
 
 def _is_to_be_shown(check: Check) -> bool:
-    """Whether a check of a single run says something: it failed, warns, or tried the model."""
+    """Whether the reply shows a check of a single run: it failed, it warns, or it tried the model
+    (probe and smoke run)."""
     return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
 def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
-    """A training run as an entry of the reply, with these of its settings."""
+    """A training run as an entry of the reply.
+
+    Args:
+        settings: those of its settings that the entry shows.
+    """
     record, figures = run.facts.record, run.figures
     entry: Reply = {"step": run.step}
     if run.planned.label:
@@ -229,7 +247,8 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
 
 
 def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
-    """Hours, and money where a device hour has a price, from low to high."""
+    """The fields `hours` and, where a device hour has a `price` (0: none), `money`, each as low,
+    likely and high. The money is that of `gpu_hours`."""
     fields: Reply = {"hours": hours.to_json()}
     if price:
         fields["money"] = plan_total.priced(gpu_hours, price).to_json()
@@ -237,7 +256,8 @@ def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
 
 
 def _total_fields(total: Estimate, cap: float) -> Reply:
-    """What all runs take together, and how much they may: one cap for all."""
+    """The `total` of the reply: hours and money of all runs together, their shared `cap` in device
+    hours, and what the estimate rests on."""
     fields = _cost_fields(total.hours, total.gpu_hours, total.gpu_hour_price)
     return fields | {"max_gpu_hours": cap, "basis": total.basis}
 

@@ -31,8 +31,9 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
     steps = plans.resolved_steps(home, request, is_admitted=False)
     total = steps.total
-    fits = all(each.fits for each in steps.figures)
-    call = Call("submit_train", {k: v for k, v in request.given_arguments().items() if v})
+    fits = all(estimate_of_run.fits for estimate_of_run in steps.figures)
+    arguments = {name: value for name, value in request.given_arguments().items() if value}
+    call = Call("submit_train", arguments)
     return {
         "summary": _summary(steps, total, request.cap_hours, fits=fits),
         "next": [call.to_json()] if fits else [],
@@ -47,7 +48,7 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
         "money": total.money.to_json(),
         "gpu_hour_price": total.gpu_hour_price,
         "max_gpu_hours": request.cap_hours,
-        "disk_bytes": sum(each.disk_bytes for each in steps.figures),
+        "disk_bytes": sum(run_figures.disk_bytes for run_figures in steps.figures),
         "fits": fits,
         "basis": total.basis,
         "calibrated_on_runs": total.calibrated_on_runs,
@@ -80,7 +81,7 @@ def _over_cap(total: Estimate, cap: float) -> list[str]:
 
 def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
     """An entry for each run of the plan."""
-    entries = [_training(each) for each in steps.trainings]
+    entries = [_training_entry(training) for training in steps.trainings]
     if steps.evaluation is not None:
         hours = steps.evaluation.resolved.hours
         entry: Reply = {"step": steps.evaluation.planned.step, "algorithm": "evaluate"}
@@ -88,17 +89,20 @@ def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
     return entries
 
 
-def _training(each: PlanTraining) -> Reply:
-    """A training run as an entry of the reply."""
-    figures = each.resolved.forecast.estimate
-    entry: Reply = {"step": each.planned.step, "algorithm": each.planned.request.algorithm}
-    if each.planned.label:
-        entry["label"] = each.planned.label
-    entry |= {"env_id": each.resolved.record.env_id, "steps": figures.steps}
+def _training_entry(training: PlanTraining) -> Reply:
+    """A training run as an entry of the reply: its step and label, what it trains on, its steps,
+    hours, money and memory in bytes."""
+    planned, resolved = training.planned, training.resolved
+    figures = resolved.forecast.estimate
+    entry: Reply = {"step": planned.step, "algorithm": planned.request.algorithm}
+    if planned.label:
+        entry["label"] = planned.label
+    entry |= {"env_id": resolved.record.env_id, "steps": figures.steps}
     entry |= _cost(figures.gpu_hours, figures.money, figures.gpu_hour_price)
     return entry | {"memory": figures.peak_memory.total, "fit": figures.fit}
 
 
 def _cost(hours: Range, money: Range, price: float) -> Reply:
-    """Hours, and money where a device hour has a price, from low to high."""
+    """The fields `hours` and, where a device hour has a `price` (0: none), `money`, each as low,
+    likely and high."""
     return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})

@@ -35,12 +35,14 @@ class PlannedRun(DryRun):
         Args:
             request: that of the whole plan.
             planned: the run.
-            before: the runs that come before it in the plan.
+            before: the runs that come before it in the plan; `planned.behind` is the index of the
+                one among them that makes its start model.
         """
-        of_run = planned.request
-        super().__init__(home, of_run.env_id, of_run.model, of_run.algorithm, dict(of_run.settings))
+        own = planned.request
+        super().__init__(home, own.env_id, own.model, own.algorithm, dict(own.settings))
         self.request = request
         self.planned = planned
+        # The run that makes the start model; None where that exists already.
         self.maker = before[planned.behind] if planned.behind is not None else None
 
     @property
@@ -77,33 +79,40 @@ class PlannedRun(DryRun):
         return Outcome("pass", f"the best of step {self.maker.step}")
 
     def overlap(self) -> Contamination:
-        """Which held-out tasks stand in the rows of this step and of those before it."""
-        chain: list[PlannedRun] = []
-        run = self.maker
-        while run is not None:
-            chain.append(run)
-            run = run.maker
-        start = chain[-1].model if chain else self.model
-        before = [required(run.facts.record).env_id for run in chain]
-        return contamination.of_training(self.home, required(self.facts.record), start, before)
+        """Which held-out tasks stand in the training rows of this run, of the runs that make its
+        start model, or of those that made the model of the plan's beginning."""
+        earlier_runs: list[PlannedRun] = []  # the nearest first
+        maker = self.maker
+        while maker is not None:
+            earlier_runs.append(maker)
+            maker = maker.maker
+        start_model = earlier_runs[-1].model if earlier_runs else self.model
+        earlier_envs = [required(run.facts.record).env_id for run in earlier_runs]
+        record = required(self.facts.record)
+        return contamination.of_training(self.home, record, start_model, earlier_envs)
 
     def check_disk(self) -> Outcome:
-        """Passed over: the plan's runs share one disk."""
+        """Skipped: the disk is checked once for all runs of the plan."""
         return Outcome("skip", "checked for the whole plan")
 
     def check_budget(self) -> Outcome:
-        """Passed over: the plan's runs share one cap."""
+        """Skipped: the cap is checked once for all runs of the plan."""
         return Outcome("skip", "checked for the whole plan")
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the call that submits the whole plan."""
-        record = self.facts.record if self.maker is None else None
-        given = {name: value for name, value in self.request.given_arguments().items() if value}
-        return {**given, "env_id": record.env_id} if record else given
+        """The arguments of the call that submits the whole plan. `env_id` is the whole id where
+        this is a run of the first step whose environment was looked up, else as the user gave it.
+        """
+        all_arguments = self.request.given_arguments()
+        arguments = {name: value for name, value in all_arguments.items() if value}
+        if self.maker is None and self.facts.record:
+            arguments["env_id"] = self.facts.record.env_id
+        return arguments
 
     def entry(self, check: Check) -> dict[str, object]:
-        """A check as the reply shows it: with the step that it is about. A change of a later step
-        cannot be made through the arguments of the first, so its call is left out."""
+        """A check as the reply shows it: with the step, and the label of the run where it has one.
+        After the first step the call that mends it is left out: its arguments are of the first step
+        and cannot change a later one."""
         fields = {"step": self.step, **check.to_json()}
         if self.planned.label:
             fields["label"] = self.planned.label

@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from engine.core.format import words
+from engine.core.format import whole_percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
@@ -14,6 +14,7 @@ from engine.judgements import required, short_audit
 _FIX_CHARS = 240  # of the advice in the summary
 # What a short reply leaves out, and what it keeps of an estimate.
 _LEFT_OUT = ("sources", "row")
+_FAULTY = ("warn", "risk")  # verdicts of audit probes that stay in a shortened reply
 _ESTIMATE_KEYS = ("hours", "money", "fits", "basis")
 _HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
 
@@ -83,8 +84,13 @@ def _summary(run: DryRun) -> str:
     if run.facts.too_hard:
         sentence = _little_to_learn(run)
     else:
-        hours = required(run.facts.forecast).estimate.hours.likely
-        sentence = f"Ready to train, about {words(hours)}"
+        figures = required(run.facts.forecast).estimate
+        sentence = f"Ready to train, about {words(figures.hours.likely)}"
+        if estimate.unmeasured_warning(run.home, figures):
+            return (
+                "Ready to train; how long it takes is not known yet, as this machine is still "
+                f"being measured: make the same dry run again{_others_to_look_at(run)}."
+            )
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     if not warned:
         return f"{sentence}."
@@ -94,13 +100,22 @@ def _summary(run: DryRun) -> str:
     return f"{sentence}; look at {names}{first_fix}"
 
 
+def _others_to_look_at(run: DryRun) -> str:
+    """The names of the checks that warn besides the estimate, as the end of a sentence; "" where
+    none does."""
+    others = [check.name for check in run.check_list.checks if check.status == "warn"]
+    names = ", ".join(name for name in others if name != "estimate")
+    return f"; look at {names}" if names else ""
+
+
 def _little_to_learn(run: DryRun) -> str:
     """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
     one task) are too hard, and what helps."""
     probe = required(run.facts.probe)
     first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
     return (
-        f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
+        f"GRPO would learn little: {whole_percent(probe['too_hard'])} of {probe['tasks']} "
+        "groups are too "
         f"hard; {first_step}, or take easier tasks"
     )
 
@@ -110,7 +125,8 @@ def _next_calls(run: DryRun) -> list[Call]:
 
     - Where a check failed: what mends it, or the section of the playbook about it.
     - Where GRPO would learn little: SFT, if possible, and the probe's answers.
-    - Otherwise: wait for an unfinished probe, submit the run.
+    - Otherwise: wait for an unfinished probe; the same dry run where the machine is not measured
+      yet; submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
@@ -120,6 +136,8 @@ def _next_calls(run: DryRun) -> list[Call]:
         calls = [Call("submit_train", sft)] if sft else []
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", run.arguments())]
+    if estimate.unmeasured_warning(run.home, required(facts.forecast).estimate):
+        calls.insert(0, check_list.dry_run_call())
     # `check_probe` returns "skip" for a probe that has not ended in time.
     if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
@@ -144,17 +162,27 @@ def shortened(reply: Reply) -> Reply:
         return reply
     short = {name: value for name, value in reply.items() if name not in _LEFT_OUT}
     short["checks"] = [_shortened_check(check) for check in reply["checks"]]
-    audit = reply.get("audit") or {}
-    short["audit"] = {key: audit[key] for key in ("verdict", "headline") if key in audit}
-    faulty = [p for p in audit.get("probes", []) if p.get("verdict") in ("warn", "risk")]
-    short["audit"] |= {"probes": faulty} if faulty else {}
-    figures = reply.get("estimate") or {}
-    short["estimate"] = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
-    if figures.get("peak_memory"):
-        short["estimate"]["peak_memory"] = figures["peak_memory"]["total"]
-    if not figures.get("gpu_hour_price"):
-        short["estimate"].pop("money", None)
+    short["audit"] = _shortened_audit(reply.get("audit") or {})
+    short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
     return short | {"left_out": "details of what passed, sources, audit, row: full=true"}
+
+
+def _shortened_audit(audit: Reply) -> Reply:
+    """The verdict and the headline of a reward audit, and its probes that warn or show a risk."""
+    short = {key: audit[key] for key in ("verdict", "headline") if key in audit}
+    faulty = [probe for probe in audit.get("probes", []) if probe.get("verdict") in _FAULTY]
+    return short | ({"probes": faulty} if faulty else {})
+
+
+def _shortened_estimate(figures: Reply) -> Reply:
+    """The main figures of an estimate; of the peak memory only the total in bytes, and money only
+    where a GPU-hour has a price."""
+    short = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
+    if figures.get("peak_memory"):
+        short["peak_memory"] = figures["peak_memory"]["total"]
+    if not figures.get("gpu_hour_price"):
+        short.pop("money", None)
+    return short
 
 
 def _shortened_check(check: Reply) -> Reply:

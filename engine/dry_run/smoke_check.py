@@ -33,10 +33,11 @@ _LEAST_S = 5.0  # a process with torch takes longer only to start
 
 
 def check_smoke(run: DryRun, limit_s: float) -> Outcome:
-    """Do two optimizer steps of the run on at most `MOST_ROWS` rows, within `limit_s` seconds;
-    stores what they came to. Nothing of them stays.
+    """Do two optimizer steps of the run on at most `MOST_ROWS` rows, within `limit_s` seconds, in
+    a folder that is removed afterwards. Stores their result in `run.facts.smoke`.
 
-    Skipped while a run holds the device, and where another run is still to make the model.
+    Skipped while a run holds the device, where another run is still to make the model, and where
+    `limit_s` is too short.
     """
     obstacle = _obstacle(run, limit_s)
     if obstacle:
@@ -51,7 +52,7 @@ def check_smoke(run: DryRun, limit_s: float) -> Outcome:
 
 
 def _obstacle(run: DryRun, limit_s: float) -> str:
-    """Why the steps cannot be done now; "" where they can."""
+    """Why the two steps cannot be done within `limit_s` seconds from now; "" where they can."""
     maker = required(run.facts.model).waits_for
     if maker:
         return f"{maker} is still to make the model"
@@ -65,11 +66,12 @@ def _obstacle(run: DryRun, limit_s: float) -> str:
 
 
 def smoke_settings(settings: TrainSettings) -> TrainSettings:
-    """The settings of the two steps: those of the run, on few rows, at a constant rate, without
-    evaluations and without replayed rows."""
+    """The settings of the two steps: those of the run, but on at most `MOST_ROWS` rows, with a
+    constant learning rate, without evaluations, early stopping and replayed rows."""
     changes: dict[str, object] = {
         "steps": STEPS,
-        "lr_schedule": "constant",  # a schedule is of the whole run; both steps shall learn
+        # A schedule spans the whole run; at a constant rate both steps change the model.
+        "lr_schedule": "constant",
         "warmup_ratio": 0.0,
         "eval_every": STEPS,
         "eval_rows": 0,
@@ -88,7 +90,8 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
 
 
 def _write_config(run: DryRun, folder: RunDir) -> None:
-    """Write the folder of the steps as a submit writes that of a run."""
+    """Write the folder of the two steps, as a submit writes the folder of a run: config.json with
+    `smoke_settings`, and the adapters of the start model and of the teacher."""
     facts = run.facts
     resolved = required(facts.resolved)
     plan = ResolvedTraining(
@@ -108,7 +111,8 @@ def _write_config(run: DryRun, folder: RunDir) -> None:
 
 
 def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
-    """Run the worker to its end; returns its exit status, None where it was not done in time."""
+    """Run the worker in its own session to its end. Returns its exit status; None where it was not
+    done within `limit_s` seconds and was killed."""
     python = launcher.worker_python(run.home)
     device = required(run.facts.machine).device.id
     argv = [python, "-P", *programs.command("smoke"), str(folder.path)]
@@ -167,18 +171,21 @@ def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) ->
 
 
 def _stage(folder: RunDir) -> str:
-    """What the worker was doing when it ended: "step 2", for example."""
-    names = {event.event for event in Event.read_all(folder.events)}
-    if SMOKE_SAVED in names:
+    """What the worker was doing when it ended, such as "step 2", by the events and metrics that it
+    wrote."""
+    event_names = {event.event for event in Event.read_all(folder.events)}
+    if SMOKE_SAVED in event_names:
         return "reading the saved adapter back"
-    if "started" not in names:
+    if "started" not in event_names:
         return "loading model, rows and environment"
-    done = sum(line.step > 0 for line in read_metrics(folder.metrics))
-    return f"step {done + 1}" if done < STEPS else "saving the adapter"
+    # Optimizer steps count from 1: a line of step 0 is none.
+    steps_done = sum(line.step > 0 for line in read_metrics(folder.metrics))
+    return f"step {steps_done + 1}" if steps_done < STEPS else "saving the adapter"
 
 
 def _judged(result: SmokeResult) -> Outcome:
-    """The outcome of two steps that were done."""
+    """The outcome of two steps that were done: passed, or, where all answers to a task earned the
+    same reward, a warning that no update was tried."""
     seconds = ", ".join(f"{step.seconds:.2f}" for step in result.steps)
     parts = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
     parts += _progress(result)
@@ -195,7 +202,8 @@ def _judged(result: SmokeResult) -> Outcome:
 
 
 def _progress(result: SmokeResult) -> list[str]:
-    """Loss and reward in words, as far as the algorithm has them."""
+    """What the steps measured, as parts of a sentence: loss and reward as far as the algorithm has
+    them, and the norms of the gradients."""
     parts: list[str] = []
     if result.loss_before is not None and result.loss_after is not None:
         parts.append(f"loss {result.loss_before:.4g} before, {result.loss_after:.4g} after")

@@ -17,10 +17,13 @@ def try_model(
     began: float,
     cap_function: Callable[[float], float] | None,
 ) -> None:
-    """Let the model of a run answer tasks, and do two steps with it, as far as the request asks.
-    Whatever was checked must have passed.
+    """Try the model of a run as far as the request asks: two optimizer steps (check "smoke"),
+    answers to some tasks (check "probe"). Both are skipped where an earlier check failed.
 
-    The call began at `began` on the monotonic clock; `cap_function` is that of `dry_run_request`.
+    Args:
+        began: when the call began, on the monotonic clock.
+        cap_function: that of `dry_run_request`; raises UserError where the caller has no hours
+            left. None where nothing limits the caller.
     """
     check_list = run.check_list
     needs = [check.name for check in check_list.checks if check.status != "skip"]

@@ -30,6 +30,7 @@ from engine.environments.draft import Draft, database_row, publish, staging
 from engine.environments.indexed.build import Indexed
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
+from engine.evidence.stats.families import family_hint
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
@@ -314,6 +315,7 @@ def _play(draft: Draft) -> _Played:
         task_rows.add_gold(env, rows, own_kind, draft)
         if draft.settings.drop_leaks:
             split = task_rows.drop_leaks(rows, named, split, draft)
+        draft.warnings += family_hint(rows)
         audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()

@@ -48,9 +48,11 @@ def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
 def build_version(draft: Draft, indexed: build.Indexed) -> None:
     """Write the held-out rows, the index and env.json of a version into the draft's folder.
 
-    Raises UserError DATASET_INVALID if a file changed while it was read.
+    Raises UserError DATASET_INVALID if a file changed while it was read, or if `environment.toml`
+    asks for a division that such data do not have.
     """
     facts = indexed.facts
+    _refuse_split_settings(draft)
     check_files(facts.files, f"{draft.name}@{draft.hash}")
     _copy_index(indexed.folder, draft.folder)
     contamination = _contamination(draft, facts)
@@ -58,6 +60,22 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     write_json(draft.folder / registry.AUDIT, {**empty_audit})
     version = _env_version(draft, facts, contamination)
     version.write(draft.folder / registry.FACTS)
+
+
+def _refuse_split_settings(draft: Draft) -> None:
+    """Raise UserError DATASET_INVALID if `environment.toml` asks for what acts only on data that
+    are copied: `drop_leaks`, or a share of the rows as dev tasks."""
+    asked = {"drop_leaks": draft.settings.drop_leaks, "dev": draft.settings.dev_share > 0}
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if named:
+        raise UserError(
+            "DATASET_INVALID",
+            f"{' and '.join(named)} under [split] in environment.toml: these data are too large to "
+            "copy, so their rows stay as they are in the files",
+            hint="Leave out those rows in the files themselves and take the setting away, or push "
+            "fewer rows.",
+            field="path",
+        )
 
 
 def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:

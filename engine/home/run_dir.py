@@ -158,6 +158,11 @@ class Home:
         return self.cache / "comparisons.json"
 
     @property
+    def fast_paths(self) -> Path:
+        """Which faster ways to compute work on the devices of this machine."""
+        return self.cache / "fast-paths.json"
+
+    @property
     def page(self) -> Path:
         """All runs and reports at a glance, as `honesmith ui` wrote it last."""
         return self.cache / "ui" / "index.html"

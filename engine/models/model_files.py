@@ -528,9 +528,11 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """What must be stored: endings of names -> the shape (outputs, inputs) of such a weight."""
+    """The weights that must be stored, with their shapes: possible endings of the weight's name ->
+    (outputs, inputs). Embeddings always; a query projection where the names of the layers are
+    known; an output head where it is not tied to the embeddings."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
-    if facts.own_forward:  # a family of whose layers the names are known
+    if facts.own_forward:  # only of these families the names of the layers are known
         name, heads = _last_query_projection(facts)
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:

@@ -39,12 +39,16 @@ class Band:
         return Band(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, share: float) -> "Band":
-        """This share of the work."""
+        """The seconds of a part of the work; `share` is that part, from 0 to 1."""
         return Band(self.low * share, self.likely * share, self.high * share)
 
     def shortened_by(self, seconds: float) -> "Band":
-        """What is left after `seconds` more of the same work; never less than 0."""
-        return Band(*(max(0.0, each - seconds) for each in (self.low, self.likely, self.high)))
+        """The seconds that are left when the work has gone on for `seconds`; never less than 0."""
+        return Band(
+            low=max(0.0, self.low - seconds),
+            likely=max(0.0, self.likely - seconds),
+            high=max(0.0, self.high - seconds),
+        )
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ class Remaining:
 
     Attributes:
         seconds: until its end.
-        until_last_step: likely seconds until its last step is done; what comes after it are the
-            final exam and the skill check.
+        until_last_step: likely seconds until its last step is done; after it come the final
+            evaluation and the skill check.
         steps: how many steps are left.
-        is_measured: whether at least some of it rests on what the attempt has measured.
+        is_measured: whether the attempt has measured at least some of its work; otherwise all of it
+            rests on the estimate made before the start.
     """
 
     seconds: Band
@@ -85,30 +90,33 @@ def remaining_after(
     Args:
         estimated: likely seconds of each phase as estimated before the start; {} for no estimate.
     """
-    works = heartbeat.work
-    training = _of_steps(works, estimated)
-    checkpoints = _of_work("checkpoint", works, estimated)
-    evaluation = _of_work("evaluation", works, estimated)
-    skills = _of_work("skill check", works, estimated)  # an estimate has it in its evaluations
-    steps = works.get("training", Work())
-    shortest = _earliest_share(heartbeat, steps)
-    to_last_step = training + checkpoints + evaluation.times(_share_on_the_way(heartbeat))
-    whole = training + checkpoints + evaluation + skills
+    work = heartbeat.work
+    training = _seconds_of_steps(work, estimated)
+    checkpoints = _seconds_of_other_work("checkpoint", work, estimated)
+    evaluation = _seconds_of_other_work("evaluation", work, estimated)
+    # 0 before its first answer: an estimate counts the skill check among its evaluations.
+    skill_check = _seconds_of_other_work("skill check", work, estimated)
+    steps = work.get("training", Work())
+    evaluation_before_end = evaluation.times(_share_before_last_step(heartbeat))
+    to_last_step = training + checkpoints + evaluation_before_end
+    to_end = training + checkpoints + evaluation + skill_check
+    earliest_low = to_end.low * _share_until_earliest_end(heartbeat, steps)
     return Remaining(
-        seconds=replace(whole, low=whole.low * shortest).shortened_by(elapsed_s),
+        seconds=replace(to_end, low=earliest_low).shortened_by(elapsed_s),
         until_last_step=max(0.0, to_last_step.likely - elapsed_s),
         steps=steps.left,
-        is_measured=any(work.done and work.planned for work in works.values()),
+        is_measured=any(kind.done and kind.planned for kind in work.values()),
     )
 
 
 def cap_sentence(left: Remaining, step: int, cap_left_s: float, reason: str) -> str:
-    """Where a run stops that does not end before its cap of hours; "" where it likely does end.
+    """Where a run will be stopped by its cap of hours; "" where it will likely end before.
 
     Args:
+        left: what is left of the attempt, without a cap.
         step: the last step that is done; 0 for a run without steps.
         cap_left_s: seconds until the cap is reached.
-        reason: that the cap is spent, such as "max_gpu_hours=2 is spent".
+        reason: the cap in words, such as "max_gpu_hours=2 is spent".
     """
     if left.seconds.likely <= cap_left_s:
         return ""
@@ -126,9 +134,11 @@ def cap_sentence(left: Remaining, step: int, cap_left_s: float, reason: str) -> 
 
 
 def estimated_seconds(run: RunDir) -> dict[str, float]:
-    """The likely seconds of each phase as submit estimated them; {} where it did not.
+    """The likely seconds of each phase as submit estimated them, from config.json; {} where it has
+    no estimate. Values that are not finite numbers are left out.
 
-    Read without the schema of a config, which the supervisor must not load.
+    It reads plain JSON: the schema of config.json needs pydantic, which the supervisor must not
+    load.
     """
     estimate = read_object(run.config).get("estimate")
     seconds = estimate.get("seconds") if isinstance(estimate, dict) else None
@@ -141,48 +151,57 @@ def estimated_seconds(run: RunDir) -> dict[str, float]:
     }
 
 
-def _of_steps(works: Mapping[str, Work], estimated: Mapping[str, float]) -> Band:
-    """What the steps still take. The seconds of sampling are kept apart and belong to them."""
-    steps = works.get("training", Work())
+def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]) -> Band:
+    """Seconds that the remaining steps will take, with their sampling, which is timed apart.
+
+    The band is a prediction interval for the sum of the n remaining steps, from the mean and the
+    variance of the k steps done: a standard deviation of sqrt(variance * (n + n**2 / k)), whose
+    second term is the uncertainty of the mean; widened by `_DRIFT`.
+    """
+    steps = work_by_phase.get("training", Work())
     if not steps.left:
         return Band()
     if not steps.done:
-        return _estimated("training", steps, estimated)
-    seconds = steps.seconds + works.get("sampling", Work()).seconds
-    mean = seconds / steps.done
-    variance = max(0.0, steps.squares / steps.done - mean**2)
-    if steps.done > 1:  # of a sample, not of all steps there are
-        variance *= steps.done / (steps.done - 1)
-    # The mean itself is uncertain, the more the fewer steps were measured.
-    spread = math.sqrt(variance * (steps.left + steps.left**2 / steps.done))
+        return _estimated_seconds_of("training", estimated)
+    measured_s = steps.seconds + work_by_phase.get("sampling", Work()).seconds
+    mean = measured_s / steps.done
     likely = mean * steps.left
-    # One step says nothing about how steps vary.
-    half_width = _NORMAL_90 * spread + likely * (_DRIFT if steps.done > 1 else _VARIATION)
+    if steps.done == 1:  # one step does not show how much steps vary
+        half_width = likely * _VARIATION
+    else:
+        variance_of_done = max(0.0, steps.squares / steps.done - mean**2)
+        variance = variance_of_done * (steps.done / (steps.done - 1))  # unbiased
+        deviation = math.sqrt(variance * (steps.left + steps.left**2 / steps.done))
+        half_width = _NORMAL_90 * deviation + likely * _DRIFT
     return Band(max(0.0, likely - half_width), likely, likely + half_width)
 
 
-def _of_work(name: str, works: Mapping[str, Work], estimated: Mapping[str, float]) -> Band:
-    """What work that is not timed unit by unit still takes."""
-    work = works.get(name, Work())
+def _seconds_of_other_work(
+    phase: str, work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]
+) -> Band:
+    """Seconds that the rest of a phase will take whose units are not timed one by one: the mean of
+    the units done times those left, give or take `_VARIATION`."""
+    work = work_by_phase.get(phase, Work())
     if not work.left:
         return Band()
     if not work.done:
-        return _estimated(name, work, estimated)
+        return _estimated_seconds_of(phase, estimated)
     likely = work.seconds / work.done * work.left
     return Band(likely * (1 - _VARIATION), likely, likely * (1 + _VARIATION))
 
 
-def _estimated(name: str, work: Work, estimated: Mapping[str, float]) -> Band:
-    """What work takes of which nothing was measured yet, by the estimate of the whole run."""
-    phases = _ESTIMATED_PHASES.get(name, ())
+def _estimated_seconds_of(kind_of_work: str, estimated: Mapping[str, float]) -> Band:
+    """Seconds of a kind of work that has not begun, by the estimate of the whole run; 0 for a kind
+    that the estimate has no phase for."""
+    phases = _ESTIMATED_PHASES.get(kind_of_work, ())
     likely = sum(estimated.get(phase, 0.0) for phase in phases)
-    low, high = _UNMEASURED
-    return Band(low * likely, likely, high * likely)
+    low_factor, high_factor = _UNMEASURED
+    return Band(low_factor * likely, likely, high_factor * likely)
 
 
-def _earliest_share(heartbeat: Heartbeat, steps: Work) -> float:
-    """The share of what is left after which a run may end early, at the earliest; 1 where it does
-    all its steps."""
+def _share_until_earliest_end(heartbeat: Heartbeat, steps: Work) -> float:
+    """The share (0 to 1) of the remaining steps that are done even if the run stops as early as it
+    may; 1 where it may not stop before its last step."""
     earliest_end = heartbeat.outlook.earliest_end
     if earliest_end is None or not steps.left:
         return 1.0
@@ -190,7 +209,11 @@ def _earliest_share(heartbeat: Heartbeat, steps: Work) -> float:
     return min(1.0, max(0.0, steps_to_end / steps.left))
 
 
-def _share_on_the_way(heartbeat: Heartbeat) -> float:
-    """The share of the answers still to come that are asked before the last step is done."""
-    left = heartbeat.work.get("evaluation", Work()).left
-    return 1 - min(left, heartbeat.outlook.answers_at_end) / left if left else 0.0
+def _share_before_last_step(heartbeat: Heartbeat) -> float:
+    """The share (0 to 1) of the remaining evaluation answers that are asked before the last step is
+    done; 0 where none remain."""
+    answers_left = heartbeat.work.get("evaluation", Work()).left
+    if not answers_left:
+        return 0.0
+    at_end = min(answers_left, heartbeat.outlook.answers_at_end)
+    return 1 - at_end / answers_left

@@ -23,7 +23,7 @@ _LINE_BYTES = 3072
 
 @dataclass(frozen=True)
 class Work:
-    """What an attempt has to do of one kind, and how long what it has done took.
+    """Work of one kind (a phase) that an attempt has to do, and how long it has taken so far.
 
     A unit is a step of training, an answer of an evaluation or of the skill check, or a checkpoint.
 
@@ -50,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an attempt knows of its own course.
+    """What an attempt knows about its steps and its end beside the work of each phase.
 
     Attributes:
         steps_before: steps that earlier attempts have done.
@@ -74,8 +74,8 @@ class Heartbeat:
         phase: what the trainer is doing.
         done, of: how many units of this phase are done, and of how many; 0 of 0 where nothing is
             counted.
-        outlook: what the attempt knows of its own course.
-        work: by phase.
+        outlook: what it knows about the attempt's steps and end.
+        work: what is planned and done, by phase.
     """
 
     attempt: int
@@ -92,7 +92,8 @@ class Heartbeat:
         return round(min(100.0, 100 * self.done / self.of), 1) if self.of > 0 else None
 
     def to_line(self) -> bytes:
-        """The heartbeat as a line of `_LINE_BYTES` bytes, which covers an earlier one wholly."""
+        """The heartbeat as JSON, filled up with spaces to a line of `_LINE_BYTES` bytes, so that
+        nothing of an earlier heartbeat stays in the file."""
         text = json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
         return text.ljust(_LINE_BYTES - 1).encode() + b"\n"
 
@@ -108,7 +109,7 @@ def read_heartbeat(run: RunDir) -> Heartbeat | None:
     Runs of earlier versions, and those that score stored answers again, write none.
     """
     stored = read_object(run.heartbeat)
-    work = stored.get("work")
+    work_by_phase = stored.get("work") or {}
     try:
         return Heartbeat(
             attempt=int(stored["attempt"]),
@@ -117,7 +118,7 @@ def read_heartbeat(run: RunDir) -> Heartbeat | None:
             done=int(stored["done"]),
             of=int(stored["of"]),
             outlook=_outlook(stored.get("outlook") or {}),
-            work={str(name): _work(each) for name, each in work.items()} if work else {},
+            work={str(phase): _work(fields) for phase, fields in work_by_phase.items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another shape
         return None

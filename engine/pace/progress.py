@@ -59,14 +59,17 @@ class Progress:
 
 
 def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
-    """Read all complete events of a run from byte `cursor` of its file on. Returns them and the
-    cursor after the last of them."""
+    """Read all complete events of a run from byte `cursor` of events.jsonl on.
+
+    Returns (events, next_cursor): `next_cursor` is the byte after the last of them, and never less
+    than `cursor`.
+    """
     events: list[JsonObject] = []
     while True:  # `read_lines` reads about a megabyte at a time
         rows, end = read_lines(run.events, cursor)
         events += rows
         if end == cursor or not rows:  # no whole line is left
-            # `end` is smaller than `cursor` where the file has become shorter.
+            # `end` is less than `cursor` where the file was shortened.
             return events, max(end, cursor)
         cursor = end
 
@@ -78,8 +81,9 @@ def events_end(run: RunDir) -> int:
 
 
 def attempt_begin(run: RunDir, attempt: int) -> int:
-    """The cursor before the first event of an attempt of the run. Before a later attempt has
-    written any, it is the end: what there is belongs to earlier ones."""
+    """The cursor (in bytes of events.jsonl) of the first event of an attempt. Where the attempt has
+    written none yet: 0 for the first attempt, the end of the file for a later one, as all events
+    belong to earlier attempts."""
     try:
         lines = run.events.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -114,7 +118,7 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     starts = [event for event in events if event.get("event") == "started"]
     total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    # A run holds a device from its preparation until it has stopped; only then has it a process.
+    # In these states, from preparation to the stop, and in no other the run has a process.
     has_process = row.state in HOLDS_DEVICE
     heartbeat = _own_heartbeat(run, row) if has_process else None
     left = remaining(run, heartbeat) if heartbeat is not None else None
@@ -157,15 +161,16 @@ def _time_left(
 def _why_stalled(
     run: RunDir, row: RunRow, heartbeat: Heartbeat | None, quiet_s: float | None
 ) -> str:
-    """Why a run counts as stalled: it has been silent for longer than its pace explains; "" where
-    it has not. A process that scores stored answers again gives no signs of life."""
+    """A sentence that says that a run counts as stalled: it has been silent for `quiet_s` seconds,
+    longer than its pace explains. "" where it does not, and where `quiet_s` is None."""
+    # A process that scores stored answers again ("regrade") writes no heartbeats.
     if quiet_s is None or row.algorithm == "regrade":
         return ""
-    allowed = patience(heartbeat, estimated_seconds(run), _stop_minutes(run))
-    if quiet_s < allowed.stalled_s:
+    limits = patience(heartbeat, estimated_seconds(run), _stop_minutes(run))
+    if quiet_s < limits.stalled_s:
         return ""
-    usual = f", usually at most {words(allowed.usual_s / 3600)}" if allowed.usual_s else ""
-    return f"no sign of life for {words(quiet_s / 3600)} in the phase {allowed.phase}{usual}"
+    usual = f", usually at most {words(limits.usual_s / 3600)}" if limits.usual_s else ""
+    return f"no sign of life for {words(quiet_s / 3600)} in the phase {limits.phase}{usual}"
 
 
 def _stop_minutes(run: RunDir) -> float:

@@ -26,9 +26,9 @@ class Patience:
     """How long a trainer may be silent in the phase that it is in, in seconds.
 
     Attributes:
-        phase: what it was doing when it was last heard.
-        stalled_s: after so long it is said to be stalled.
-        stop_s: after so long it is ended.
+        phase: what it did at its last heartbeat; "loading" before the first.
+        stalled_s: a run that is silent for longer is shown as stalled.
+        stop_s: a run that is silent for longer is ended.
         usual_s: the longest silence in this phase so far; 0 where there was none.
     """
 
@@ -46,8 +46,9 @@ def patience(
     Args:
         heartbeat: its last; None before its first, while its program is loaded.
         estimated: likely seconds of each phase of the whole run, as submit estimated them.
-        stop_minutes: the least silence in minutes that ends a trainer in a loop of ours; 0: none
-            ends it, and the default says when it is called stalled.
+        stop_minutes: the setting `stop_stalled_minutes`: the shortest silence in minutes that ends
+            a trainer, in phases that are not quiet by nature. With 0 no silence ends it, and
+            `DEFAULT_STOP_MINUTES` decides when it is shown as stalled.
     """
     phase = heartbeat.phase if heartbeat is not None else "loading"
     work = heartbeat.work.get(phase, Work()) if heartbeat is not None else Work()
@@ -63,22 +64,25 @@ def patience(
 
 
 def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
-    """How long one unit of a phase is expected to take that may pass in silence, in seconds: the
-    start, one step, one checkpoint; of an evaluation all answers that are asked at once.
+    """Seconds that the work of a phase is expected to take that may pass without a heartbeat: the
+    start, one step with its sampling, one checkpoint, or all answers of one evaluation.
 
-    As this attempt has measured it; before it has, as it was estimated.
+    As this attempt has measured it; before it has, as it was estimated; 0 without an estimate.
     """
     if heartbeat is None or phase == "loading":
         return estimated.get("startup", 0.0)
+    # `counted` is the phase whose units are counted, `units` how many may pass without a heartbeat.
     if phase in ("training", "sampling"):
-        phases, counted, at_once = ("training", "rollouts", "rewards"), "training", 1
+        estimated_phases, counted, units = ("training", "rollouts", "rewards"), "training", 1
     elif phase == "checkpoint":
-        phases, counted, at_once = ("checkpoints",), "checkpoint", 1
+        estimated_phases, counted, units = ("checkpoints",), "checkpoint", 1
     else:
-        phases, counted, at_once = ("evaluation",), phase, heartbeat.of or 1
+        estimated_phases, counted, units = ("evaluation",), phase, heartbeat.of or 1
     work = heartbeat.work.get(counted, Work())
     if work.done:
-        sampling_s = heartbeat.work.get("sampling", Work()).seconds if counted == "training" else 0
-        return (work.seconds + sampling_s) / work.done * at_once
-    whole_s = sum(estimated.get(name, 0.0) for name in phases)
-    return whole_s * min(1.0, at_once / max(1, work.planned))
+        measured_s = work.seconds
+        if counted == "training":  # sampling is timed apart and belongs to the step
+            measured_s += heartbeat.work.get("sampling", Work()).seconds
+        return measured_s / work.done * units
+    estimated_s = sum(estimated.get(name, 0.0) for name in estimated_phases)
+    return estimated_s * min(1.0, units / max(1, work.planned))

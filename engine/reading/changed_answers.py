@@ -12,7 +12,9 @@ from engine.evidence.verdict.sides import result_step
 from engine.home.sanitize import clip
 from engine.reading.rollout_pages import Reading, fit, mark_of
 from engine.reading.rollout_rows import (
+    asks_for_kept_skills,
     chosen_step,
+    kept_skill_rows,
     matching,
     model_answers,
     score,
@@ -211,12 +213,15 @@ def _evaluations_of_models(reading: Reading) -> _Comparison:
 
 
 def _training_evaluations(reading: Reading) -> _Comparison:
-    """The evaluation at step 0 and the one at the requested step of a training run.
+    """The evaluation at step 0 and the one at the requested step of a training run. Where the
+    filter is about earlier skills: their answers before and after the training.
 
     Raises UserError NO_EVALUATION if step 0 or every later step is not evaluated yet, BAD_ARGUMENT
     for a step without an evaluation.
     """
     run, row = reading.run, reading.row
+    if asks_for_kept_skills(reading.query.where):
+        return _kept_skills_before_and_after(reading)
     steps = [step for step in run.eval_steps() if step > 0]
     if not steps or 0 not in run.eval_steps():
         raise UserError(
@@ -232,6 +237,26 @@ def _training_evaluations(reading: Reading) -> _Comparison:
         after=after.records,
         names=("step 0", f"step {later_step}"),
         step=later_step,
+        skipped=before.skipped + after.skipped,
+    )
+
+
+def _kept_skills_before_and_after(reading: Reading) -> _Comparison:
+    """The answers to tasks of earlier skills, before and after the training. Raises UserError
+    NO_EVALUATION before both were asked."""
+    run, row = reading.run, reading.row
+    if not run.kept("before").exists() or not run.kept("after").exists():
+        raise UserError(
+            "NO_EVALUATION",
+            f"{row.run_id} was not asked yet what it can still do (it is {row.state})",
+            hint=wait_hint(row.run_id),
+        )
+    before, after = kept_skill_rows(run.kept("before")), kept_skill_rows(run.kept("after"))
+    return _Comparison(
+        before=before.records,
+        after=after.records,
+        names=("step 0", "the chosen checkpoint"),
+        step=max(run.eval_steps(), default=0),
         skipped=before.skipped + after.skipped,
     )
 

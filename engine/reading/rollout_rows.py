@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,7 +105,8 @@ def _rows_of_one_step(reading: Reading) -> Source:
     """Read the rows of one step.
 
     - of a training run that samples (GRPO): its rollouts of the step;
-    - of a training run without rollouts (SFT): its held-out answers at the step;
+    - of a training run without rollouts (SFT), or whose filter uses the name `half`: its held-out
+      answers at the step;
     - of an evaluation or probe: the answers of all models, or of the one whose index is the step;
     - of a training run whose filter asks for them (`half == 'kept'`): its answers to what the
       model could do before, at step 0 if that is the step, else after training.
@@ -122,10 +123,10 @@ def _rows_of_one_step(reading: Reading) -> Source:
     if row.kind != "train":
         names_no_model = reading.start.step == -1 or reading.start.all_steps
         return _answers_of_all_models(reading) if names_no_model else model_answers(reading)
-    if _asks_for_kept_skills(reading.query.where):
+    if asks_for_kept_skills(reading.query.where):
         return _kept_skill_answers(reading)
     steps = run.rollout_steps()
-    if not steps:
+    if not steps or _uses_name(reading.query.where, "half"):  # rollouts of training have no half
         return _held_out_answers(reading)
     step = chosen_step(steps, reading.start.step, missing_rows="rollouts")
     rollouts = TrajectoryRecord.read_file(run.rollouts(step))
@@ -154,14 +155,22 @@ def _kept_skill_answers(reading: Reading) -> Source:
             f"{row.run_id} was not asked yet what it could do before (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    answers = EvaluationRow.read_file(path)
+    answers = kept_skill_rows(path)
     last_step = max(run.eval_steps(), default=0)
     return Source(
-        rows=[answer.model_copy(update={"half": _KEPT}) for answer in answers.records],
+        rows=answers.records,
         description=f"answers on kept skills {'after' if is_after else 'before'} training",
         step=max(1, last_step) if is_after else 0,
         skipped=answers.skipped,
     )
+
+
+def kept_skill_rows(path: Path) -> RecordsRead[EvaluationRow]:
+    """The answers to tasks of earlier skills in a file (`RunDir.kept`), each with the half "kept".
+    Raises FileNotFoundError."""
+    answers = EvaluationRow.read_file(path)
+    records = [answer.model_copy(update={"half": _KEPT}) for answer in answers.records]
+    return replace(answers, records=records)
 
 
 def _held_out_answers(reading: Reading) -> Source:
@@ -309,10 +318,15 @@ def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
 
 def _filters_by_step(where: str) -> bool:
     """Whether the filter expression uses the name `step`, as "step > 20" does."""
-    return any(isinstance(node, ast.Name) and node.id == "step" for node in _nodes(where))
+    return _uses_name(where, "step")
 
 
-def _asks_for_kept_skills(where: str) -> bool:
+def _uses_name(where: str, name: str) -> bool:
+    """Whether the filter expression uses this name of a field."""
+    return any(isinstance(node, ast.Name) and node.id == name for node in _nodes(where))
+
+
+def asks_for_kept_skills(where: str) -> bool:
     """Whether the filter expression is about earlier skills: it has the text "kept", as in "half ==
     'kept'", or uses the name `battery`, which no other answers have."""
     return any(

@@ -110,6 +110,8 @@ class Manifest(Record):
         isolation: how the environment's process is confined; "" where none runs.
         replayed: what `keep` replayed; None where it is 0.
         shared_texts: which texts all training rows share: "tools", "system".
+        switched_off: the fast paths (engine/fast_paths) that do not work on the device, with the
+            reason of each.
     """
 
     run_id: str
@@ -132,6 +134,7 @@ class Manifest(Record):
     eval_sampling: SamplingUsed
     replayed: ReplayUsed | None = None
     shared_texts: list[Kind] = Field(default_factory=list)
+    switched_off: dict[str, str] = Field(default_factory=dict)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -83,7 +83,8 @@ def _check_run(
 
 
 def _pinned_in_words(run: RunDir) -> str:
-    """The steps of the checkpoints that the user keeps, as text; "" for none."""
+    """The steps of the run's pinned checkpoints that exist, as text; "" for none. Where the file of
+    pins is damaged, a text that says so."""
     try:
         steps = sorted(pinned_steps(run) & set(run.checkpoint_steps()))
     except ValueError:

@@ -15,7 +15,8 @@ _CHOSEN = ("user", "parent run")  # sources of a setting that somebody chose
 
 
 def diff(home: Home, before: str, after: str) -> Reply:
-    """How what two trainings were told differs: `changed` by somebody, and what `followed` from it.
+    """Compare the descriptions of two trainings. The reply lists the values that somebody chose
+    differently (`changed`), and those that differ though nobody chose them (`followed`).
 
     Args:
         before, after: a run, a unique prefix of one, or a TOML file as `honesmith train` takes it.
@@ -25,12 +26,12 @@ def diff(home: Home, before: str, after: str) -> Reply:
     """
     first, second = _described(home, before), _described(home, after)
     result = difference(first, second)
-    told = result.in_words() or "nothing"
-    more = ""
+    changes = result.in_words() or "nothing"
+    followed_note = ""
     if result.chosen and result.followed:
-        more = f"; {counted(len(result.followed), 'setting')} follow from it"
+        followed_note = f"; {counted(len(result.followed), 'setting')} follow from it"
     return {
-        "summary": f"{second.name} against {first.name}: {told}{more}.",
+        "summary": f"{second.name} against {first.name}: {changes}{followed_note}.",
         "next": [],
         "warnings": _warnings(first, second),
         **result.to_json(),
@@ -47,7 +48,8 @@ def _warnings(*sides: Described) -> list[str]:
 
 
 def _described(home: Home, name: str) -> Described:
-    """A run or a file, as it was described."""
+    """The training that `name` stands for: a TOML file, or a run by its id or a beginning of it.
+    Raises the UserErrors of `diff`."""
     if name.endswith(".toml"):
         return _described_file(home, load_toml(Path(name)), name)
     with Store(home) as store:
@@ -64,21 +66,23 @@ def _described(home: Home, name: str) -> Described:
 
 
 def _described_file(home: Home, file: TrainFile, name: str) -> Described:
-    """A TOML file with every setting that it would be trained with; where its environment or its
-    model is not here, with those that it gives."""
+    """The training that a TOML file describes, with every setting as it would be chosen now. Where
+    its environment or its model is not in this home, only with the settings that it gives."""
     choices: dict[str, object] = {
         "model": file.model,
         "algorithm": file.algorithm,
         "env_id": file.env,
     }
-    choices |= {"then": file.then} if file.then else {}
-    choices |= {"vary": file.vary} if file.vary else {}
+    if file.then:
+        choices["then"] = file.then
+    if file.vary:
+        choices["vary"] = file.vary
     try:
         run = planned_run(home, file.env, file.model, file.algorithm, file.settings)
     except UserError:
         given = dict(file.settings)
         return Described(name, choices, given, frozenset(given), is_complete=False)
     resolved = run.resolved
-    chosen = frozenset(n for n, source in resolved.sources.items() if source in _CHOSEN)
+    chosen = frozenset(name for name, source in resolved.sources.items() if source in _CHOSEN)
     choices["env_id"] = run.env_id
     return Described(name, choices, resolved.settings.model_dump(), chosen)

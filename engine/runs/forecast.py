@@ -32,11 +32,13 @@ class Forecast(ReplyBase):
     """The end of an open run or plan, as far as it can be foreseen.
 
     Attributes:
-        spent_hours: so far, of all attempts.
-        left_hours: still to come; it holds nine ends in ten if the pace goes on as it was.
-        total_hours: of the whole.
-        cap: where a cap of hours stops it before its end; None where it likely does not.
-        basis: "measured" by this attempt, or "estimate" from before the start.
+        spent_hours: device hours so far, of all attempts.
+        left_hours: device hours still to come; the range holds the end of nine runs in ten, if the
+            pace varies as it has so far.
+        total_hours: both together.
+        basis: "measured" where this attempt has measured some of its work, else "estimate": from
+            before the start.
+        cap: where a cap of hours will stop it, in words; None where it will likely end before.
         spent_money, total_money: at the price of config.toml; None where that sets none.
     """
 
@@ -90,8 +92,13 @@ def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
 def _forecast(
     home: Home, rows: Sequence[RunRow], left: Band, cap: str, *, is_measured: bool
 ) -> Forecast:
-    """The forecast of runs that together still take the hours `left`; `cap` says where a cap stops
-    them before, "" where none does."""
+    """The forecast of these runs together.
+
+    Args:
+        left: the hours (not seconds) that they still take.
+        cap: where a cap will stop them, in words; "" where they will likely end before.
+        is_measured: whether some of it rests on measurements of these runs.
+    """
     spent = sum(launcher.spent_hours(home, row) for row in rows)
     total = Band(spent, spent, spent) + left
     price = _price(home)
@@ -107,24 +114,25 @@ def _forecast(
 
 
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
-    """The hours that an open run still takes: as its trainer's pace says, else as it was estimated,
-    without what it has taken already. None where neither is known."""
+    """The hours (not seconds) that an open run still takes: by its trainer's pace, else by the
+    estimate of the run minus the hours spent. None where there is neither."""
     if progress.remaining is not None:
         return progress.remaining.seconds.times(1 / 3600)
     config = home.run(row.run_id).find_config()
     if isinstance(config, TrainConfig):
         hours = config.estimate.hours
         estimated = Band(hours.low, hours.likely, hours.high)
-    elif row.estimated_hours > 0:  # of an evaluation: what it takes at most
-        estimated = Band(0.0, row.estimated_hours / 2, row.estimated_hours)
+    elif row.estimated_hours > 0:  # an evaluation, of which only the most is estimated
+        most = row.estimated_hours
+        estimated = Band(low=0.0, likely=most / 2, high=most)
     else:
         return None
     return estimated.shortened_by(launcher.spent_hours(home, row))
 
 
 def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
-    """Where the run's cap of hours stops it; "" where it likely does not, or where nothing is
-    measured."""
+    """Where the cap of hours that a run reaches first will stop it, in words; "" where the run will
+    likely end before, has no cap, or has not planned its work yet."""
     run = home.run(row.run_id)
     try:
         cap = nearest_cap(store, run, row)
@@ -137,20 +145,25 @@ def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> 
 
 
 def _cap_of_plan(home: Home, rows: Sequence[RunRow], left: Band) -> str:
-    """That the cap which the runs of a plan share will not do; "" where it will. `left` is in
-    hours."""
+    """A sentence part that says by how many hours the cap which the runs of a plan share is too
+    low; "" where it is enough, or where the plan has none (0).
+
+    Args:
+        left: the hours that all runs of the plan still take.
+    """
     cap_hours = rows[0].max_gpu_hours
-    spent = sum(launcher.spent_hours(home, row) - row.spent_before for row in rows)
-    missing = spent + left.likely - cap_hours
-    if cap_hours <= 0 or missing <= 0:
+    spent_under_cap = sum(launcher.spent_hours(home, row) - row.spent_before for row in rows)
+    missing_hours = spent_under_cap + left.likely - cap_hours
+    if cap_hours <= 0 or missing_hours <= 0:
         return ""
     return (
-        f"at this pace max_gpu_hours={cap_hours:g} of the plan is spent {words(missing)} before "
-        "its end"
+        f"at this pace max_gpu_hours={cap_hours:g} of the plan is spent {words(missing_hours)} "
+        "before its end"
     )
 
 
 def _is_measured(progress: Progress) -> bool:
+    """Whether the run's remaining time rests at least in part on what it has measured."""
     return progress.remaining is not None and progress.remaining.is_measured
 
 
@@ -163,5 +176,9 @@ def _price(home: Home) -> float:
 
 
 def _range(band: Band) -> Range:
-    """A band as it is shown."""
-    return Range(*(round(each, _DIGITS) for each in (band.low, band.likely, band.high)))
+    """A band with its numbers rounded, as replies hold it."""
+    return Range(
+        low=round(band.low, _DIGITS),
+        likely=round(band.likely, _DIGITS),
+        high=round(band.high, _DIGITS),
+    )

@@ -11,8 +11,12 @@ from typing import Any
 from engine.core.files import read_json
 from engine.core.reply import Reply
 from engine.evidence.compare.settings_diff import changed_names, making_of_run
+from engine.evidence.reported import number_to_report
+from engine.evidence.verdict.side_notes import audit_risk
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
@@ -161,30 +165,53 @@ class _BestScore:
     step: int | None
 
 
-def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
+def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Reply]:
     """The best finished training run of each environment version that has one:
-    env_id -> {"run_id", "score", "verdict", "step"}.
+    env_id -> {"run_id", "verdict", "step", "curve", "score", "interval", "tasks", "measured_in"}.
 
-    The score is that on the held-out tasks by which a run chooses its best checkpoint. Runs whose
-    verdict is "worse", and runs in which no checkpoint beat the start model, do not count.
+    The best is by `curve`, the score on the held-out tasks by which a run chooses its best
+    checkpoint. `score` is the number to report (engine/evidence/reported.py) with its interval, on
+    so many tasks; these four are left out where there is none. `audit` is added where the reward
+    audit of the environment failed. Runs whose verdict is "worse", and runs in which no checkpoint
+    beat the start model, do not count.
     """
-    best: dict[str, Reply] = {}
+    best: dict[str, RunRow] = {}
+    scores: dict[str, _BestScore] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
         result = _best_of_run(home, row)  # None too where no checkpoint beat the start model
         if result is None:
             continue
-        score = round(result.score, 4)
         # `>`: of scores that are shown as equal the oldest run counts.
-        if row.env_id not in best or score > best[row.env_id]["score"]:
-            best[row.env_id] = {
-                "run_id": row.run_id,
-                "score": score,
-                "verdict": row.verdict,
-                "step": result.step,
-            }
-    return best
+        if row.env_id not in best or result.score > scores[row.env_id].score:
+            best[row.env_id], scores[row.env_id] = row, result
+    return {
+        env_id: {
+            "run_id": row.run_id,
+            "verdict": row.verdict,
+            "step": scores[env_id].step,
+            "curve": scores[env_id].score,
+        }
+        | _reported_fields(home, store, row)
+        for env_id, row in best.items()
+    }
+
+
+def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
+    """The number to report of a run's result, with its interval, as fields of an entry; `audit`
+    where the reward audit of its environment failed."""
+    try:
+        number = number_to_report(home, store, row)
+    except (DamagedRecord, OSError):
+        number = None
+    if number is None:
+        risk = audit_risk(home.run(row.run_id).find_config())
+        return {"audit": risk} if risk else {}
+    shown = number.to_json()
+    body: Reply = {"score": shown["value"]}
+    names = ("interval", "tasks", "measured_in", "audit")
+    return body | {name: shown[name] for name in names if name in shown}
 
 
 def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
@@ -197,4 +224,4 @@ def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
         advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the result is missing, damaged or has no score
-    return None if advises_start_model else _BestScore(score, result.get("best_step"))
+    return None if advises_start_model else _BestScore(round(score, 4), result.get("best_step"))

@@ -103,10 +103,10 @@ def wait(
         begin = _start_of_events(run, row, cursor)
         goal = _Goal(until, begin, asked_at=events_end(run), deadline=deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # None shows the latest alerts of the whole run: a caller without a cursor has seen none,
-        # and the reply at the end is whole.
-        is_partial = bool(cursor) and look.row.state not in TERMINAL
-        new_alerts = alerts_in(look.events) if is_partial else None
+        # With None the reply has the latest alerts of the whole run: for a caller without a cursor,
+        # who has seen none, and at the end of the run.
+        shows_only_new = bool(cursor) and look.row.state not in TERMINAL
+        new_alerts = alerts_in(look.events) if shows_only_new else None
         reply = _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
         if not cursor and look.has_reached and until in _EVENT_OF:
             _warn_of_earlier_event(reply, look, goal)

@@ -23,6 +23,10 @@ from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
 _MOST_OPEN = 10_000  # open runs that are read; far more than any queue holds
+_ABOUT_BEST = (
+    "score: the number to report, of held-out tasks that did not choose the checkpoint, with its "
+    "95 % interval; curve: the score that chose it"
+)
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
 
@@ -101,8 +105,13 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
         if scope in ("all", name):
             start = position if scope == name else 0  # with "all" the cursor means nothing
             _add_list(page, home, name, scope, start=start, limit=limit)
+    about = {}  # what numbers of the reply are
     if any("exam_use" in env for env in page.reply.get("envs", [])):
-        page.reply["about"] = {"exam_use": ABOUT_USE}  # what the number `exam_use` counts
+        about["exam_use"] = ABOUT_USE
+    if page.reply.get("best"):
+        about["best"] = _ABOUT_BEST
+    if about:
+        page.reply["about"] = about
 
 
 def _add_runs(
@@ -205,7 +214,7 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
     return {
         "runs": [_run_entry(home, row) for row in rows],
         "tree": ledger.tree(home, rows),
-        "best": ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train")),
+        "best": ledger.best_runs(home, store, store.list_runs(LOOK_BACK, kind="train")),
     }
 
 

@@ -19,11 +19,11 @@ def pin(home: Home, run_id: str, step: int) -> Reply:
     """
     run, warnings = _find(home, run_id)
     _require_checkpoint(run, step)
-    before = pinned_steps(run)
-    write_pinned(run, before | {step})
-    # The trainer may have removed it just before it could read the pin.
+    pinned_before = pinned_steps(run)
+    write_pinned(run, pinned_before | {step})
+    # The trainer may have removed the checkpoint before it could read the pin.
     if step not in run.checkpoint_steps():
-        write_pinned(run, before)
+        write_pinned(run, pinned_before)
         _require_checkpoint(run, step)
     return _reply(run, f"The checkpoint of step {step} of {run.id} is kept.", warnings)
 
@@ -68,15 +68,16 @@ def _require_checkpoint(run: RunDir, step: int) -> None:
 
 
 def _named(steps: set[int]) -> str:
-    """Steps as text, the last ones where there are many."""
+    """Steps as text, in order; of more than `_MAX_NAMED` the last ones and the number of the
+    others, such as "12 earlier ones, 130, 140"."""
     ordered = sorted(steps)
     text = ", ".join(str(step) for step in ordered[-_MAX_NAMED:])
-    more = len(ordered) - _MAX_NAMED
-    return f"{counted(more, 'earlier one')}, {text}" if more > 0 else text
+    left_out = len(ordered) - _MAX_NAMED
+    return f"{counted(left_out, 'earlier one')}, {text}" if left_out > 0 else text
 
 
 def _reply(run: RunDir, summary: str, warnings: list[str]) -> Reply:
-    """The reply of both: which checkpoints are pinned now."""
+    """The reply of `pin` and `unpin`: the steps pinned now, and the steps of all checkpoints."""
     return {
         "run_id": run.id,
         "pinned": sorted(pinned_steps(run)),

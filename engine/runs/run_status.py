@@ -4,14 +4,16 @@ It is read from the database and the run's files.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.core.format import words
+from engine.core.format import percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
 from engine.home.pinned import pinned_steps
@@ -68,13 +70,25 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     status = _with_end(run, row, status)
     if was_deleted:
         _remove_calls(status)  # they need the files that are gone
+    elif row.kind == "train" and row.state == "done":
+        _add_number_to_report(status, home, store, row)
     _add_choosing_tasks(status, row, progress)
     status["warnings"] += _missing_models(run)
     pinned = _readable_pins(run)
     if pinned:
         status["pinned"] = pinned
     status["summary"] = _summary(row, status)
+    _say_once(status)
     return status
+
+
+def _say_once(status: Reply) -> None:
+    """Take out of the status of a run that is done what its summary says already: the result's own
+    summary, and warnings, such as the sentence on forgotten skills, which stood in all three."""
+    if "result" not in status:
+        return
+    status["result"].pop("summary", None)
+    status["warnings"] = [text for text in status["warnings"] if text not in status["summary"]]
 
 
 def _missing_models(run: RunDir) -> list[str]:
@@ -182,6 +196,14 @@ def _after_stall(run_id: str) -> list[Reply]:
         Call("cancel_run", {"run_id": run_id, "reason": "stalled"}).to_json(),
         Call("submit_train", {"resume": run_id}).to_json(),
     ]
+
+
+def _add_number_to_report(status: Reply, home: Home, store: Store, row: RunRow) -> None:
+    """Add `report_this`, the one number to report of the run's result, where it has one."""
+    with suppress(DamagedRecord, OSError):  # the status is shown all the same
+        number = number_to_report(home, store, row)
+        if number is not None:
+            status["report_this"] = number.to_json()
 
 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
@@ -416,7 +438,9 @@ def _outlook_in_words(status: Reply) -> str:
     if "stalled" in status:
         return f" and stalled: {status['stalled']}"
     doing = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
-    share = f" ({status['percent']:.0f} %)" if doing and "percent" in status else ""
+    share = (
+        f" ({percent(status['percent'] / 100, digits=0)})" if doing and "percent" in status else ""
+    )
     seconds_left = status["eta_s"]
     time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
     cap = status.get("forecast", {}).get("cap")

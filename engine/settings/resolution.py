@@ -43,6 +43,11 @@ from engine.settings.value_errors import invalid_values_error
 _EXPLAINED = 4  # settings that are explained one by one
 _MOST_NAMES, _NAME_CHARS = 6, 40
 _HINT_CHARS = 600
+SETTINGS_PAGES = (*ALGORITHMS, "evaluate")  # each has a page of its settings
+_INTRODUCTION = (
+    "# Settings\n\nEvery setting may be left out; `dry_run` shows the value chosen and its source. "
+    "A name that is not here is refused."
+)
 
 
 @dataclass(frozen=True)
@@ -337,29 +342,72 @@ def _list_names(names: list[str]) -> str:
     return f"{names_text} and {len(names) - _MOST_NAMES} more"
 
 
-def settings_reference() -> str:
-    """The reference page of all settings as Markdown, made from the schema."""
+@dataclass(frozen=True)
+class _Table:
+    """A table of settings: its title, its schema, what trains by it, and the settings that an
+    earlier table describes."""
+
+    title: str
+    schema: type[Settings]
+    kinds: tuple[str, ...]
+    described_before: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"## {self.title}\n\n{_settings_table(self.schema, self.described_before)}"
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.schema.model_fields if name not in self.described_before]
+
+
+def _tables() -> list[_Table]:
+    """Every table of settings, those of several algorithms before those of one."""
     common, of_rows, of_rollouts = (
         tuple(schema.model_fields) for schema in (CommonSettings, RowSettings, RolloutSettings)
     )
-    # Title, schema, and the settings that an earlier table describes.
-    tables = (
-        ("All algorithms", CommonSettings, ()),
-        ("SFT and DPO", RowSettings, common),
-        ("SFT", SFTSettings, of_rows),
-        ("DPO", DPOSettings, of_rows),
-        ("GRPO and distillation", RolloutSettings, common),
-        ("GRPO", GRPOSettings, of_rollouts),
-        ("Distillation", DistillSettings, of_rollouts),
-        ("Evaluation", SamplingSettings, ()),
-    )
-    parts = [
-        "# Settings\n\nEvery setting may be left out; `dry_run` shows the value chosen and its "
-        "source. A name that is not here is refused.",
+    return [
+        _Table("All algorithms", CommonSettings, ALGORITHMS),
+        _Table("SFT and DPO", RowSettings, ("sft", "dpo"), common),
+        _Table("SFT", SFTSettings, ("sft",), of_rows),
+        _Table("DPO", DPOSettings, ("dpo",), of_rows),
+        _Table("GRPO and distillation", RolloutSettings, ("grpo", "distill"), common),
+        _Table("GRPO", GRPOSettings, ("grpo",), of_rollouts),
+        _Table("Distillation", DistillSettings, ("distill",), of_rollouts),
+        _Table("Evaluation", SamplingSettings, ("evaluate",)),
     ]
-    for title, schema, described_before in tables:
-        parts.append(f"## {title}\n\n{_settings_table(schema, described_before)}")
+
+
+def settings_reference() -> str:
+    """The reference page of all settings as Markdown, made from the schema."""
+    return "\n\n".join([_INTRODUCTION, *(table.text for table in _tables())]) + "\n"
+
+
+def settings_index() -> str:
+    """The names of all settings by algorithm as Markdown, and where each page of them is read."""
+    parts = [
+        _INTRODUCTION,
+        "What each does, takes and defaults to: "
+        + ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
+        + ".",
+    ]
+    for table in _tables():
+        parts.append(f"## {table.title}\n\n" + ", ".join(f"`{name}`" for name in table.names))
     return "\n\n".join(parts) + "\n"
+
+
+def settings_page(kind: str) -> str:
+    """Every setting that `kind` takes, one of SETTINGS_PAGES, as Markdown. Raises UserError
+    SECTION_NOT_FOUND for any other."""
+    if kind not in SETTINGS_PAGES:
+        raise UserError(
+            "SECTION_NOT_FOUND",
+            f"there is no page of settings for {kind[:40]!r}",
+            hint=f"Pages: {', '.join(f'train://settings/{name}' for name in SETTINGS_PAGES)}.",
+            field="section",
+        )
+    tables = [table.text for table in _tables() if kind in table.kinds]
+    return "\n\n".join([_INTRODUCTION, *tables]) + "\n"
 
 
 def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> str:

@@ -26,12 +26,13 @@ MOST_FILES = 8  # that are merged
 
 @dataclass(frozen=True)
 class FileChanges:
-    """What one of several merged files says.
+    """What one of several merged files adds to those before it, and what it changes.
 
     Attributes:
-        source: the path of the file, or the option that came last.
-        sets: name -> value, of what nobody before it said; settings as "settings.steps".
-        changes: name -> (value before, value now), of what it replaced; None now: taken away.
+        source: the path of the file, or the command-line option that is merged like one.
+        sets: name -> value, for names that no earlier file gave; settings as "settings.steps".
+        changes: name -> (value before, value now), for values that it replaced; None as the value
+            now: it was removed.
     """
 
     source: str
@@ -106,15 +107,21 @@ def load_files(paths: Sequence[Path]) -> TrainFile:
 def merge(
     before: Mapping[str, Any], later: Mapping[str, Any], source: str
 ) -> tuple[JsonObject, FileChanges]:
-    """(`before` with the values of `later`, which replace; what changed by it). Both map names as
-    in `FileChanges` to values; `source` is where `later` comes from."""
+    """Merge `later` over `before`; a value of `later` replaces one of the same name. Both map names
+    as in `FileChanges` to values.
+
+    Args:
+        source: where `later` comes from, for the changes.
+
+    Returns (the merged values, what `later` changed).
+    """
     merged = dict(before)
     sets: dict[str, object] = {}
     changes: dict[str, tuple[object, object]] = {}
     for name, value in later.items():
-        for replaced in _replaced_by(name, later):
-            if replaced in merged:
-                changes[replaced] = (merged.pop(replaced), None)
+        for other_name in _replaced_by(name, later):
+            if other_name in merged:
+                changes[other_name] = (merged.pop(other_name), None)
         if name not in merged:
             sets[name] = value
         elif merged[name] != value:
@@ -126,7 +133,8 @@ def merge(
 def with_settings(
     settings: GivenSettings, later: GivenSettings, source: str
 ) -> tuple[GivenSettings, FileChanges]:
-    """(`settings` with those of `later`, which replace; what changed by it)."""
+    """Merge the settings `later`, which come from `source`, over `settings`. Returns (the merged
+    settings, what `later` changed)."""
     merged, changed = merge(_named(settings), _named(later), source)
     return _table_of(merged, "settings"), changed
 
@@ -137,12 +145,13 @@ def _named(settings: GivenSettings) -> JsonObject:
 
 
 def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
-    """The other way to say how long to train, where `name` is one of the two; [] where `later` has
-    both, which is refused afterwards."""
-    both = [f"settings.{duration}" for duration in _DURATIONS]
-    if name not in both or all(duration in later for duration in both):
+    """The names of other settings that setting `name` removes from earlier files: only one of
+    `_DURATIONS`, which say how long to train, may be set, so each removes the other. [] for other
+    names, and where `later` has both itself, which is refused afterwards."""
+    durations = [f"settings.{setting}" for setting in _DURATIONS]
+    if name not in durations or all(duration in later for duration in durations):
         return []
-    return [duration for duration in both if duration != name]
+    return [duration for duration in durations if duration != name]
 
 
 def _flat(content: Mapping[str, Any]) -> JsonObject:
@@ -157,23 +166,26 @@ def _flat(content: Mapping[str, Any]) -> JsonObject:
 
 
 def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
-    """The values of a table, by their own names."""
-    start = f"{table}."
+    """The values of one table of `merged`, without its name: "settings.steps" becomes "steps"."""
+    prefix = f"{table}."
     return {
-        name.removeprefix(start): value for name, value in merged.items() if name.startswith(start)
+        name.removeprefix(prefix): value
+        for name, value in merged.items()
+        if name.startswith(prefix)
     }
 
 
 def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_File]) -> None:
-    """Check the merged settings. Raises the errors of `validate`, with the last of `files` that
-    sets what is wrong, and the line there."""
+    """Check the merged settings. Raises the errors of `validate`, whose message then begins with
+    the path of the file and the line at fault: the last file that has the setting under [settings],
+    else the last that has a key of that name (such as `algorithm`), else the last of all."""
     try:
         validate(algorithm, settings)
     except UserError as error:
         name = error.field.removeprefix("settings.")
-        setting = [file for file in files if name in file.content.get("settings", {})]
-        naming = [file for file in files if name in file.content]  # such as the algorithm
-        file = [*files, *naming, *setting][-1]
+        with_setting = [file for file in files if name in file.content.get("settings", {})]
+        with_key = [file for file in files if name in file.content]
+        file = (with_setting or with_key or files)[-1]
         raise UserError(
             error.code,
             f"{file.path}:{_line_of(file.text, name)}: {error.message}",

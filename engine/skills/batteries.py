@@ -32,10 +32,11 @@ class SkillBattery:
     """Single questions of several skills, judged without a model.
 
     Attributes:
-        name: as rows and verdicts name it.
-        tasks: each with `id`, `family` (the skill), `prompt` and what `is_right` reads.
-        is_right: whether a reply to one of the tasks is right.
-        max_tokens: of an answer.
+        name: the battery's name in evaluation rows and verdicts.
+        tasks: each has the keys `id`, `family` (the skill), `prompt`, and those that `is_right`
+            reads.
+        is_right: whether a reply (second argument) to one of the tasks (first) is right.
+        max_tokens: the most tokens that an answer may have.
     """
 
     name: str
@@ -44,36 +45,43 @@ class SkillBattery:
     max_tokens: int
 
     def first(self, count: int) -> "SkillBattery":
-        """The battery with at most `count` questions, as many of each skill as of the others."""
-        return replace(self, tasks=in_turn(self.tasks)[:count]) if count < len(self.tasks) else self
+        """The battery with at most `count` questions, as many of each skill as of the others
+        (one more of some where `count` is no multiple of the number of skills)."""
+        if count >= len(self.tasks):
+            return self
+        return replace(self, tasks=in_turn(self.tasks)[:count])
 
 
 def in_turn(rows: Sequence[TaskRow]) -> list[TaskRow]:
-    """Tasks in another order: the first of each family, then the second of each, and so on."""
-    seen: dict[str, int] = {}
-    places: list[int] = []  # of each task among those of its family
+    """Tasks in another order: the first of each family, then the second of each, and so on. Any
+    beginning of the result holds about as many tasks of one family as of another."""
+    tasks_of_family: dict[str, int] = {}  # counted so far
+    rank_in_family: list[int] = []  # of each task, from 0
     for row in rows:
-        places.append(seen.get(row["family"], 0))
-        seen[row["family"]] = places[-1] + 1
-    order = sorted(range(len(rows)), key=lambda index: places[index])  # stable
+        rank = tasks_of_family.get(row["family"], 0)
+        rank_in_family.append(rank)
+        tasks_of_family[row["family"]] = rank + 1
+    # Sorting is stable: tasks of one rank stay in the order of their families.
+    order = sorted(range(len(rows)), key=lambda index: rank_in_family[index])
     return [rows[index] for index in order]
 
 
 def battery_of(base_ref: str) -> SkillBattery:
-    """What a base model is asked before and after training: pebble its own skills, any other
-    questions in English. The same in every run."""
+    """The questions that a base model is asked before and after training: pebble about its own
+    skills, any other model in English. They are the same in every run."""
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_tasks(), says_answer, PEBBLE_TOKENS)
-    asked = tasks(language.QUESTIONS)
-    return SkillBattery(LANGUAGE_SKILLS, asked, is_right, LANGUAGE_TOKENS)
+    language_tasks = tasks(language.QUESTIONS)
+    return SkillBattery(LANGUAGE_SKILLS, language_tasks, is_right, LANGUAGE_TOKENS)
 
 
 def practice_of(base_ref: str) -> SkillBattery:
-    """The practice questions for a base model, of the skills of its battery."""
+    """The questions that a base model may be trained on, of the same skills as `battery_of`; no
+    question is in both. They are the same in every run."""
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_practice(), says_answer, PEBBLE_TOKENS)
-    practised = tasks(language_practice.QUESTIONS)
-    return SkillBattery(LANGUAGE_SKILLS, practised, is_right, LANGUAGE_TOKENS)
+    language_tasks = tasks(language_practice.QUESTIONS)
+    return SkillBattery(LANGUAGE_SKILLS, language_tasks, is_right, LANGUAGE_TOKENS)
 
 
 def pebble_tasks() -> list[TaskRow]:
@@ -82,41 +90,42 @@ def pebble_tasks() -> list[TaskRow]:
 
     Each has the keys `id` (such as "copy-0"), `family` (the skill), `prompt` and `answer`.
     """
-    return _drawn("kept", "{skill}-{number}", TASKS_PER_SKILL, lambda task: True)
+    return _draw_tasks("kept", "{skill}-{number}", TASKS_PER_SKILL, lambda task: True)
 
 
 def pebble_practice() -> list[TaskRow]:
     """QUESTIONS_PER_SKILL practice questions of every skill in SKILLS, the same in every run, with
-    the keys of `pebble_tasks`. None is about what a question of the battery is about, in any
-    wording: not about its word, and not about its two numbers, in either order."""
-    asked = {_subject(task) for task in pebble_tasks()}
-    return _drawn(
+    the keys of `pebble_tasks`. None has the word or the pair of numbers (in either order) of a
+    question of the battery of the same skill, in any wording."""
+    battery_subjects = {_subject(task) for task in pebble_tasks()}
+    return _draw_tasks(
         "practice",
         "practice-{skill}-{number}",
         QUESTIONS_PER_SKILL,
-        lambda task: _subject(task) not in asked,
+        lambda task: _subject(task) not in battery_subjects,
     )
 
 
-def _drawn(
-    purpose: str, name: str, count: int, is_allowed: Callable[[TaskRow], bool]
+def _draw_tasks(
+    purpose: str, id_template: str, count: int, is_allowed: Callable[[TaskRow], bool]
 ) -> list[TaskRow]:
-    """`count` tasks of each of pebble's skills whose prompts differ.
+    """Draw `count` tasks of each of pebble's skills, with the keys of `pebble_tasks`; no two
+    prompts of a skill are equal.
 
     Args:
-        purpose: decides, with the skill, what is drawn.
-        name: the id of a task, with {skill} and {number}.
-        is_allowed: whether a task may be taken.
+        purpose: with the skill it is the seed of the random numbers.
+        id_template: the id of a task, with {skill} and {number} (from 0) to be filled in.
+        is_allowed: whether a drawn task may be taken.
     """
     drawn: list[TaskRow] = []
     for skill in SKILLS:
         rng = random.Random(f"{purpose}-{skill}")
-        prompts: set[str] = set()  # so that no question comes twice
+        prompts: set[str] = set()  # of the tasks taken so far
         while len(prompts) < count:
             # measured: "copy" is taught with other tasks than it is measured with.
             sample = pebble.draw(rng, skill, excluded=(), measured=True)
             task: TaskRow = {
-                "id": name.format(skill=skill, number=len(prompts)),
+                "id": id_template.format(skill=skill, number=len(prompts)),
                 "family": skill,
                 "prompt": sample.messages[:1],  # what follows is the reply
                 "answer": sample.answer,
@@ -134,7 +143,7 @@ def says_answer(task: TaskRow, reply: str) -> bool:
 
 
 def _subject(task: TaskRow) -> tuple[str, frozenset[str]]:
-    """What a question of pebble's is about: its skill, and the words and numbers in it beside those
-    in which the skill is asked for."""
+    """What a task of pebble is about: (skill, words and numbers of its question without the words
+    of the request itself). "Copy river." and "Say river." are both about {"river"}."""
     words = _TOKEN.findall(task["prompt"][0]["content"].lower())
     return task["family"], frozenset(words) - _ASKING

@@ -49,7 +49,8 @@ def skills_card() -> str:
 
 
 def fewest_significant(alpha: float = ALPHA) -> int:
-    """The fewest lost answers, with none gained, that a two-sided exact test calls significant."""
+    """How many answers must be lost, with none gained, for a significant loss at level `alpha`, by
+    the two-sided exact sign test: its p value for n losses and no gain is 2 * 0.5**n."""
     lost = 1
     while 2 * 0.5**lost >= alpha:
         lost += 1
@@ -57,7 +58,14 @@ def fewest_significant(alpha: float = ALPHA) -> int:
 
 
 def _section(title: str, asked: SkillBattery, practised: SkillBattery, about: str) -> str:
-    """The section of one battery: how it is judged, what it can show, an example of each skill."""
+    """The section of one battery, as Markdown: how replies are judged, what it can show, examples
+    of each skill.
+
+    Args:
+        asked: the battery.
+        practised: the practice questions of the same skills.
+        about: how a reply is judged, in sentences.
+    """
     count, lost = len(asked.tasks), fewest_significant()
     lines = [
         f"## {title}: {asked.name}\n",
@@ -68,31 +76,38 @@ def _section(title: str, asked: SkillBattery, practised: SkillBattery, about: st
         "| skill | asked | example | right where |",
         "|---|---|---|---|",
     ]
-    for family in dict.fromkeys(task["family"] for task in asked.tasks):
-        rows = [task for task in asked.tasks if task["family"] == family]
-        lines += [_row(family, len(rows), example) for example in _examples(rows)]
+    tasks_by_skill: dict[str, list[TaskRow]] = {}
+    for task in asked.tasks:
+        tasks_by_skill.setdefault(task["family"], []).append(task)
+    for skill, tasks in tasks_by_skill.items():
+        lines += [_table_row(skill, len(tasks), example) for example in _examples(tasks)]
     return "\n".join(lines) + "\n"
 
 
-def _examples(rows: Sequence[TaskRow]) -> list[TaskRow]:
-    """The first task of each way in which replies are judged."""
-    return list({row.get("check"): row for row in reversed(rows)}.values())[::-1]
+def _examples(tasks: Sequence[TaskRow]) -> list[TaskRow]:
+    """For each check (way to judge a reply) among the tasks, the first task that has it. Tasks of
+    pebble have no check, so they give one example."""
+    # Going backwards, the first task with a check is the last one stored under it.
+    first_with_check = {task.get("check"): task for task in reversed(tasks)}
+    return list(first_with_check.values())[::-1]
 
 
-def _row(family: str, count: int, task: TaskRow) -> str:
-    """A line of the table: a skill with one of its tasks."""
-    question = task["prompt"][0]["content"].replace("|", "\\|")
-    return f"| {family} | {count} | {question} | {_judged(task)} |"
+def _table_row(skill: str, count: int, example: TaskRow) -> str:
+    """A line of the table: a skill, the number of its questions, one of them and when it is
+    answered rightly."""
+    question = example["prompt"][0]["content"].replace("|", "\\|")
+    return f"| {skill} | {count} | {question} | {_condition(example)} |"
 
 
-def _judged(task: TaskRow) -> str:
-    """When a reply to a task is right, in words."""
+def _condition(task: TaskRow) -> str:
+    """When a reply to a task is right, in words: "it says `paris` or `lyon`", for example."""
     answer = task["answer"]
     if isinstance(answer, str):
         return f"it is `{answer}`"
-    answers = " or ".join(f"`{text}`" for text in answer)
+    quoted = [f"`{text}`" for text in answer]
     check = task["check"]
     if check == "first":
-        others = f" before {', '.join(f'`{text}`' for text in task['others'])}"
-        return f"it says {answers}{others if task['others'] else ''}"
-    return _JUDGED[check].format(answer=answers.replace(" or ", " and "))
+        wrong = ", ".join(f"`{text}`" for text in task["others"])
+        before_wrong = f" before {wrong}" if wrong else ""
+        return f"it says {' or '.join(quoted)}{before_wrong}"
+    return _JUDGED[check].format(answer=" and ".join(quoted))

@@ -59,27 +59,28 @@ _ASKED_TOPICS = 4
 
 
 def questions(side: Side) -> tuple[Question, ...]:
-    """All questions of a side, skill by skill, the same in every run."""
+    """All questions of a side: ASKED or PRACTISED different ones of each skill, skill by skill,
+    the same in every run."""
     count = ASKED if side == "asked" else PRACTISED
     drawn: list[Question] = []
     for skill, draw in _DRAWS.items():
-        chosen: dict[str, Question] = {}  # by text, so that none comes twice
-        source = draw(random.Random(f"{skill}-{side}"), side)
-        while len(chosen) < count:
-            question = next(source)
-            chosen.setdefault(question.text, question)
-        drawn += chosen.values()
+        by_text: dict[str, Question] = {}  # so that none comes twice
+        endless_questions = draw(random.Random(f"{skill}-{side}"), side)
+        while len(by_text) < count:
+            question = next(endless_questions)
+            by_text.setdefault(question.text, question)
+        drawn += by_text.values()
     return tuple(drawn)
 
 
 def of_side(words: Sequence[str], side: Side) -> Sequence[str]:
     """The words of a list that a side may use: the first half is asked, the rest practised."""
-    asked = len(words) // 2
-    return words[:asked] if side == "asked" else words[asked:]
+    half = len(words) // 2
+    return words[:half] if side == "asked" else words[half:]
 
 
 def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
-    """A sentence to be repeated."""
+    """Without end: requests to repeat a sentence of drawn words."""
     while True:
         subject = f"{rng.choice(of_side(ADJECTIVES, side))} {rng.choice(of_side(ANIMALS, side))}"
         doing = f"{rng.choice(of_side(VERBS, side))} {rng.choice(of_side(PLACES, side))}"
@@ -92,16 +93,18 @@ def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _arithmetic(rng: random.Random, side: Side) -> Iterator[Question]:
-    """The sum of two numbers of one digit; a pair is on one side, in one order."""
+    """The sums of all pairs of digits from 1 to 9 that belong to this side, each pair once. Of the
+    45 pairs, `ASKED` are asked and the rest practised."""
     pairs = [(a, b) for a in range(1, 10) for b in range(a, 10)]
-    random.Random("pairs").shuffle(pairs)
-    for pair in pairs[:ASKED] if side == "asked" else pairs[ASKED:]:
-        a, b = rng.sample(pair, 2)
+    random.Random("pairs").shuffle(pairs)  # one seed for both sides, so that they share no pair
+    pairs_of_side = pairs[:ASKED] if side == "asked" else pairs[ASKED:]
+    for pair in pairs_of_side:
+        a, b = rng.sample(pair, 2)  # in either order
         yield Question("arithmetic", f"What is {a} + {b}? Answer with a number.", (str(a + b),))
 
 
 def _json(rng: random.Random, side: Side) -> Iterator[Question]:
-    """A sentence to be written as a JSON object with two keys."""
+    """Without end: requests to write a sentence as a JSON object with the keys name and age."""
     while True:
         name, age = rng.choice(of_side(NAMES, side)), rng.randint(5, 80)
         yield Question(
@@ -114,7 +117,8 @@ def _json(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _reading_json(rng: random.Random, side: Side) -> Iterator[Question]:
-    """The value of a key of a JSON object."""
+    """Without end: questions for the value of a key in a JSON object. The values of its other keys
+    are wrong answers."""
     while True:
         values = {
             "name": rng.choice(of_side(NAMES, side)),
@@ -122,29 +126,32 @@ def _reading_json(rng: random.Random, side: Side) -> Iterator[Question]:
             "pet": rng.choice(of_side(ANIMALS, side)),
         }
         key = rng.choice(list(values))
-        others = tuple(value.lower() for other, value in values.items() if other != key)
+        other_values = (value for other_key, value in values.items() if other_key != key)
+        wrong = tuple(value.lower() for value in other_values)
         text = f'What is the value of "{key}" in {json.dumps(values)}?'
-        yield Question("reading JSON", text, (values[key].lower(),), others)
+        yield Question("reading JSON", text, (values[key].lower(),), wrong)
 
 
 def _lists(rng: random.Random, side: Side) -> Iterator[Question]:
-    """The first or the last word of three."""
+    """Without end: questions for the first or the last word of three. The other two are wrong
+    answers."""
     while True:
         words = rng.sample(of_side(NOUNS, side), 3)
         place, answer = rng.choice((("first", words[0]), ("last", words[-1])))
         text = f"What is the {place} word in this list: {', '.join(words)}?"
-        others = tuple(word for word in words if word != answer)
-        yield Question("lists", text, (answer,), others)
+        wrong = tuple(word for word in words if word != answer)
+        yield Question("lists", text, (answer,), wrong)
 
 
 def _instructions(rng: random.Random, side: Side) -> Iterator[Question]:
-    """In turn: greet somebody, write a sentence with a word, name three things of a kind."""
+    """Without end and in turn: requests to greet somebody, to write a sentence with a word, and to
+    name three things of a topic."""
+    skill = "instructions"
     topics = list(TOPICS)
-    mine = topics[:_ASKED_TOPICS] if side == "asked" else topics[_ASKED_TOPICS:]
+    topics_of_side = topics[:_ASKED_TOPICS] if side == "asked" else topics[_ASKED_TOPICS:]
     while True:
         name, noun = rng.choice(of_side(NAMES, side)), rng.choice(of_side(NOUNS, side))
-        topic = rng.choice(mine)
-        skill = "instructions"
+        topic = rng.choice(topics_of_side)
         yield Question(skill, f"Say hello to {name}.", ("hello", name.lower()), check="phrases")
         yield Question(
             skill, f"Write one short sentence with the word {noun}.", (noun,), check="sentence"

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -37,12 +38,16 @@ class Question:
 
 
 def same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
-    """Questions of one wording about several things. `ask` has {} in place of the thing; `pairs` is
-    "thing: answer, thing: answer or other right answer, ..."."""
+    """Questions of one wording about several things, one for each pair.
+
+    Args:
+        ask: the question with {} where the thing stands, such as "What is the capital of {}?".
+        pairs: things with their right answers: "France: Paris, Bolivia: Sucre or La Paz".
+    """
     questions = []
     for pair in pairs.split(","):
-        thing, answer = pair.strip().split(": ")
-        answers = tuple(answer.lower().split(" or "))
+        thing, right_answers = pair.strip().split(": ")
+        answers = tuple(right_answers.lower().split(" or "))
         questions.append(Question(skill, ask.format(thing), answers))
     return questions
 
@@ -50,21 +55,21 @@ def same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
 def multiple_choice(
     skill: str, texts: str, options: tuple[str, ...] = (), after: str = ""
 ) -> list[Question]:
-    """Questions with a choice of answers.
+    """Questions with one right answer and some wrong ones, one for each line of `texts`.
 
     Args:
-        texts: a question per line, with its right answer and wrong ones: "question? right / wrong /
-            wrong".
-        options: answers that can be chosen in every question, beside those in its line.
+        texts: lines such as "question? right / wrong / wrong".
+        options: answers to every question, beside those in its line: wrong where they are not the
+            right answer of that line.
         after: a text that follows each question.
     """
     questions = []
     for line in texts.strip().splitlines():
-        text, _, words = line.strip().rpartition("? ")
-        answer, *others = (word.strip().lower() for word in words.split("/"))
-        others += [word for word in options if word != answer]
-        question = f"{text}? {after}".strip()  # the split took the question mark away
-        questions.append(Question(skill, question, (answer,), tuple(others)))
+        text, _, choices = line.strip().rpartition("? ")
+        right, *wrong = (choice.strip().lower() for choice in choices.split("/"))
+        wrong += [option for option in options if option != right]
+        question = f"{text}? {after}".strip()  # `rpartition` took the question mark away
+        questions.append(Question(skill, question, (right,), tuple(wrong)))
     return questions
 
 
@@ -75,10 +80,10 @@ def tasks(questions: Iterable[Question]) -> list[TaskRow]:
     of right words), `others` (a list of wrong ones) and `check` (how a reply is judged).
     """
     rows: list[TaskRow] = []
-    next_numbers: dict[str, int] = {}  # by skill
+    count_of_skill: Counter[str] = Counter()  # of the rows made so far
     for question in questions:
-        number = next_numbers.get(question.skill, 0)
-        next_numbers[question.skill] = number + 1
+        number = count_of_skill[question.skill]
+        count_of_skill[question.skill] += 1
         rows.append(
             {
                 "id": f"{question.skill}-{number}",
@@ -93,14 +98,14 @@ def tasks(questions: Iterable[Question]) -> list[TaskRow]:
 
 
 def is_right(task: TaskRow, reply: str) -> bool:
-    """Whether a reply to a task of `tasks` is right, by the task's check. Case does not count, and
-    neither does a think block before the reply.
+    """Whether a reply to a task of `tasks` is right, by the task's `check`. Upper and lower case do
+    not count (but in JSON they do), and neither does a think block before the reply.
 
-    - first: it says a right word, as a whole word, before any wrong one;
-    - phrases: it says every phrase of the answer, whatever stands between its words;
-    - sentence: it says the word of the answer, among at least FEWEST_WORDS words;
-    - three: it says at least FEWEST_THINGS of the words of the answer;
-    - json: the first JSON object in it is the one of the answer, a number as text or not.
+    - first: the reply has a right word, as a whole word, before any wrong one;
+    - phrases: it has every phrase of the answer; punctuation between the words does not count;
+    - sentence: it has the word of the answer, and at least FEWEST_WORDS words in all;
+    - three: it has at least FEWEST_THINGS different words of the answer;
+    - json: its first JSON object equals the one of the answer; 12 and "12" are equal.
 
     A reply that begins like JSON or code is right for json alone.
     """
@@ -112,8 +117,8 @@ def is_right(task: TaskRow, reply: str) -> bool:
         return False
     words = _WORD.findall(text.lower())
     if check == "phrases":
-        said = f" {' '.join(words)} "
-        return all(f" {phrase} " in said for phrase in task["answer"])
+        reply_text = f" {' '.join(words)} "  # spaces at the ends: only whole words match
+        return all(f" {phrase} " in reply_text for phrase in task["answer"])
     if check == "sentence":
         return task["answer"][0] in words and len(words) >= FEWEST_WORDS
     if check == "three":
@@ -122,7 +127,8 @@ def is_right(task: TaskRow, reply: str) -> bool:
 
 
 def _says_first(words: Iterable[str], task: TaskRow) -> bool:
-    """Whether a right word of a task comes before any wrong one among the words of a reply."""
+    """Whether a right word of a task comes before any wrong one among the words of a reply, which
+    are in lower case. A reply with neither is not right."""
     for word in words:
         if word in task["answer"]:
             return True
@@ -132,12 +138,14 @@ def _says_first(words: Iterable[str], task: TaskRow) -> bool:
 
 
 def _says_object(text: str, expected: str) -> bool:
-    """Whether the first JSON object in a text equals the one in `expected`, a number as text or
-    not."""
-    written = _OBJECT.search(text)
+    """Whether the first flat JSON object in `text` equals the object that `expected` is the JSON
+    of. Values are compared as texts, so that 12 equals "12"."""
+    match = _OBJECT.search(text)
+    if match is None:
+        return False
     try:
-        values = json.loads(written.group()) if written else None
-    except ValueError:  # it is not JSON
+        values = json.loads(match.group())
+    except ValueError:  # it looks like an object and is no JSON
         return False
     return isinstance(values, dict) and _as_texts(values) == _as_texts(json.loads(expected))
 

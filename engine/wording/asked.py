@@ -11,23 +11,27 @@ _ASKED = "asked"
 
 
 def asked_prompt(task: TaskRow) -> list[ChatMessage]:
-    """The messages that a model is asked with."""
+    """The messages that a model is shown: those in other words where the task was reworded, else
+    the task's own prompt."""
     return task.get(_ASKED, task)["prompt"]
 
 
 def asked_tools(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
-    """The tools that a model is shown; `env_tools` are those of the environment."""
+    """The tools that a model is shown: those in other words where the task was reworded; else the
+    task's own, or `env_tools` (the environment's) where it has none."""
     if _ASKED in task:
         return task[_ASKED]["tools"]
     return tools_of(task, env_tools)
 
 
 def conversation(task: TaskRow) -> list[ChatMessage]:
-    """The whole reference conversation (`gold`) of a task that has an answer, after the prompt that
-    a model is asked with."""
-    return [*asked_prompt(task), *task["gold"][len(task["prompt"]) :]]
+    """The prompt that a model is shown, followed by the reference answer: the messages of the
+    task's `gold` after its own prompt. The task must have `gold`."""
+    messages_after_prompt = task["gold"][len(task["prompt"]) :]
+    return [*asked_prompt(task), *messages_after_prompt]
 
 
 def asked_otherwise(task: TaskRow, prompt: list[ChatMessage], tools: list[ToolSchema]) -> TaskRow:
-    """The task, shown to a model with this prompt and these tools."""
+    """A copy of the task that is shown to a model with `prompt` and `tools` instead of its own. It
+    is still scored for its own prompt."""
     return {**task, _ASKED: {"prompt": prompt, "tools": tools}}

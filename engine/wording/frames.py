@@ -50,44 +50,57 @@ _POINTS_BACK = re.compile(
     r"former|latter|otherwise|instead|first|last)\b",
     re.IGNORECASE,
 )
+_SECOND_EDIT = 0.3  # probability of each edit beside the one that is drawn
 _LAST_SENTENCE = re.compile(r"(?P<before>.*[.?!])(?P<gap>\s+)(?P<last>[A-Z][^\n]*[.!])", re.DOTALL)
 
 
 def reframed(text: str, rng: random.Random, stock: Stock) -> str:
-    """The text of a prompt with another frame; it always differs from `text`."""
-    edits: list[Callable[[str], str]] = [lambda given: _with_opening(given, rng, stock)]
+    """The text of a prompt after one or more edits: an opening sentence, a first letter in lower
+    case, the last instruction first. It always differs from `text`.
+
+    One edit that changes the text is drawn and made; each other one is made with probability
+    `_SECOND_EDIT`.
+    """
+    edits: list[Callable[[str], str]] = [lambda prompt: _with_opening(prompt, rng, stock)]
     edits += [edit for edit in (_lower_first, _instruction_first) if edit(text) != text]
-    chosen = rng.choice(edits)
-    # The opening goes last, so that what it stands before is already as it should be.
+    certain_edit = rng.choice(edits)
+    # Backwards, so that the opening comes last: the others look for the question's first word.
     for edit in reversed(edits):
-        if edit is chosen or rng.random() < 0.3:
+        if edit is certain_edit or rng.random() < _SECOND_EDIT:
             text = edit(text)
     return text
 
 
 def _with_opening(text: str, rng: random.Random, stock: Stock) -> str:
-    """The text behind a sentence that says nothing about it."""
+    """The text after an opening sentence, which says nothing about the question."""
     return rng.choice(_OPENINGS[stock]) + rng.choice((" ", "\n", "\n\n")) + text
 
 
 def _lower_first(text: str) -> str:
-    """The text with its first letter in lower case, and without the mark of its only question."""
-    first, _, _ = text.partition(" ")
-    if first.lower() not in _FIRST_WORDS:
+    """The text with its first letter in lower case; unchanged where its first word is none of
+    `_FIRST_WORDS`. A text that is one single question also loses its question mark."""
+    first_word = text.partition(" ")[0].lower()
+    if first_word not in _FIRST_WORDS:
         return text
     lowered = text[:1].lower() + text[1:]
-    is_one_question = first.lower() in _QUESTION_WORDS and "\n" not in text
-    if is_one_question and re.fullmatch(r"[^.?!]*\?", text):
+    is_one_line = "\n" not in text
+    is_one_sentence = re.fullmatch(r"[^.?!]*\?", text) is not None
+    if first_word in _QUESTION_WORDS and is_one_line and is_one_sentence:
         return lowered.removesuffix("?")
     return lowered
 
 
 def _instruction_first(text: str) -> str:
-    """The text with its last sentence before the others, where that says how to answer."""
+    """The text with its last sentence first, where that says how to answer and can stand alone;
+    otherwise the text unchanged."""
     match = _LAST_SENTENCE.fullmatch(text)
-    if match is None or not _INSTRUCTION.match(match["last"]) or _POINTS_BACK.search(match["last"]):
+    if match is None:
         return text
-    # The last sentence may hold more than one; only a single one can be told apart safely.
-    if re.search(r"[.?!]\s", match["last"]):
+    last = match["last"]
+    says_how_to_answer = _INSTRUCTION.match(last) is not None
+    needs_what_precedes = _POINTS_BACK.search(last) is not None
+    # The pattern may have matched several sentences as the last one; then nothing is moved.
+    is_single = re.search(r"[.?!]\s", last) is None
+    if not says_how_to_answer or needs_what_precedes or not is_single:
         return text
-    return match["last"] + match["gap"] + match["before"]
+    return last + match["gap"] + match["before"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from envs.json_types import JsonObject, TaskRow
 
 _OPTION = re.compile(r"^(?P<open>[ \t]*\(?)(?P<letter>[A-Z])(?P<close>[).:]\)?[ \t]+)(?P<text>.+)$")
-# Options that speak of others, or of where they stand.
-_SPEAKS_OF_OTHERS = re.compile(
+# Texts of options that refer to other options, or to positions: "all of the above", "both A and B".
+_REFERS_TO_OTHERS = re.compile(
     r"\b(?:all|none|both|neither|any|two) of\b|\b(?:above|below|former|latter)\b|"
     r"\b[a-z] (?:and|or) [a-z]\b",
     re.IGNORECASE,
@@ -28,13 +28,14 @@ _POSITION_KEYS = frozenset("answer label gold correct target index answer_index 
 
 @dataclass(frozen=True)
 class MovedOptions:
-    """A task whose options stand in another order.
+    """A task with its options in another order.
 
     Attributes:
         letters: the old letter of each option -> its new one.
-        readings: the task with prompt and right answer moved, in each way that the environment may
-            keep the right answer.
-        answer_letter: the old letter of the option whose text is the task's answer; "" for none.
+        readings: the task with the new prompt, once for each way in which the environment may store
+            the right answer (see `_readings`).
+        answer_letter: the old letter of the one option whose text is the task's answer; "" where
+            none or several have it.
     """
 
     letters: dict[str, str]
@@ -43,72 +44,103 @@ class MovedOptions:
 
 
 def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
-    """The task with its options in another order; None where its last message of the user has no
-    options, or some that speak of others."""
-    users = [index for index, each in enumerate(task["prompt"]) if each["role"] == "user"]
-    if not users:
+    """The task with the options of its last user message in another order; None where that message
+    has no options, or one whose text refers to others."""
+    prompt = list(task["prompt"])
+    user_indexes = [index for index, message in enumerate(prompt) if message["role"] == "user"]
+    if not user_indexes:
         return None
-    lines = str(task["prompt"][users[-1]]["content"]).split("\n")
+    last_user = user_indexes[-1]
+    lines = str(prompt[last_user]["content"]).split("\n")
     options = _options_in(lines)
     if options is None:
         return None
-    order = _another_order(len(options), rng)
-    letters = {
-        options[old][1]["letter"]: options[new][1]["letter"] for new, old in enumerate(order)
-    }
-    for (place, option), old in zip(options, order, strict=True):
-        moved_text = options[old][1]["text"]
-        lines[place] = f"{option['open']}{option['letter']}{option['close']}{moved_text}"
-    prompt = list(task["prompt"])
-    prompt[users[-1]] = {**prompt[users[-1]], "content": "\n".join(lines)}
+    new_letters: dict[str, str] = {}  # old letter -> new letter
+    for option, source in zip(options, _rotated(options, rng), strict=True):
+        lines[option.line] = f"{option.lead}{source.text}"
+        new_letters[source.letter] = option.letter
+    prompt[last_user] = {**prompt[last_user], "content": "\n".join(lines)}
     answer = last_answer(task)
-    named = [match["letter"] for _, match in options if match["text"].strip() == answer]
+    with_answer_text = [option.letter for option in options if option.text.strip() == answer]
     return MovedOptions(
-        letters,
-        readings=list(_readings({**task, "prompt": prompt}, letters)),
-        answer_letter=named[0] if len(named) == 1 else "",
+        new_letters,
+        readings=list(_readings({**task, "prompt": prompt}, new_letters)),
+        answer_letter=with_answer_text[0] if len(with_answer_text) == 1 else "",
     )
 
 
-def _options_in(lines: list[str]) -> list[tuple[int, re.Match[str]]] | None:
-    """The lines that are options, lettered from A without a gap, with their places. None for fewer
-    than two, and where an option speaks of others."""
-    options = [(place, m) for place, line in enumerate(lines) if (m := _OPTION.match(line))]
-    expected = [chr(ord("A") + number) for number in range(len(options))]
-    if len(options) < 2 or [match["letter"] for _, match in options] != expected:
+@dataclass(frozen=True)
+class _Option:
+    """One option of a multiple choice, on a line of its own such as " (B) Paris".
+
+    Attributes:
+        line: the number of its line in the message, from 0.
+        lead: what its line has before the text: " (B) ".
+        letter: "B".
+        text: "Paris".
+    """
+
+    line: int
+    lead: str
+    letter: str
+    text: str
+
+
+def _options_in(lines: list[str]) -> list[_Option] | None:
+    """The options among the lines of a message, lettered from A without a gap. None for fewer than
+    two, for other letters, and where the text of an option refers to other options."""
+    options = [
+        _Option(number, line[: match.start("text")], match["letter"], match["text"])
+        for number, line in enumerate(lines)
+        if (match := _OPTION.match(line))
+    ]
+    letters = [option.letter for option in options]
+    expected_letters = [chr(ord("A") + index) for index in range(len(options))]
+    if len(options) < 2 or letters != expected_letters:
         return None
-    if any(_SPEAKS_OF_OTHERS.search(match["text"]) for _, match in options):
+    if any(_REFERS_TO_OTHERS.search(option.text) for option in options):
         return None
     return options
 
 
-def _another_order(count: int, rng: random.Random) -> list[int]:
-    """The numbers below `count`, turned by one or more: none keeps its place."""
-    turn = rng.randrange(1, count)
-    return [(number + turn) % count for number in range(count)]
+def _rotated(options: list[_Option], rng: random.Random) -> list[_Option]:
+    """The options rotated by one or more, so that none keeps its position."""
+    shift = rng.randrange(1, len(options))
+    return [*options[shift:], *options[:shift]]
 
 
-def _readings(task: TaskRow, letters: dict[str, str]) -> Iterator[TaskRow]:
-    """The task with the letter of its right answer moved: nowhere, in the answer alone, in the
-    answer and wherever the metadata holds that letter, and in positions of the metadata too."""
-    yield task  # where the answer is the text of an option, it stays
+def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
+    """The task, whose prompt has the new order, with its right answer as each kind of environment
+    needs it. In turn:
+
+    1. unchanged, for an answer that is the text of an option;
+    2. the new letter in the answer;
+    3. also wherever a value of the metadata is the old letter;
+    4. also the new position (from 0) under `_POSITION_KEYS` of the metadata.
+
+    Only the first where the answer names no letter.
+    """
+    yield task
     old = _letter_of(task)
     if old is None:
         return
-    new = letters.get(old, old)
-    answered = {**task, "answer": _with_letter(task["answer"], new)}
-    yield answered
+    new = new_letters.get(old, old)
+    with_answer = {**task, "answer": _with_letter(task["answer"], new)}
+    yield with_answer
     metadata: JsonObject = task.get("metadata") or {}
-    lettered = {key: new if value == old else value for key, value in metadata.items()}
-    yield {**answered, "metadata": lettered}
-    old_place, new_place = ord(old) - ord("A"), ord(new) - ord("A")
-    placed = {
-        key: new_place
-        if key.lower() in _POSITION_KEYS and type(value) is int and value == old_place
-        else value
-        for key, value in lettered.items()
+    with_letters = {key: new if value == old else value for key, value in metadata.items()}
+    yield {**with_answer, "metadata": with_letters}
+    old_position, new_position = ord(old) - ord("A"), ord(new) - ord("A")
+
+    def is_old_position(key: str, value: object) -> bool:
+        """Whether a value of the metadata is the old position; `True` is no position."""
+        return key.lower() in _POSITION_KEYS and type(value) is int and value == old_position
+
+    with_positions = {
+        key: new_position if is_old_position(key, value) else value
+        for key, value in with_letters.items()
     }
-    yield {**answered, "metadata": placed}
+    yield {**with_answer, "metadata": with_positions}
 
 
 def _letter_of(task: TaskRow) -> str | None:
@@ -123,7 +155,11 @@ def last_answer(task: TaskRow) -> str:
 
 
 def _with_letter(answer: list[JsonObject], letter: str) -> list[JsonObject]:
-    """The answer with `letter` in place of the one that it names."""
-    text = str(answer[-1]["content"]).strip()
-    moved = _LETTER_ANSWER.sub(lambda match: match["open"] + letter + match["close"], text, count=1)
-    return [*answer[:-1], {**answer[-1], "content": moved}]
+    """The messages of an answer, the last of them with `letter` in place of the letter that it
+    names."""
+    *earlier, last = answer
+    text = str(last["content"]).strip()
+    changed = _LETTER_ANSWER.sub(
+        lambda match: match["open"] + letter + match["close"], text, count=1
+    )
+    return [*earlier, {**last, "content": changed}]

@@ -13,19 +13,22 @@ from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
 
 def drawn(task: TaskRow, kind: Kind, seed: int, stock: Stock) -> random.Random:
-    """The random numbers that decide how a task is reworded."""
+    """The random numbers that decide how a task is reworded: the same for the same task, kind, seed
+    and stock of words."""
     return random.Random(f"{stock}-{kind}-{seed}-{task['id']}")
 
 
 def reword(
     task: TaskRow, kind: Kind, env_tools: list[ToolSchema], seed: int, stock: Stock
 ) -> TaskRow | None:
-    """The task in other words; None where the rules have nothing to change: no tools, no text of a
-    user, and always the order of options, whose right answer only the environment knows.
+    """The task in other words; None where there is nothing to change: "tools" without tools,
+    "wording" without a text of the user, and always "options", because only the environment knows
+    which one is right (engine/wording/options.py).
 
     Args:
-        env_tools: the tools of the environment.
-        stock: whose words are taken, those of training or those of the probe.
+        kind: what is reworded.
+        env_tools: the tools of the environment, for tasks without tools of their own.
+        stock: which words may be used: those for training or those for the probe.
     """
     rng = drawn(task, kind, seed, stock)
     prompt, tools = asked_prompt(task), asked_tools(task, env_tools)
@@ -42,11 +45,11 @@ def reword(
 def _with_other_frame(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage] | None:
-    """The prompt with another frame around its last message of the user; None where it has none
-    with a text."""
+    """The prompt with its last user message that has a text reframed; None where none has one."""
     for index in reversed(range(len(prompt))):
         message = prompt[index]
-        if message["role"] == "user" and str(message["content"]).strip():
-            other = {**message, "content": reframed(str(message["content"]), rng, stock)}
-            return [*prompt[:index], other, *prompt[index + 1 :]]
+        text = str(message["content"])
+        if message["role"] == "user" and text.strip():
+            reworded = {**message, "content": reframed(text, rng, stock)}
+            return [*prompt[:index], reworded, *prompt[index + 1 :]]
     return None

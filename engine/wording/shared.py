@@ -10,17 +10,18 @@ from engine.wording.kinds import Kind
 from envs.json_types import TaskRow, ToolSchema
 from envs.tool_schemas import tools_of
 
-_MOST_ROWS = 2_000  # that are looked at
-_FEWEST_ROWS = 20  # fewer rows share their texts by nature
+_MOST_ROWS = 2_000  # only the first are read: they show well enough whether a text is shared
+_FEWEST_ROWS = 20  # that fewer rows share a text says nothing
 
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """What the rows of an environment have in common, `rows` of them looked at.
+    """Which texts all rows of an environment share.
 
     Attributes:
-        tools: every row has tools, and the same descriptions of them.
-        system: every row has the same system message.
+        rows: how many rows were read.
+        tools: whether every row has the same tools with the same descriptions (at least one tool).
+        system: whether every row has the same system message, which is not empty.
     """
 
     rows: int
@@ -36,31 +37,31 @@ class SharedTexts:
     @property
     def sentence(self) -> str:
         """What is shared, as a sentence; "" for nothing."""
-        texts = [
-            text
-            for text, is_shared in (
-                ("one tool text", self.tools),
-                ("one system message", self.system),
-            )
-            if is_shared
-        ]
+        texts = ["one tool text"] if self.tools else []
+        texts += ["one system message"] if self.system else []
         return f"all {self.rows} rows share {' and '.join(texts)}" if texts else ""
 
 
 def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> SharedTexts:
-    """What the first `_MOST_ROWS` of these rows share; nothing for fewer than `_FEWEST_ROWS`."""
+    """Which texts the first `_MOST_ROWS` tasks share; none where there are fewer tasks than
+    `_FEWEST_ROWS`.
+
+    Args:
+        env_tools: the tools of the environment, for tasks without tools of their own.
+    """
     rows = list(islice(tasks, _MOST_ROWS))
-    tools = {json.dumps(tools_of(row, env_tools), sort_keys=True) for row in rows}
-    systems = {_system_of(row) for row in rows}
-    enough = len(rows) >= _FEWEST_ROWS
+    tool_texts = {json.dumps(tools_of(row, env_tools), sort_keys=True) for row in rows}
+    system_texts = {_system_text(row) for row in rows}
+    has_enough_rows = len(rows) >= _FEWEST_ROWS
     return SharedTexts(
         rows=len(rows),
-        tools=enough and len(tools) == 1 and tools != {"[]"},
-        system=enough and len(systems) == 1 and systems != {""},
+        tools=has_enough_rows and len(tool_texts) == 1 and tool_texts != {"[]"},
+        system=has_enough_rows and len(system_texts) == 1 and system_texts != {""},
     )
 
 
-def _system_of(row: TaskRow) -> str:
-    """The text of the row's system message; "" without one."""
+def _system_text(row: TaskRow) -> str:
+    """The text of the row's system message, which is its first message; "" where it has none."""
     first = row["prompt"][0] if row["prompt"] else {}
-    return str(first.get("content") or "") if first.get("role") == "system" else ""
+    is_system = first.get("role") == "system"
+    return str(first.get("content") or "") if is_system else ""

@@ -35,15 +35,23 @@ _SAYS_NOTHING = re.compile(
 def with_other_system(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage]:
-    """The prompt with another system message, which always differs."""
-    first, rest = prompt[0], prompt[1:]
+    """The prompt with another system message; it always differs from `prompt`, which must have a
+    message.
+
+    - Without a system message it gets a neutral one ("You are an assistant.").
+    - A neutral one is replaced by another, or, in half of the cases, left out.
+    - Any other one stays, with a neutral sentence before or after it.
+    """
+    first, later_messages = prompt[0], prompt[1:]
     if first["role"] != "system":
         return [{"role": "system", "content": rng.choice(_NEUTRAL[stock])}, *prompt]
     text = str(first["content"]).strip()
-    sentence = rng.choice([each for each in _NEUTRAL[stock] if each not in text])
-    if not _SAYS_NOTHING.fullmatch(text):
-        parts = [sentence, text] if rng.random() < 0.5 else [text, sentence]
-        return [{**first, "content": "\n".join(parts)}, *rest]
-    if rest and rng.random() < 0.5:
-        return rest
-    return [{**first, "content": sentence}, *rest]
+    new_sentence = rng.choice([sentence for sentence in _NEUTRAL[stock] if sentence not in text])
+    is_neutral = _SAYS_NOTHING.fullmatch(text) is not None
+    if not is_neutral:
+        parts = [new_sentence, text] if rng.random() < 0.5 else [text, new_sentence]
+        return [{**first, "content": "\n".join(parts)}, *later_messages]
+    # A prompt of a system message alone keeps one: no prompt may be empty.
+    if later_messages and rng.random() < 0.5:
+        return later_messages
+    return [{**first, "content": new_sentence}, *later_messages]

@@ -81,74 +81,78 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
 def with_other_texts(tools: list[ToolSchema], rng: random.Random, stock: Stock) -> list[ToolSchema]:
-    """The tools with other descriptions, in another order where there are several. At least the
-    description of one differs."""
+    """The tools with other descriptions, in a random order. Every description of a function
+    differs from before; names, types and required parameters stay."""
     reworded = [_reworded(tool, rng, stock) for tool in tools]
     return rng.sample(reworded, len(reworded))
 
 
 def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
-    """One tool in other words; its fields stand where they stood."""
+    """A copy of one tool with another description of the function and of its parameters. The
+    function may stand under the key "function" or be the whole schema; so it does in the copy."""
     function: JsonObject = dict(tool.get("function", tool))
-    text = str(function.get("description") or "")
-    other = _other_description(text, str(function.get("name", "")), rng, stock)
-    function["description"] = other
+    description = str(function.get("description") or "")
+    name = str(function.get("name", ""))
+    function["description"] = _other_description(description, name, rng, stock)
     if isinstance(function.get("parameters"), Mapping):
         function["parameters"] = _other_parameters(function["parameters"], rng, stock)
     return {**tool, "function": function} if "function" in tool else function
 
 
 def _other_description(text: str, name: str, rng: random.Random, stock: Stock) -> str:
-    """Another description of the function `name`, whose own is `text`; it always differs."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_.-]+", " ", name).strip().lower()
-    others = [frame.format(name=name, words=words) for frame in _GENERIC[stock]]
+    """A description of the function `name` that differs from `text`, its description so far. It is
+    drawn from: generic sentences, `text` in a frame, its sentences in another order, and (as likely
+    as all frames together) `text` with synonyms."""
+    name_as_words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_.-]+", " ", name).strip().lower()
+    choices = [frame.format(name=name, words=name_as_words) for frame in _GENERIC[stock]]
     if text:
-        plain = text[:1].lower() + text[1:]
-        framed = [frame.replace("{text}", plain) for frame in _FRAMES[stock]]
-        others += framed + _reordered(text, rng) + _with_synonyms(text, stock) * len(framed)
-    return rng.choice([other for other in others if other != text])
+        lowered = text[:1].lower() + text[1:]
+        framed = [frame.replace("{text}", lowered) for frame in _FRAMES[stock]]
+        choices += framed + _reordered(text, rng) + _with_synonyms(text, stock) * len(framed)
+    return rng.choice([choice for choice in choices if choice != text])
 
 
 def _reordered(text: str, rng: random.Random) -> list[str]:
-    """The text with its sentences in another order, as a list of one; [] where it has only one."""
+    """The text with its sentences rotated by one or more, as a list of one; [] where it has only
+    one sentence."""
     sentences = _SENTENCES.split(text.strip())
     if len(set(sentences)) < 2:
         return []
-    turned = rng.randrange(1, len(sentences))
-    return [" ".join([*sentences[turned:], *sentences[:turned]])]
+    shift = rng.randrange(1, len(sentences))
+    return [" ".join([*sentences[shift:], *sentences[:shift]])]
 
 
 def _with_synonyms(text: str, stock: Stock) -> list[str]:
-    """The text with other words for common ones, as a list of one; [] where it has none."""
-    place = _STOCKS.index(stock)
+    """The text with every word of `_SYNONYMS` replaced, as a list of one; [] where it has none."""
+    index_of_stock = _STOCKS.index(stock)  # each entry has one synonym per stock
 
-    def other(match: re.Match[str]) -> str:
-        """The other word, with a capital where the first had one."""
+    def synonym_of(match: re.Match[str]) -> str:
+        """The synonym of a matched word, with a capital where the word has one."""
         word = match[0]
-        synonym = _SYNONYMS[word.lower()][place]
+        synonym = _SYNONYMS[word.lower()][index_of_stock]
         return synonym.capitalize() if word[0].isupper() else synonym
 
     pattern = rf"\b(?:{'|'.join(_SYNONYMS)})\b"
-    changed = re.sub(pattern, other, text, flags=re.IGNORECASE)
+    changed = re.sub(pattern, synonym_of, text, flags=re.IGNORECASE)
     return [changed] if changed != text else []
 
 
 def _other_parameters(
     parameters: Mapping[str, Any], rng: random.Random, stock: Stock
 ) -> JsonObject:
-    """The schema of the parameters with its properties in another order and, two times of three,
-    with other descriptions of them or without any."""
-    schema: JsonObject = json.loads(json.dumps(parameters))
+    """A copy of the JSON schema of a function's parameters with its properties in a random order.
+    Their descriptions are, one time in three each, kept, left out or replaced."""
+    schema: JsonObject = json.loads(json.dumps(parameters))  # a deep copy
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return schema
     change = rng.choice(("keep", "leave out", "reword"))
-    for name, each in properties.items():
-        # A parameter that is itself called "description" is a property, not a text.
-        if isinstance(each, dict) and change != "keep":
-            each.pop("description", None)
-            if change == "reword":
-                each["description"] = rng.choice(_PARAMETERS[stock]).format(name=name)
+    for name, property_schema in properties.items():
+        if not isinstance(property_schema, dict) or change == "keep":
+            continue
+        property_schema.pop("description", None)
+        if change == "reword":
+            property_schema["description"] = rng.choice(_PARAMETERS[stock]).format(name=name)
     names = rng.sample(list(properties), len(properties))
     schema["properties"] = {name: properties[name] for name in names}
     return schema

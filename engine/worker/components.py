@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 import transformers
 
+from engine.core.hardware import detect
 from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.fast_paths.examine import examine_device
+from engine.fast_paths.results import identity_of, read_results
 from engine.records.run_config import (
     DistillConfig,
     DPOConfig,
@@ -26,6 +29,7 @@ from engine.records.run_config import (
 from engine.settings import defaults
 from engine.sizing import plan as sizing
 from engine.worker import room
+from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
 from engine.worker.core.limits import AnswerLimits, EvaluationLimits
@@ -135,6 +139,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     set_threads()
     device = pick_device(job.device)
     memory = room.usable_bytes(device)
+    switch_off_what_fails(job, device)
     loading = loading_of(job.config)
     base = load_base(
         base_path,
@@ -155,6 +160,36 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     size = room.size_of_run(job, base, env, memory)
     sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer, size), size)
     return Components(base, renderer, sampler, env, size)
+
+
+def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
+    """Use none of the fast paths that do not work on this device, and write the event `fast_paths`
+    that names them.
+
+    A GPU on which none was tried yet, with this driver and these libraries, is tried first, in a
+    process of its own; that takes about a minute, once. A CPU is tried by `honesmith doctor --gpu`
+    alone.
+    """
+    hardware_device = detect().device
+    home = job.run.home
+    results = read_results(home, identity_of(hardware_device))
+    if results is None and device.type == "cuda":
+        job.event("fast_paths", f"trying what works on {hardware_device.name}, once")
+        results = examine_device(home, hardware_device)
+    if results is None or not results.off:
+        return
+    switched_off.switch_off(results.off)
+    if "flash_attention" in results.off:
+        leave_fused_attention()
+    why = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
+    job.event("fast_paths", f"switched off on this device: {why}", off=results.off)
+
+
+def leave_fused_attention() -> None:
+    """From now on scaled_dot_product_attention uses its unfused form on GPUs."""
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def pinned_env(job: Job[RunConfig]) -> EnvRecord:

@@ -125,10 +125,12 @@ def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | 
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
-    """The tasks of the evaluations, see `heldout.exam_tasks`. Where the environment does not score,
-    only tasks with a pair: nothing else can be measured."""
-    usable = bool if components.env.scored else pair_of
-    return heldout.exam_tasks(components.env, limit, usable)
+    """The tasks of the evaluations, at most `limit` dev and `limit` held-out ones; see
+    `heldout.exam_tasks`. Where the environment does not score answers, only tasks with a pair of a
+    preferred and a rejected answer: nothing else can be measured."""
+    # `bool` is true for every task, since no task is an empty object.
+    is_usable = bool if components.env.scored else pair_of
+    return heldout.exam_tasks(components.env, limit, is_usable)
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:

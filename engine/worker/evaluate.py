@@ -246,7 +246,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
         base_weights = weight_hashes(job.run.home, components.base.path)
         context = components.context(process, config.settings)
         params = _sampling(config.settings, config.attempts)
-        all_tasks = _chosen_tasks(config, components)
+        all_tasks, half_of_task = _chosen_tasks(config, components)
         tasks = [task for task in all_tasks if fits(task, context, params)]
         require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
         yield _PlaySetup(
@@ -254,8 +254,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             base_weights=base_weights,
             tasks=tasks,
             left_out=len(all_tasks) - len(tasks),
-            # Of all tasks: which half a task is in must not depend on how many others fit.
-            half_of_task=heldout.halves_of_split(components.env, config.split, all_tasks),
+            half_of_task=half_of_task,
             context=context,
             params=params,
             reworded=_reworded_exams(job, tasks, context, params),
@@ -299,13 +298,26 @@ def _scoring_process(
         yield process
 
 
-def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
-    """The tasks that the config asks for: those at its `task_indices`, or all of its split if it
-    has no indices; of these at most `rows`, in the order of `heldout.ordered`."""
+def _chosen_tasks(
+    config: EvaluateConfig, components: Components
+) -> tuple[list[TaskRow], dict[str, str]]:
+    """(the tasks that the config asks for, the half of every task of its split by id).
+
+    Asked are the tasks at its `task_indices`, or all of its split if it has no indices; of these at
+    most `rows`. Those that choose no checkpoint come first, so that an evaluation is of them as far
+    as they reach; within each half in the order of `heldout.ordered`.
+    """
     pool = tasks_of(components, config.split)
+    all_in_order = heldout.ordered(pool, len(pool))
+    # Of the whole split: which half a task is in must not depend on which others are asked.
+    half_of_task = heldout.halves_of_split(components.env, config.split, all_in_order)
     if config.task_indices:
-        pool = [pool[index] for index in config.task_indices]
-    return heldout.ordered(pool, config.rows)
+        asked = [pool[index] for index in config.task_indices]
+        return heldout.ordered(asked, config.rows), half_of_task
+    reported_first = sorted(  # which keeps the order within a half
+        all_in_order, key=lambda task: half_of_task.get(task["id"]) == heldout.VALIDATION
+    )
+    return reported_first[: config.rows], half_of_task
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:

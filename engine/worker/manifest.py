@@ -30,6 +30,7 @@ from engine.records.run_config import TrainConfig
 from engine.records.settings import CommonSettings
 from engine.wording.shared import shared_texts
 from engine.worker.components import Components, tasks_of
+from engine.worker.core import switched_off
 from engine.worker.core.job import Job
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
@@ -80,6 +81,7 @@ def write_manifest(
         eval_sampling=_sampling_used(eval_sampling),
         replayed=replayed,
         shared_texts=shared_texts(tasks_of(components, "train"), components.env.tools).kinds,
+        switched_off=switched_off.reasons(),
     ).write(job.run.manifest)
 
 

@@ -34,7 +34,7 @@ def read(home: Home, address: str) -> str:
         (r"run://(.+)/report", lambda name: run_report(home, name)),
         (r"env://(.+)/source", lambda name: read_source(home, name)),
         (r"train://(hardware)", lambda _: hardware(home)),
-        (r"train://(settings)", lambda _: settings()),
+        (r"train://settings/?(.*)", settings),
     )
     for form, reader in readers:
         match = re.fullmatch(form, address)
@@ -45,7 +45,7 @@ def read(home: Home, address: str) -> str:
         f"nothing has the address {address[:80]!r}",
         hint=Hint(
             "Addresses: run://RUN/card, run://RUN/report, run://RUN/config, run://MODEL/card, "
-            "env://ENV/source, train://settings, as in",
+            "env://ENV/source, train://settings, train://settings/grpo, as in",
             Call("read_playbook", {"section": "run://pebble/card"}),
         ),
         field="section",
@@ -100,11 +100,12 @@ def hardware(home: Home) -> str:
     return _json_text(verbs.get_status(home, scope="hardware"))
 
 
-def settings() -> str:
-    """Every training setting as Markdown."""
+def settings(kind: str = "") -> str:
+    """What each setting of an algorithm, or of "evaluate", does, as Markdown; "" for the names of
+    all settings and the addresses of those pages. Raises UserError SECTION_NOT_FOUND."""
     from engine.settings import resolution  # the schema of the settings is slow to load
 
-    return resolution.settings_reference()
+    return resolution.settings_page(kind) if kind else resolution.settings_index()
 
 
 def read_source(home: Home, env_id: str) -> str:

@@ -34,6 +34,19 @@ def only_changes(status: Reply) -> Reply:
     }
 
 
+def with_cut_wait(status: Reply, asked_s: float, waited_s: float) -> Reply:
+    """The status with a warning where the wait was cut to `waited_s` seconds and ended without what
+    it was for; `asked_s` is how long the caller wanted to wait."""
+    if waited_s >= asked_s or status.get("reached") or status.get("state") in TERMINAL:
+        return status
+    warning = (
+        f"the wait was cut from {asked_s:.0f} to {waited_s:.0f} s: this client asks for no "
+        "progress notifications, without which it may give up a longer call; wait again, or do "
+        "other work: the run goes on by itself"
+    )
+    return status | {"warnings": [*status.get("warnings", []), warning]}
+
+
 def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
     """Suggested calls of which those that wait on do it as the caller did: for the same, and where
     its client holds a long call, as long."""

@@ -149,23 +149,35 @@ def demo(
 
 @app.command()
 @command
-def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
+def doctor(
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="Try every faster way to compute on the devices; about a minute each."
+        ),
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
     """What is wrong with this machine, and how to mend it."""
     from engine import doctor as engine_doctor
 
+    examine = engine_doctor.examine_fast_paths if gpu else engine_doctor.examine
     located_home = home_of(home)
+    log_checks = [] if gpu else [_log_check(log_file(located_home))]
     # On a terminal each check is shown as soon as it is done, elsewhere the whole reply at the end.
     if as_json or not sys.stdout.isatty():
-        reply = engine_doctor.examine(located_home)
-        reply["checks"].append(_log_check(log_file(located_home)))
+        reply = examine(located_home)
+        reply["checks"] += log_checks
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
 
     def show_check(check: Mapping[str, Any]) -> None:
         show(check, as_json=False, paint="check")
 
-    reply = engine_doctor.examine(located_home, report_check=show_check)
-    show_check(_log_check(log_file(located_home)))
+    reply = examine(located_home, report_check=show_check)
+    for check in log_checks:
+        show_check(check)
     show({"summary": reply["summary"]}, as_json=False)
     return FAILED if reply["failed"] else OK
 

@@ -127,6 +127,9 @@ def _add_machine(add: Add, home: Home) -> None:
     def settings() -> str:
         return _resource_text(addresses.settings)
 
+    def settings_of(kind: str) -> str:
+        return _resource_text(lambda: addresses.settings(kind))
+
     def skills() -> str:
         from engine.skills.card import skills_card  # late: the questions are drawn when it loads
 
@@ -134,7 +137,14 @@ def _add_machine(add: Add, home: Home) -> None:
 
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
     add("train://hardware", "Hardware", "Devices and free memory.", JSON, hardware)
-    add("train://settings", "Settings", "Every training setting.", MARKDOWN, settings)
+    add("train://settings", "Settings", "The names of all settings.", MARKDOWN, settings)
+    add(
+        "train://settings/{kind}",
+        "Settings of an algorithm",
+        "What each setting of sft, dpo, grpo, distill or evaluate does.",
+        MARKDOWN,
+        settings_of,
+    )
     add("train://skills", "Skills", "What models are asked before and after.", MARKDOWN, skills)
 
 

@@ -1,12 +1,15 @@
 """What doctor finds, and that it only looks."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine import doctor
+from engine.core.errors import UserError
 from engine.core.hardware import Device, Hardware
+from engine.fast_paths.results import DeviceResults, PathResult, keep_results
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -170,3 +173,46 @@ def test_runs_whose_config_cannot_be_read_are_named_also_after_the_database_was_
     assert check["status"] == "warn" and check["fix"]
     assert str(run.config) in check["detail"] and "is damaged" in check["detail"]
     assert str(whole.config) not in check["detail"]
+
+
+def tried(device: str, time: float, **reasons: str) -> DeviceResults:
+    paths = [PathResult(name=name, state="off", reason=why) for name, why in reasons.items()]
+    on = PathResult(name="shared_prompt", state="on", difference=0.0, allowed=1e-3)
+    return DeviceResults(identity={"device": device, "x": str(time)}, time=time, paths=(*paths, on))
+
+
+def test_what_does_not_work_on_a_device_is_told_from_its_newest_trial(home: Home, tmp_path: Path):
+    assert "fast paths" not in examined(home, tmp_path)
+    keep_results(home, tried("NVIDIA H200", 2.0, varlen_attention="differs by 3e-01"))
+    keep_results(home, tried("NVIDIA H200", 1.0, decode_graph="an older trial"))
+    check = examined(home, tmp_path)["fast paths"]
+    assert check["status"] == "warn" and "varlen_attention: differs by 3e-01" in check["detail"]
+    assert "NVIDIA H200" in check["detail"] and "doctor --gpu" in check["fix"]
+    keep_results(home, tried("NVIDIA H200", 3.0))
+    assert examined(home, tmp_path)["fast paths"]["status"] == "pass"
+
+
+def test_fast_paths_are_tried_for_each_device_with_what_is_done_without_them(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    def tries(home: Home, device: Device, report: Callable[[PathResult], None]) -> None:
+        for result in tried(device.name, 1.0, decode_graph="slower: 3 ms").paths:
+            report(result)
+
+    cards = tuple(Device(f"cuda:{i}", f"card {i}", "cuda", 1, 1) for i in range(2))
+    machine = Hardware(cards, 2, 1, 1, 1)
+    monkeypatch.setattr(doctor.hardware, "detect", lambda disk: machine)
+    monkeypatch.setattr(doctor, "examine_device", tries)
+    reply = doctor.examine_fast_paths(home)
+    assert [check["status"] for check in reply["checks"]] == ["warn", "pass"] * 2
+    assert "each operation of a step is launched by itself" in reply["checks"][0]["fix"]
+    assert reply["summary"] == "2 of 4 fast paths switched off; runs do without."
+
+
+def test_nothing_is_timed_beside_a_run(home: Home):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("a", "train", "sft", "a@1", "pebble"))
+        store.set_state(row.run_id, "preparing", only_from={"queued"}, device="cpu")
+    with pytest.raises(UserError, match=row.run_id) as raised:
+        doctor.examine_fast_paths(home)
+    assert raised.value.code == "DEVICE_BUSY" and raised.value.retryable

@@ -38,6 +38,15 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_a_chain_of_sft_grpo_and_an_evaluation_answers_with_a_verdict_for_each_step",
         ),
     ),
+    3: (
+        "an exam without training rows is a kind of its own",
+        (
+            "engine/environments/test_push.py::"
+            "test_after_an_exam_comes_an_evaluation_and_not_a_dry_run",
+            "engine/worker/test_evaluate.py::"
+            "test_an_exam_without_training_rows_is_pushed_and_evaluated",
+        ),
+    ),
     4: (
         "estimates hold their band",
         ("engine/cost/test_estimate.py::test_eight_of_ten_later_runs_fall_into_the_band",),
@@ -96,6 +105,8 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_the_word_of_a_failed_audit_travels_with_a_comparison",
             "engine/runs/test_run_status.py::"
             "test_the_word_of_a_failed_audit_stands_beside_the_scores_of_an_evaluation",
+            "engine/evidence/test_reported.py::"
+            "test_the_word_of_a_failed_audit_travels_with_the_number_and_the_best_run",
         ),
     ),
     11: (
@@ -121,6 +132,9 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/worker/evaluation/test_heldout.py::"
             "test_dev_tasks_choose_and_every_held_out_task_is_reported",
             "engine/environments/test_task_rows.py::test_rows_of_one_group_are_stored_on_one_side",
+            "engine/evidence/stats/test_families.py::"
+            "test_prompts_of_the_same_words_in_another_order_are_named_with_the_group_to_give",
+            "engine/evidence/stats/test_families.py::test_one_noun_in_many_templates_is_named",
         ),
     ),
     14: (
@@ -130,6 +144,16 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_one_model_is_shown_by_operation_with_intervals",
             "engine/evidence/compare/test_named_metric.py::"
             "test_a_change_far_above_the_smallest_detectable_gap_says_what_that_gap_is",
+        ),
+    ),
+    15: (
+        "the line that matters comes first, nothing is said twice, the rest on request",
+        (
+            "engine/dry_run/test_dry_run.py::"
+            "test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it",
+            "engine/dry_run/test_dry_run.py::"
+            "test_a_reply_of_many_probes_stays_short_with_each_setting_once",
+            "engine/runs/test_run_status.py::test_what_was_forgotten_is_said_once",
         ),
     ),
     16: (
@@ -145,6 +169,15 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/runs/test_diff.py::"
             "test_two_runs_differ_in_what_was_chosen_and_in_what_follows_from_it",
             "engine/runs/test_diff.py::test_how_long_to_train_is_one_change_however_it_was_said",
+        ),
+    ),
+    18: (
+        "a run with nothing left to learn says so, and ends where asked",
+        (
+            "engine/evidence/detect/test_detectors.py::"
+            "test_an_alert_comes_while_there_is_time_to_stop",
+            "engine/worker/test_training_alerts.py::"
+            "test_stop_early_alert_ends_the_run_with_a_checkpoint_and_its_verdict",
         ),
     ),
     19: (
@@ -182,6 +215,16 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_an_alert_that_is_not_over_is_a_finding_unless_the_run_ended_no_worse",
         ),
     ),
+    23: (
+        "one number to report, the same wherever it is asked for",
+        (
+            "engine/evidence/test_reported.py::"
+            "test_a_run_has_one_number_wherever_it_is_asked_for_and_however_it_is_spelt",
+            "engine/evidence/test_reported.py::"
+            "test_the_curve_is_said_to_have_chosen_the_checkpoint",
+            "engine/worker/test_evaluate.py::test_tasks_that_choose_no_checkpoint_are_asked_first",
+        ),
+    ),
     24: (
         "what an exam can show is told before the run",
         ("engine/dry_run/test_dry_run.py::test_the_exam_is_in_the_report",),
@@ -201,6 +244,17 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/evidence/compare/test_named_metric.py::test_a_metric_has_a_verdict_of_its_own",
         ),
     ),
+    27: (
+        "lost of what was right, by group and with its interval, under a gain too",
+        (
+            "engine/evidence/verdict/test_regression.py::"
+            "test_a_sample_of_an_environment_says_of_how_many_tasks_it_is",
+            "engine/evidence/verdict/test_regression.py::"
+            "test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them",
+            "engine/evidence/verdict/test_verdict.py::"
+            "test_a_gain_does_not_hide_what_was_right_before_and_is_lost",
+        ),
+    ),
     28: (
         "cards of base models, read as a resource and by a tool",
         (
@@ -212,6 +266,13 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_a_client_with_tools_alone_reads_what_is_a_resource",
             "mcp_server/api/test_addresses.py::"
             "test_the_list_of_models_leads_to_the_card_of_a_base_model",
+        ),
+    ),
+    29: (
+        "an error is never rounded away",
+        (
+            "engine/core/test_format.py::test_a_share_in_percent_never_rounds_an_error_away",
+            "engine/core/test_format.py::test_no_sentence_for_people_rounds_a_share_by_itself",
         ),
     ),
     30: (

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import sync_folder
+from engine.core.format import whole_percent
 from engine.environments.indexed import columns, scan, sides
 from engine.environments.indexed.rows import ROWS_INDEX, stored_row
 from engine.home.run_dir import Home
@@ -44,7 +45,7 @@ COPIED_BYTES = 64 << 20
 COPIED_ROWS = 100_000
 HELDOUT_ROWS = "heldout.jsonl"
 _INDEX, _REQUEST, _LOCK, _LOG, _DONE = "index.json", "request.json", "lock", "log", "done"
-_VERSION = 1  # of what is kept in the cache; raise it when the reading changes
+_VERSION = 2  # of what is kept in the cache; raise it when the reading changes
 _POLL_S = 0.05
 _LOG_CHARS = 500  # of the process's log, at its end
 _FEW_BYTES = 4 << 20  # so small a file has no COPIED_ROWS rows
@@ -187,7 +188,8 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
         share = min(0.99, done_bytes / total_bytes)
     return UserError(
         "DATASET_READING",
-        f"{total_bytes >> 20} MB of data are being read, {share:.0%} so far; nothing is stored yet",
+        f"{total_bytes >> 20} MB of data are being read, {whole_percent(share)} so far; "
+        "nothing is stored yet",
         hint="Call again; the reading goes on meanwhile and is not begun anew.",
         field="path",
         retryable=True,

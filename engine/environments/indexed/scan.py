@@ -172,11 +172,18 @@ def scan(part: Part) -> PartFacts:
 
 def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject, Task]:
     """The row of a line, as it is written and as a task. Raises ValueError for a line that is no
-    row, or that was not read because it is too long (`content` is None)."""
+    row, that was not read because it is too long (`content` is None), or that names a group, which
+    would not be kept on one side."""
     if content is None:
         raise ValueError(TOO_LONG)
     row = parse_line(content)
-    return row, to_task(row, default_id(part.name, line), part.split)
+    task = to_task(row, default_id(part.name, line), part.split)
+    if task.group:
+        raise ValueError(
+            f"it names the group {task.group[:40]!r}, and data too large to copy have no groups: "
+            "leave the key out, or push fewer rows"
+        )
+    return row, task
 
 
 def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str) -> None:

@@ -1,7 +1,6 @@
 """The card of a base model as Markdown: what it is, what it can do and in which words, and what was
 measured of it in this home."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,8 @@ _EXAMPLES_OF_SKILL = 2  # where they come from a run of this home
 
 
 def base_models(home: Home) -> list[str]:
-    """The base models that `get_status` lists. A path that a client makes up is none of them."""
+    """The references of the base models that `get_status` lists. Only these have cards: a client
+    cannot have any path of the disk read."""
     return [usable.ref for usable in catalog.usable_models(home) if usable.kind != "run"]
 
 
@@ -51,8 +51,13 @@ def _head(model: ModelRef) -> str:
 
 @dataclass
 class _Skill:
-    """One skill: `right` of `asked` tasks, how well it is known in a word, and some requests, each
-    with a reply and what else it needs ("" for nothing)."""
+    """One skill of a base model.
+
+    Attributes:
+        right, asked: how many tasks were answered rightly, of how many.
+        level: how well the skill is known, in a word; "" where that was not recorded.
+        examples: (request, reply, note) of some tasks; the note is "" where there is none.
+    """
 
     name: str
     right: int
@@ -69,7 +74,10 @@ def _skills_of_card(card: SkillCard) -> list[_Skill]:
             right=round(score * card.per_skill),
             asked=card.per_skill,
             level=card.levels.get(name, ""),
-            examples=[(e.prompt, e.answer, e.note) for e in card.examples.get(name, [])],
+            examples=[
+                (example.prompt, example.answer, example.note)
+                for example in card.examples.get(name, [])
+            ],
         )
         for name, score in card.scores.items()
     ]
@@ -86,7 +94,8 @@ def _skills_from_runs(home: Home, ref: str) -> list[_Skill]:
 
 
 def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
-    """The answers to tasks of skills, counted by skill, with the first requests of each."""
+    """The skills that the rows ask about, with the counts of their answers and their first
+    `_EXAMPLES_OF_SKILL` requests."""
     redact = redactor_for(home, None)
     by_skill: dict[str, _Skill] = {}
     for row in rows:
@@ -94,7 +103,8 @@ def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
         skill = by_skill.setdefault(name, _Skill(name, right=0, asked=0))
         skill.asked += 1
         skill.right += row.success is True
-        if len(skill.examples) < _EXAMPLES_OF_SKILL and isinstance(row.prompt, list) and row.prompt:
+        has_room = len(skill.examples) < _EXAMPLES_OF_SKILL
+        if has_room and isinstance(row.prompt, list) and row.prompt:
             request = str(row.prompt[-1].get("content", ""))
             skill.examples.append((redact.text(request), redact.text(row.completion or ""), ""))
     return list(by_skill.values())
@@ -116,24 +126,28 @@ def _skills_section(skills: Sequence[_Skill]) -> str:
 
 
 def _example_text(request: str, reply: str, note: str) -> str:
-    """A request with its reply on one line, as code."""
-    asked, answered = (
-        clip(text.replace("\n", "\\n").replace("`", "'"), _EXAMPLE_CHARS)
-        for text in (request, reply)
-    )
-    return f"`{asked}` -> `{answered}`" + (f" ({note})" if note else "")
+    """A request with its reply on one line of Markdown, such as "`Copy ab.` -> `ab` (note)"."""
+
+    def as_code(text: str) -> str:
+        """The text on one line between backticks, cut after `_EXAMPLE_CHARS` characters."""
+        one_line = text.replace("\n", "\\n").replace("`", "'")
+        return f"`{clip(one_line, _EXAMPLE_CHARS)}`"
+
+    return f"{as_code(request)} -> {as_code(reply)}" + (f" ({note})" if note else "")
 
 
 def _exams_section(home: Home, ref: str) -> str:
-    """What evaluations of this home measured of the model; "" where there is none."""
-    levels: dict[str, str] = defaultdict(str)
-    for row in _runs_with(home, ref, "evaluate"):
+    """What evaluations of this home measured of the model: a line for each environment, from its
+    newest evaluation; at most `_MOST_EXAMS` lines, and "" where there is none."""
+    line_of_env: dict[str, str] = {}
+    for row in _runs_with(home, ref, "evaluate"):  # the newest first
         for level in read_object(home.run(row.run_id).result).get("models") or ():
-            if level.get("ref") == ref and row.env_id not in levels:
-                levels[row.env_id] = _level_line(row, level)
-    if not levels:
+            if level.get("ref") == ref and row.env_id not in line_of_env:
+                line_of_env[row.env_id] = _level_line(row, level)
+    if not line_of_env:
         return ""
-    return "\n".join(["## Measured in this home", "", *list(levels.values())[:_MOST_EXAMS]])
+    lines = list(line_of_env.values())[:_MOST_EXAMS]
+    return "\n".join(["## Measured in this home", "", *lines])
 
 
 def _level_line(row: RunRow, level: dict[str, object]) -> str:

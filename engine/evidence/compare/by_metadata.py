@@ -26,9 +26,11 @@ _GROUP = "group"  # this key also means the task's own group
 
 @dataclass(frozen=True)
 class Slice:
-    """The tasks whose metadata have one value under the key.
+    """The tasks whose metadata have the same value under the key, and how the models did on them.
 
     Attributes:
+        value: that value as text.
+        tasks: how many tasks have it.
         levels: label of a model -> its level on these tasks; None where nothing was scored.
         change: the candidate furthest ahead against the first; None with a single model.
     """
@@ -45,9 +47,9 @@ class Slice:
     def to_json(self) -> dict[str, object]:
         """The slice as results hold it: value and interval of each model, and the change."""
         models = {
-            label: {"value": each.rounded_value, "interval": each.interval, "n": each.tasks}
-            for label, each in self.levels.items()
-            if each is not None
+            label: {"value": result.rounded_value, "interval": result.interval, "n": result.tasks}
+            for label, result in self.levels.items()
+            if result is not None
         }
         body: dict[str, object] = {"value": self.value, "tasks": self.tasks, "models": models}
         if self.change is not None:
@@ -74,8 +76,8 @@ class ByMetadata:
     shown: str
 
     def sentence(self, measure_name: str) -> str:
-        """For example "By operation (arith-grpo-1, success): plus 93.0 % (88.1 to 96.2 %), minus
-        41.0 % (31.9 to 50.8 %)."; the values with the most tasks."""
+        """The level of the shown model for the values with the most tasks, such as "By operation
+        (arith-grpo-1, success): plus 93.0 % (88.1 to 96.2 %), minus 41.0 % (31.9 to 50.8 %)."."""
         parts = [
             f"{piece.value} {_level_text(piece.levels.get(self.shown))}"
             for piece in self.slices[:_SENTENCE_VALUES]
@@ -86,18 +88,15 @@ class ByMetadata:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about values with too few tasks, and that many values are many tests."""
+        """The warning that some values have too few tasks, as a list of one; [] where none has."""
         small = [piece for piece in self.slices if piece.is_small]
-        warnings = []
-        if small:
-            names = ", ".join(
-                f"{piece.value} ({piece.tasks})" for piece in small[:_SENTENCE_VALUES]
-            )
-            warnings.append(
-                f"Fewer than {FEW_TASKS} tasks have {names} under {self.key}: their intervals are "
-                "too wide to tell much."
-            )
-        return warnings
+        if not small:
+            return []
+        names = ", ".join(f"{piece.value} ({piece.tasks})" for piece in small[:_SENTENCE_VALUES])
+        return [
+            f"Fewer than {FEW_TASKS} tasks have {names} under {self.key}: their intervals are "
+            "too wide to tell much."
+        ]
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -131,8 +130,16 @@ def by_metadata(
 def of_one_model(
     home: Home, model: Candidate, key: str, metric: str, warnings: Sequence[str]
 ) -> Reply:
-    """The result of a comparison of one model with nothing: its level, also by the metadata.
-    `metric` names what its rows are judged by, "" for their own measure; `warnings` come first."""
+    """The reply of `compare_runs` about a single model, which has nothing to be compared with: its
+    level, in all and by the values of its tasks' metadata.
+
+    Args:
+        key: the key of the metadata.
+        metric: the named metric that its rows are judged by; "" for their own measure.
+        warnings: earlier warnings; they come first in the reply.
+
+    Raises UserError BAD_ARGUMENT if no task has the key.
+    """
     measure = measure_of(model.rows)
     by = by_metadata(home, [model], key, measure, shown=model.label)
     name = metric or str(measure)
@@ -156,14 +163,21 @@ def _slice(
     measure: Measure | None,
     shown: str,
 ) -> Slice:
-    """The results of the candidates on `tasks`, which all have `value`."""
-    rows = {c.label: [row for row in c.rows if row.task in tasks] for c in candidates}
+    """The results of the candidates on `tasks` (ids), which all have `value` under the key.
+
+    `shown` is the label of the candidate whose change against the first is tested.
+    """
+    rows_of_model = {
+        candidate.label: [row for row in candidate.rows if row.task in tasks]
+        for candidate in candidates
+    }
     first = candidates[0].label
-    change = compare_rows(rows[first], rows[shown]) if shown != first else None
+    is_first = shown == first
+    change = None if is_first else compare_rows(rows_of_model[first], rows_of_model[shown])
     return Slice(
         value=value,
         tasks=len(tasks),
-        levels={label: _level_or_none(own_rows, measure) for label, own_rows in rows.items()},
+        levels={label: _level_or_none(rows, measure) for label, rows in rows_of_model.items()},
         change=change,
     )
 
@@ -175,27 +189,31 @@ def _level_or_none(rows: Sequence[EvaluationRow], measure: Measure | None) -> Le
 
 
 def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
-    """Task id -> the value of its metadata under `key`, as text; tasks without it are left out."""
+    """Task id -> the value of its metadata under `key`, as text; tasks without it are left out.
+
+    Raises UserError BAD_ARGUMENT if no task has the key; its hint names the keys that there are.
+    """
     name, _, hash12 = env_id.partition("@")
     tasks = load_rows(home.env(name, hash12) / "tasks.jsonl")
-    values = {row["id"]: _value(row, key) for row in tasks}
-    present = {task: text for task, text in values.items() if text is not None}
-    if not present:
-        keys = sorted({name for row in tasks for name in row.get("metadata") or {}})
-        known = f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else "Give tasks metadata."
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"no task of {env_id} has {key[:60]!r} in its metadata",
-            hint=known,
-            field="group_by",
-        )
-    return present
+    value_of_task = {row["id"]: _value(row, key) for row in tasks}
+    present = {task: value for task, value in value_of_task.items() if value is not None}
+    if present:
+        return present
+    keys = sorted({known_key for row in tasks for known_key in row.get("metadata") or {}})
+    raise UserError(
+        "BAD_ARGUMENT",
+        f"no task of {env_id} has {key[:60]!r} in its metadata",
+        hint=f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else "Give tasks metadata.",
+        field="group_by",
+    )
 
 
 def _value(row: TaskRow, key: str) -> str | None:
-    """The value of a task under `key` as text, None without one."""
+    """The value under `key` in the metadata of a task, as text of at most `_VALUE_CHARS`
+    characters; None without one. The group of a task may also stand beside its metadata."""
     metadata = row.get("metadata") or {}
-    value = metadata.get(key, row.get(_GROUP) if key == _GROUP else None)
+    value_beside_metadata = row.get(_GROUP) if key == _GROUP else None
+    value = metadata.get(key, value_beside_metadata)
     if value is None or value == "":
         return None
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)

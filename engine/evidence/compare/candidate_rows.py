@@ -25,8 +25,8 @@ class CandidateRow:
         step: the checkpoint's step; None where there is none or it is not known.
         level: its value with interval, None where no measure is common to all models.
         device_hours: what its training took (of all seeds together), None for a base model.
-        in_other_words: what became of it there when its tasks were asked in other words, a
-            sentence part for each kind; () where they were not asked so.
+        in_other_words: how it did there on its tasks in other words, a sentence part for each kind
+            of rewording; () where no task was reworded.
     """
 
     id: str
@@ -68,11 +68,12 @@ def candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> 
 
 
 def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
-    """What became of a candidate when its evaluation asked it in other words, by kind."""
+    """How a candidate did on its tasks in other words, a sentence part for each kind of rewording;
+    [] where its evaluation reworded no task."""
     run = home.run(candidate.source)
-    probed = robustness_of(run, run.find_config(), redactor_of(home, candidate.source))
+    models = robustness_of(run, run.find_config(), redactor_of(home, candidate.source))
     return [
-        kind.sentence for each in probed if each.model == candidate.label for kind in each.kinds
+        kind.sentence for model in models if model.model == candidate.label for kind in model.kinds
     ]
 
 

@@ -6,6 +6,7 @@ An id given to `compare_runs` is a training run (its own held-out evaluation), a
 come from and the way of sampling.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,12 @@ from engine.core.files import read_object
 from engine.core.hints import Call, Hint
 from engine.evidence.stats.results import TEST, in_half
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.sides import evaluated_models, result_step
+from engine.evidence.verdict.sides import (
+    evaluated_models,
+    is_same_checkpoint,
+    step_in_ref,
+    step_of_checkpoint,
+)
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -85,12 +91,14 @@ class Offer:
 
     Attributes:
         source: id of the run that holds the evaluation.
+        asked: how many tasks it asked; of evaluations that agree equally the largest is taken.
         load: reads the rows from disk; called only for the offers that are chosen.
     """
 
     source: str
     env_id: str
     sampling: Sampling
+    asked: int
     load: Callable[[], list[Candidate]]
 
 
@@ -233,10 +241,19 @@ class _Finder:
     def _offers_of_evaluations(self, ref: str) -> list[Offer]:
         """The past evaluation runs that asked the model `ref`, each as an offer of it alone."""
         return [
-            self._offer_of_evaluation(evaluation, config, only_model=ref)
+            self._offer_of_evaluation(evaluation, config, only_model=asked, label=ref)
             for evaluation, config in self.evaluations
-            if config is not None and ref in config.model_refs
+            if config is not None
+            for asked in self._names_there(ref, config.model_refs)
         ]
+
+    def _names_there(self, ref: str, model_refs: Sequence[str]) -> list[str]:
+        """Under which of `model_refs` an evaluation asked the model `ref`, as a list of one; else
+        []. A run, its best and the step of that are one model, however it is spelt."""
+        if ref in model_refs:
+            return [ref]
+        same = (other for other in model_refs if is_same_checkpoint(self.home, ref, other))
+        return list(itertools.islice(same, 1))
 
     def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
         """The error for a model without evaluation; `row` is the run of `ref`.
@@ -267,13 +284,14 @@ class _Finder:
         return row if row.run_id == name else None
 
     def _offer_of_evaluation(
-        self, row: RunRow, config: RunConfig | None, only_model: str = ""
+        self, row: RunRow, config: RunConfig | None, only_model: str = "", label: str = ""
     ) -> Offer:
         """An evaluation run as an offer: its models, whose rows are read only if it is chosen.
 
         Args:
             config: of the run; None where it is missing or damaged.
             only_model: reference of the only model to offer; "" offers all models.
+            label: what that model is called in results; "" for its reference.
         """
         run = self.home.run(row.run_id)
         sampling = sampling_of(config)
@@ -282,19 +300,20 @@ class _Finder:
             """Read the rows of the offered models from disk: one candidate for each model."""
             return [
                 Candidate(
-                    label=label,
+                    label=label or ref,
                     source=run.id,
                     env_id=row.env_id,
                     rows=rows,
                     sampling=sampling,
-                    run_id=trained_by(self.home, label),
-                    step=_step_in_ref(label),
+                    run_id=trained_by(self.home, ref),
+                    step=step_in_ref(ref),
                 )
-                for label, rows in evaluated_models(run, config).items()
-                if only_model in ("", label)
+                for ref, rows in evaluated_models(run, config).items()
+                if only_model in ("", ref)
             ]
 
-        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
+        asked = config.rows if isinstance(config, EvaluateConfig) else 0
+        return Offer(run.id, row.env_id, sampling, asked, load)
 
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
@@ -303,11 +322,12 @@ class _Finder:
         reports.
         """
         run = self.home.run(row.run_id)
-        step = _step_of_checkpoint(run, checkpoint)
-        if step is None or not _reported_rows(run, step):
+        step = step_of_checkpoint(run, checkpoint)
+        asked = 0 if step is None else _reported_tasks(run, step)
+        if step is None or not asked:
             return []
         label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
-        return [self._offer_of_step(run, row, step, label, trained_here=True)]
+        return [self._offer_of_step(run, row, step, label, asked, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
         """The evaluations of the model `ref` at step 0 of training runs that started from it.
@@ -322,18 +342,19 @@ class _Finder:
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
-            if _reported_rows(run, 0):
-                offers.append(self._offer_of_step(run, row, step=0, label=ref, trained_here=False))
+            asked = _reported_tasks(run, 0)
+            if asked:
+                offers.append(self._offer_of_step(run, row, 0, ref, asked, trained_here=False))
         return offers
 
     def _offer_of_step(
-        self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
+        self, run: RunDir, row: RunRow, step: int, label: str, asked: int, *, trained_here: bool
     ) -> Offer:
         """One held-out evaluation of a training run as an offer of the model `label`.
 
         The rows are read only if the offer is chosen. Only the half of the tasks that no checkpoint
-        was chosen on is used. `trained_here` is False for step 0, the model that the run started
-        from.
+        was chosen on is used; `asked` is how many those are. `trained_here` is False for step 0,
+        the model that the run started from.
         """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
@@ -351,7 +372,7 @@ class _Finder:
                 )
             ]
 
-        return Offer(source=run.id, env_id=row.env_id, sampling=sampling, load=load)
+        return Offer(run.id, row.env_id, sampling, asked, load)
 
 
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
@@ -386,14 +407,14 @@ def _choose_offers(
 ) -> tuple[list[Offer], list[str]]:
     """Choose one offer (an evaluation) per id, all on one environment.
 
-    As many as possible come from the same run, and then, as many as possible were sampled in the
-    same way. Returns (the offers in the order of `ids`, the other environments that all ids share).
-    `offers` maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where
-    the ids share no environment.
+    As many as possible come from the same run, then as many as possible were sampled in the same
+    way, and then as many tasks as possible were asked. Returns (the offers in the order of `ids`,
+    the other environments that all ids share). `offers` maps an id to its offers, the preferred
+    first. Raises UserError NOT_COMPARABLE where the ids share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
-    best_agreement = (-1, -1)  # below that of any try
+    best_agreement = (-1, -1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
     # Each offer of the first id (whose nearest is itself) is tried with the nearest ones of the
     # others; the first try wins among those that agree equally well.
@@ -405,11 +426,13 @@ def _choose_offers(
     return best_offers, common_env_ids[1:]
 
 
-def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int]:
-    """(how many offers come from the run of `first`, how many were sampled as `first` was)."""
+def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
+    """(how many offers come from the run of `first`, how many were sampled as `first` was, the
+    fewest tasks that any of them asked)."""
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
+        min(offer.asked for offer in offers),
     )
 
 
@@ -482,6 +505,11 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
     ]
 
 
+def _reported_tasks(run: RunDir, step: int) -> int:
+    """How many tasks the run's result is reported on at a step; 0 where none was asked."""
+    return len({row.task for row in _reported_rows(run, step)})
+
+
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
     """The answers at a step to the half of the tasks that the run's result is reported on.
 
@@ -489,23 +517,6 @@ def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
     """
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
-
-
-def _step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
-    """The step of a checkpoint: 20 for "step20".
-
-    Any other name, "" included, stands for the checkpoint that the run reports; None where no step
-    was evaluated.
-    """
-    named_step = _step_in_ref(f"@{checkpoint}")  # it reads references, such as "r-1@step20"
-    return result_step(run) if named_step is None else named_step
-
-
-def _step_in_ref(ref: str) -> int | None:
-    """The step in a model reference: 20 for `run@step20`; None where it names no step."""
-    _, _, checkpoint = ref.partition("@")
-    digits = checkpoint.removeprefix("step")
-    return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _env_matches(env_id: str, requested: str) -> bool:

@@ -21,7 +21,6 @@ from engine.evidence.compare.seeds import compare_candidates, with_seeds_joined
 from engine.evidence.compare.settings_diff import attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
 from engine.evidence.stats.results import (
-    VALIDATION,
     Measure,
     damaged_answers_warning,
     measure_of,
@@ -39,6 +38,7 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
+from engine.evidence.verdict.sides import tasks_left_out_sentence
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import json_chars
 
@@ -178,6 +178,7 @@ def _compare_answers(
     all_warnings = [
         *warnings,
         *more_evidence.notes,
+        *remarks.numbers_to_report(home, candidates),
         *pair_warnings(max(evaluation_counts)),
         *_cautions(home, candidates, [contest.comparison for contest in contests]),
     ]
@@ -336,34 +337,15 @@ def _cautions(
     notes += dict.fromkeys(  # each note once
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
-    for candidate in candidates:
-        notes += _note_on_chosen_checkpoint(home, candidate)
+    notes += _notes_on_tasks_that_chose(home, candidates)
     return notes[:_MOST_NOTES]
 
 
-def _note_on_chosen_checkpoint(home: Home, candidate: Candidate) -> list[str]:
-    """A sentence where a candidate has answers to tasks its checkpoint was chosen on; else []."""
-    validation_count = sum(row.half == VALIDATION for row in candidate.rows)
-    if not validation_count or not _had_choice_of_checkpoints(home, candidate):
-        return []
-    return [
-        f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
-        "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
-        "verdict leaves them out."
-    ]
-
-
-def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
-    """Whether the candidate's run chose among several checkpoints on this environment version.
-
-    False for a base model, and where the config of the run is gone.
-    """
-    if not candidate.run_id:
-        return False
-    run = home.run(candidate.run_id)
-    config = run.find_config()
-    # With step 0 and one later evaluation there was nothing to choose from.
-    return config is not None and config.env_id == candidate.env_id and len(run.eval_steps()) > 2
+def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> list[str]:
+    """A sentence for each evaluation among the sources that asked tasks by which a checkpoint of
+    its models was chosen."""
+    sources = [home.run(source) for source in dict.fromkeys(each.source for each in candidates)]
+    return [note for run in sources for note in tasks_left_out_sentence(run, run.find_config())]
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:

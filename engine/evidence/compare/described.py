@@ -4,7 +4,7 @@ A value that somebody chose is told apart from one that follows from it. How lon
 thing, however it was said: `steps` and `epochs` never both stand among what was chosen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.core.reply import Reply
@@ -14,11 +14,11 @@ from engine.home.run_dir import Home
 
 @dataclass(frozen=True)
 class Described:
-    """A training as it was described: by a run's config, or by files.
+    """What a training was asked to do, as a run's config or a TOML file says.
 
     Attributes:
-        name: of the run, or of the files.
-        choices: what is said beside the settings: model, algorithm, env_id and more.
+        name: of the run, or of the file.
+        choices: what was chosen beside the settings: model, algorithm, env_id and more.
         settings: name -> value; all of them, or those given where `is_complete` is False.
         chosen: the names of the settings that somebody chose.
     """
@@ -50,23 +50,31 @@ class Difference:
         return {"changed": _rows(self.chosen), "followed": _rows(self.followed)}
 
     def in_words(self) -> str:
-        """The chosen differences: "learning_rate 0.0001 -> 0.0003, seed 0 -> 1"."""
+        """The chosen differences, such as "learning_rate 0.0001 -> 0.0003, seed 0 -> 1"; those that
+        nobody chose where there are no others, and "" where there are none at all."""
         changes = self.chosen or self.followed
-        return ", ".join(f"{name} {_text(a)} -> {_text(b)}" for name, (a, b) in changes.items())
+        return ", ".join(
+            f"{name} {_text(before)} -> {_text(after)}" for name, (before, after) in changes.items()
+        )
 
 
 def _rows(values: Mapping[str, tuple[object, object]]) -> list[Reply]:
-    """Differing values as rows of a table."""
-    return [{"name": name, "before": a, "after": b} for name, (a, b) in values.items()]
+    """Differing values, name -> (before, after), as a list of {name, before, after}."""
+    return [
+        {"name": name, "before": before, "after": after} for name, (before, after) in values.items()
+    ]
 
 
 def _text(value: object) -> str:
-    """A value in a sentence; "none" for no value."""
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """A value as text in a sentence: "none" for None, six digits at most of a float."""
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def described_run(home: Home, run_id: str) -> Described | None:
-    """What a run was told; None for one that trains nothing or whose config is gone or damaged."""
+    """A training run as its config describes it; None for a run that trains nothing or whose config
+    is missing or damaged."""
     making = making_of_run(home, run_id)
     if making.config is None:
         return None
@@ -75,33 +83,36 @@ def described_run(home: Home, run_id: str) -> Described | None:
 
 
 def difference(first: Described, second: Described) -> Difference:
-    """How two described trainings differ."""
-    names = _comparable_names(first, second)
-    differing = {
-        name: (first.settings.get(name), second.settings.get(name))
-        for name in names
-        if first.settings.get(name) != second.settings.get(name)
-    }
-    chosen_names = once_per_length(
-        [name for name in differing if name in first.chosen | second.chosen]
-    )
+    """How two described trainings differ in their choices and in the settings that both sides can
+    be compared by."""
+    setting_names = _comparable_names(first, second)
+    settings = _differing_values(first.settings, second.settings, setting_names)
     choice_names = dict.fromkeys([*first.choices, *second.choices])
-    choices = {
-        name: (first.choices.get(name), second.choices.get(name))
-        for name in choice_names
-        if first.choices.get(name) != second.choices.get(name)
-    }
+    choices = _differing_values(first.choices, second.choices, choice_names)
+    chosen_by_somebody = first.chosen | second.chosen
+    chosen_settings = once_per_length([name for name in settings if name in chosen_by_somebody])
     return Difference(
-        chosen=choices | {name: differing[name] for name in chosen_names},
-        followed={name: pair for name, pair in differing.items() if name not in chosen_names},
+        chosen=choices | {name: settings[name] for name in chosen_settings},
+        followed={name: pair for name, pair in settings.items() if name not in chosen_settings},
         partial=not (first.is_complete and second.is_complete),
     )
 
 
+def _differing_values(
+    first: Mapping[str, object], second: Mapping[str, object], names: Iterable[str]
+) -> dict[str, tuple[object, object]]:
+    """Name -> (first value, second value) for those `names` whose values differ; None stands for a
+    missing value."""
+    return {
+        name: (first.get(name), second.get(name))
+        for name in names
+        if first.get(name) != second.get(name)
+    }
+
+
 def _comparable_names(first: Described, second: Described) -> list[str]:
-    """The settings that can be compared: all of both; where one side is not complete, those that
-    it gives."""
-    if first.is_complete and second.is_complete:
-        return list(dict.fromkeys([*first.settings, *second.settings]))
-    given = [side for side in (first, second) if not side.is_complete]
-    return list(dict.fromkeys(name for side in given for name in side.settings))
+    """The names of the settings that can be compared, each once: those of both sides; where a side
+    is not complete, only those that incomplete sides have."""
+    incomplete = [side for side in (first, second) if not side.is_complete]
+    sides = incomplete or [first, second]
+    return list(dict.fromkeys(name for side in sides for name in side.settings))

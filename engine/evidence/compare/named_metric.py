@@ -12,8 +12,9 @@ OWN_MEASURES = ("success", "reward", "loss")  # what is compared without a name
 
 
 def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
-    """The candidates with the metric called `metric` as the reward of their rows, and no success. A
-    row without it is left out: what only some tasks have is absent on the others, not 0.
+    """The candidates, to be compared by one of the environment's own metrics: in their rows the
+    reward becomes that metric and the success None. Rows without the metric are left out, because a
+    metric that only some tasks have is absent on the others, not 0.
 
     Raises UserError BAD_ARGUMENT if no row has such a metric; its hint names those there are.
     """
@@ -27,7 +28,8 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
     ]
     if any(row.reward is not None for candidate in judged for row in candidate.rows):
         return judged
-    names = sorted({name for c in candidates for row in c.rows for name in row.metrics or {}})
+    all_rows = (row for candidate in candidates for row in candidate.rows)
+    names = sorted({name for row in all_rows for name in row.metrics or {}})
     raise UserError(
         "BAD_ARGUMENT",
         f"no answer has a metric {metric[:60]!r}",
@@ -37,5 +39,5 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
 
 
 def by_metric_of(candidate: Candidate, metric: str) -> Candidate:
-    """One candidate of `by_metric`, which may have no row with the metric."""
+    """One candidate with `metric` as the reward of its rows; it may be left without any row."""
     return replace(candidate, rows=results.by_metric(candidate.rows, metric))

@@ -2,32 +2,59 @@
 a model did not get better."""
 
 import contextlib
+from collections.abc import Sequence
 
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.evidence.compare.candidates import Candidate
+from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
-from engine.evidence.verdict.sides import Sides
+from engine.evidence.verdict.sides import Sides, is_same_checkpoint
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, redactor_for
 from engine.home.store import Store
 
 
 def notes(home: Home, first: Candidate, other: Candidate, comparison: Comparison) -> list[str]:
-    """What the reward did where success ties, and the word of a failed reward audit, as sentences;
-    see verdict/side_notes.py."""
+    """Sentences beside the verdict: what the reward did where the success is equal, and what a
+    failed reward audit means for it (engine/evidence/verdict/side_notes.py); [] for none."""
     sides = Sides(first.rows, other.rows, first.label, other.label)
     config = home.run(other.source).find_config()
     return [*tie_sentences(sides, comparison), *audit_sentences(config)]
 
 
+def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
+    """A sentence for each result of a training run whose number to report is of another evaluation
+    than this comparison, which takes the tasks that all models answered."""
+    sentences = []
+    with Store(home) as store:
+        for candidate in candidates:
+            if candidate.members or not candidate.run_id:
+                continue
+            best = f"{candidate.run_id}@best"
+            name = candidate.label.partition(" in ")[0]
+            if candidate.source == candidate.run_id and is_same_checkpoint(home, name, best):
+                sentences += _number_elsewhere(home, store, candidate)
+    return sentences
+
+
+def _number_elsewhere(home: Home, store: Store, candidate: Candidate) -> list[str]:
+    """The number to report of a candidate's run, where it is not of the candidate's answers."""
+    number = number_to_report(home, store, store.get_run(candidate.run_id))
+    if number is None or number.measured_in == candidate.source:
+        return []
+    return [f"{number.sentence} It is of {number.measured_in}, not of this comparison."]
+
+
 def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call]:
-    """Where a run's model did not get better, the call that says why; else []."""
+    """The call that diagnoses the run of `other`, as a list of one, where its model is not better
+    than the first. [] where it is, and where `other` stands for several seeds or for no run."""
     if comparison.outcome.verdict == "better" or other.members:
         return []
     run_id = other.label.partition("@")[0]
-    with Store(home) as store, contextlib.suppress(UserError):  # it may be no run
+    with Store(home) as store, contextlib.suppress(UserError):  # no run has this id
+        # `get_run` also takes a unique beginning of an id, which is not meant here.
         if store.get_run(run_id).run_id == run_id:
             return [Call("diagnose", {"run_id": run_id})]
     return []

@@ -1,16 +1,18 @@
 """Runs that differ in nothing but their seed, compared as one candidate.
 
 The value of such a candidate on a task is the mean over its seeds. The uncertainty of a difference
-counts both the tasks and how far apart the seeds of one configuration came out.
+counts both the tasks (their groups, where they have them) and how far apart the seeds of one
+configuration came out.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
+from engine.evidence.stats.basics.clusters import Clusters
 from engine.evidence.stats.basics.distributions import t_cdf, t_quantile
 from engine.evidence.stats.inference import (
     ALPHA,
@@ -102,6 +104,7 @@ def _verdicts_over_seeds(
         means = _SeedMeans(
             before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
             after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
+            group_of_task=_groups_of_tasks(rows_of_members),
         )
         verdicts.append(_verdict_over_seeds(comparison, means))
     return verdicts
@@ -148,6 +151,11 @@ def _joint_label(members: Sequence[Candidate]) -> str:
     return f"{members[0].label} and {len(members) - 1} more seeds"
 
 
+def _groups_of_tasks(rows_of_members: Sequence[Sequence[EvaluationRow]]) -> dict[str, str]:
+    """Task id -> its group, for the tasks that have one."""
+    return {row.task: row.task_group for rows in rows_of_members for row in rows if row.task_group}
+
+
 def _task_means(
     rows: Sequence[EvaluationRow], measure: Measure, value_of_failure: float | None
 ) -> dict[str, float]:
@@ -169,14 +177,19 @@ class _SeedLevels:
     before: Sequence[float]
     after: Sequence[float]
 
-    def with_means(self, verdict: PairedVerdict, task_count: int) -> PairedVerdict:
-        """The verdict with the means of these levels, and the numbers of tasks and of seeds."""
+    def with_means(
+        self, verdict: PairedVerdict, task_count: int, clusters: Clusters | None
+    ) -> PairedVerdict:
+        """The verdict with the means of these levels, and the numbers of tasks, of their groups
+        (`clusters`; None where each task stands for itself) and of seeds."""
+        counted_as = f"{clusters.count} groups" if clusters else f"{task_count} tasks"
         return replace(
             verdict,
             before=_mean(self.before),
             after=_mean(self.after),
             n=task_count,
-            method=f"t over {task_count} tasks and {len(self.before)} + {len(self.after)} seeds",
+            groups=clusters.count if clusters else 0,
+            method=f"t over {counted_as} and {len(self.before)} + {len(self.after)} seeds",
         )
 
 
@@ -184,11 +197,13 @@ class _SeedLevels:
 class _SeedMeans:
     """The mean value of each task (task id -> mean), one dict for each seed.
 
-    `before` are the seeds of the first candidate, `after` those of the other.
+    `before` are the seeds of the first candidate, `after` those of the other; `group_of_task` has
+    the group of each task that is of one.
     """
 
     before: Sequence[dict[str, float]]
     after: Sequence[dict[str, float]]
+    group_of_task: Mapping[str, str]
 
     @property
     def shared_tasks(self) -> set[str]:
@@ -202,39 +217,40 @@ class _SeedMeans:
             after=[_mean_over_tasks(means, tasks) for means in self.after],
         )
 
-    def differences(self, tasks: set[str]) -> list[float]:
-        """The difference of each of `tasks` between the two candidates.
+    def differences(self, tasks: set[str]) -> dict[str, float]:
+        """Task id -> its difference between the two candidates, for each of `tasks`.
 
         It is the mean over the seeds `after`, less the mean over the seeds `before`.
         """
-        return [
-            _mean([means[task] for means in self.after])
+        return {
+            task: _mean([means[task] for means in self.after])
             - _mean([means[task] for means in self.before])
             for task in tasks
-        ]
+        }
 
 
 def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
     """The verdict on two candidates, of which at least one has several seeds.
 
-    It has a t interval over tasks and seeds. "unknown" where all seeds share fewer than two tasks.
-    Where nothing varies, it is the verdict of `comparison`, which compares the rows without regard
-    to their seeds. `means` holds the mean of each task for each seed.
+    It has a t interval over tasks (groups, where tasks have them) and seeds. "unknown" where all
+    seeds share fewer than two tasks or groups. Where nothing varies, it is the verdict of
+    `comparison`, which compares the rows without regard to their seeds. `means` holds the mean of
+    each task for each seed.
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
-    if len(tasks) < 2:
-        return replace(
-            verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
-        )
+    clusters = Clusters.of(tasks, means.group_of_task)
+    if len(tasks) < 2 or (clusters and clusters.count < 2):
+        reason = "all tasks are of one group" if clusters else "the seeds share no tasks"
+        return replace(verdict_of_rows, verdict="unknown", reason=reason, diff=None)
     levels = means.levels(tasks)
-    variance, df = _variance_and_freedom(means.differences(tasks), levels)
+    variance, df = _variance_and_freedom(means.differences(tasks), levels, clusters)
     if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
     test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
     word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
     verdict = replace(verdict_of_rows, verdict=word, reason="")
-    return test.with_statistics(levels.with_means(verdict, task_count=len(tasks)))
+    return test.with_statistics(levels.with_means(verdict, len(tasks), clusters))
 
 
 def _t_test(diff: float, variance: float, df: float) -> DifferenceTest:
@@ -261,17 +277,26 @@ def _word_of_test(test: DifferenceTest, measure: Measure | None, margin: float) 
 
 
 def _variance_and_freedom(
-    task_differences: Sequence[float], levels: _SeedLevels
+    differences: Mapping[str, float], levels: _SeedLevels, clusters: Clusters | None
 ) -> tuple[float, float]:
     """The variance of the difference over tasks and seeds, and its degrees of freedom.
 
     The variance over tasks and the one over seeds are added; the degrees of freedom are
-    Satterthwaite's. (0, 0) where nothing varies. `task_differences` holds the difference of each
-    task's mean values, of at least two tasks.
+    Satterthwaite's. (0, 0) where nothing varies. `differences` maps a task id to the difference of
+    its mean values, for at least two tasks; with `clusters` (at least two) the variance is that of
+    the sums of the groups (Liang and Zeger 1986).
     """
-    task_freedom = len(task_differences) - 1
-    variance_between_tasks = _squared_deviations(task_differences) / task_freedom
-    task_variance = variance_between_tasks / len(task_differences)  # of the mean over the tasks
+    members = clusters.members if clusters else [[task] for task in differences]
+    task_freedom = len(members) - 1
+    mean = _mean(list(differences.values()))
+    sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in members]
+    # Of the mean over the tasks.
+    task_variance = (
+        math.fsum(value * value for value in sums)
+        * len(members)
+        / task_freedom
+        / len(differences) ** 2
+    )
     seed_freedom = len(levels.before) + len(levels.after) - 2
     seed_variance = _seed_variance(levels, seed_freedom)
     total_variance = task_variance + seed_variance

@@ -289,11 +289,12 @@ def changed_names(first: Making, second: Making) -> list[str]:
 
 
 def once_per_length(names: Sequence[str]) -> list[str]:
-    """The names without the second way to say how long to train, where both are among them."""
+    """The names, but of the settings that all say how long to train (`_LENGTH`) only the first,
+    where all of them are among the names."""
     if not all(name in names for name in _LENGTH):
         return list(names)
-    kept, *others = _LENGTH
-    return [name for name in names if name not in others or name == kept]
+    _kept, *left_out = _LENGTH
+    return [name for name in names if name not in left_out]
 
 
 def continues(second: Making, first: Making) -> bool:

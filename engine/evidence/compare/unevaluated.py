@@ -11,35 +11,37 @@ from engine.home.store import Store
 
 
 def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply | None:
-    """The answer of `compare_runs` where `reason` says that a run has no evaluation: which settings
-    differ, each run against the first. None where one of the ids is no training run.
+    """The reply of `compare_runs` about runs that cannot be compared by their answers: which
+    settings differ, each run against the first. None with fewer than two ids, and where one of them
+    is no training run.
 
-    `ids` are runs or checkpoints of runs.
+    Args:
+        ids: runs or checkpoints of runs.
+        reason: the error that says which run has no evaluation.
     """
-    described = [_described(home, ref) for ref in ids]
-    sides = [side for side in described if side is not None]
-    if len(sides) < len(described) or len(sides) < 2:
+    runs = [run for ref in ids if (run := _described(home, ref)) is not None]
+    if len(runs) < len(ids) or len(runs) < 2:
         return None
-    first, *others = sides
+    first, *others = runs
     differences = {other.name: difference(first, other) for other in others}
-    told = "; ".join(
-        f"{name} against {first.name}: {each.in_words() or 'the same settings'}"
-        for name, each in differences.items()
+    differences_in_words = "; ".join(
+        f"{name} against {first.name}: {differing.in_words() or 'the same settings'}"
+        for name, differing in differences.items()
     )
     call = Call("evaluate", {"env_id": first.choices["env_id"], "models": list(ids)})
     return {
-        "summary": f"No verdict yet: {reason.message}. {told}.",
+        "summary": f"No verdict yet: {reason.message}. {differences_in_words}.",
         "verdict": "unknown",
         "reference": first.name,
-        "differences": {name: each.to_json() for name, each in differences.items()},
+        "differences": {name: differing.to_json() for name, differing in differences.items()},
         "warnings": [f"{reason.message}: only the settings are compared"],
         "next": [call.to_json()],
     }
 
 
 def _described(home: Home, ref: str) -> Described | None:
-    """What the run of a reference such as "sums-sft-1@best" was told; None if it is no training
-    run of this home."""
+    """The training run of a reference such as "sums-sft-1@best" as its config describes it; None if
+    it is no training run of this home."""
     name = ref.partition("@")[0]
     try:
         with Store(home) as store:

@@ -1,8 +1,9 @@
 """Runs the detectors of `diagnose` after every step of a run, and raises alerts.
 
-An alert is raised once, when its detector returned the same finding several times in a row. It can
-be raised again only after the finding was absent for a while, so that a run does not alert at every
-step.
+An alert is raised once, when its detector returned the same finding several times in a row; one
+that rests on a held-out evaluation at once, because the next steps would read the same answers. It
+can be raised again only after the finding was absent for a while, so that a run does not alert at
+every step.
 """
 
 import math
@@ -36,6 +37,9 @@ from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajec
 
 # Of a long run only its first steps (trends are measured from them) and its last steps are kept.
 _FIRST_STEPS, _LAST_STEPS = 40, 400
+# Findings on the last held-out evaluation alone. A second look would read the same answers again;
+# how often a run is tested by chance is in their p value, which counts every planned evaluation.
+_JUDGED_BY_ONE_EVALUATION = frozenset({"below_start"})
 _SLACK = 100  # more steps than these are let in before the middle is dropped, all at once
 
 
@@ -172,11 +176,11 @@ class Watch:
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
-        # Alerts are raised for findings that were present several times in a row and have none yet.
+        # Alerts are raised for findings that were present often enough and have none yet.
         to_raise = [
             finding
             for finding_id, finding in findings_now.items()
-            if self._steps_present[finding_id] >= limits.RAISE_AFTER
+            if self._steps_present[finding_id] >= _looks_needed(finding_id)
             and finding_id not in active_before
         ]
         for finding in to_raise:
@@ -218,6 +222,11 @@ class Watch:
     def _trim(self) -> None:
         _drop_middle(self.lines)
         _drop_middle(self.views)
+
+
+def _looks_needed(finding_id: str) -> int:
+    """Steps in a row with this finding before an alert is raised."""
+    return 1 if finding_id in _JUDGED_BY_ONE_EVALUATION else limits.RAISE_AFTER
 
 
 def _drop_middle(steps: MutableSequence[Any]) -> None:

@@ -4,6 +4,7 @@ repetition, unreadable answers. Each returns a finding, or None where it sees no
 import math
 from collections.abc import Mapping
 
+from engine.core.format import whole_percent
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import is_learning, never_solved
 from engine.evidence.detect.learning import too_short
@@ -57,7 +58,7 @@ def length_grew(facts: Facts) -> Finding | None:
     if cut_share is None or not reason or _reference_is_cut(facts):
         return None
     sentence = (
-        f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
+        f"{whole_percent(cut_share)} of the answers of the last steps are cut at max_tokens = "
         f"{facts.settings.max_tokens}, and {reason}."
     )
     lever = edit_lever(
@@ -115,7 +116,7 @@ def _growth_text(facts: Facts) -> str:
     if cut_share_start > limits.TRUNCATED or length < limits.LENGTH_UP * length_start:
         return ""
     return (
-        f"at the start {cut_share_start:.0%} were: their length grew from "
+        f"at the start {whole_percent(cut_share_start)} were: their length grew from "
         f"{length_start:.3g} to {length:.3g}"
     )
 
@@ -157,7 +158,8 @@ def _cut_heldout_answers(facts: Facts) -> Finding | None:
         if too_short(facts) is not None:
             return None  # how an answer ends comes last
         sentence = (
-            f"{view.cut_share:.0%} of the held-out answers after training do not come to an end."
+            f"{whole_percent(view.cut_share)} of the held-out answers after training do not "
+            "come to an end."
         )
         lever = edit_lever(
             "reference answers that end where the answer ends, none cut at max_length"
@@ -188,13 +190,16 @@ def _cut_finding(
     max_turns = facts.settings.max_turns
     if out_of_turns_share > cut_share / 2:
         sentence = (
-            f"{cut_share:.0%} of the answers {which} ran out of turns (max_turns = {max_turns})."
+            f"{whole_percent(cut_share)} of the answers {which} ran out of turns (max_turns = "
+            f"{max_turns})."
         )
         lever = setting_lever("max_turns", now=max_turns, to=_doubled(max_turns))
         return Finding(
             "truncation", sentence, evidence, lever, playbook="failures", pick="truncated"
         )
-    return _out_of_tokens_finding(facts, evidence, f"{cut_share:.0%} of the answers {which}")
+    return _out_of_tokens_finding(
+        facts, evidence, f"{whole_percent(cut_share)} of the answers {which}"
+    )
 
 
 def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject: str) -> Finding:
@@ -257,6 +262,24 @@ def _no_room_from_the_start(facts: Facts) -> Finding | None:
     return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
 
 
+def whole_ones_fail_too(facts: Facts) -> bool:
+    """Whether answers that come to an end are never right either, though they have room to spare.
+
+    False where too few of the last answers end to tell, where turns run out, where the model thinks
+    first, or where it is not known that the reference answers fit easily.
+    """
+    views = facts.views[-limits.WINDOW :]
+    whole_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
+    if whole_count < limits.FEWEST_ANSWERS or facts.settings.thinking:
+        return False
+    if any(view.out_of_turns_share for view in views):
+        return False
+    solved_count = sum(view.answer_count * (view.solved_share or 0.0) for view in views)
+    if solved_count > limits.SOLVED_NEVER * whole_count or not never_solved(facts):
+        return False
+    return _references_fit_easily(facts)
+
+
 def _references_fit_easily(facts: Facts) -> bool:
     """Whether reference answers need only a part of `max_tokens`; False where either is unknown."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
@@ -291,7 +314,8 @@ def _cut_rows(facts: Facts) -> Finding | None:
         "max_length": max_length,
     }
     sentence = (
-        f"{cut_or_dropped_share:.0%} of the training rows were cut or dropped at max_length = "
+        f"{whole_percent(cut_or_dropped_share)} of the training rows were cut or dropped at "
+        "max_length = "
         f"{max_length}."
     )
     lever = setting_lever("max_length", now=max_length, to=_doubled(max_length))
@@ -331,7 +355,7 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
     }
     return Finding(
         "overthinking",
-        f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}.",
+        f"The median think block takes {whole_percent(think_size)} of max_tokens = {max_tokens}.",
         evidence,
         _overthinking_lever(facts),
         playbook="failures",
@@ -386,8 +410,15 @@ def _repetition_finding(
         "kl_coef": facts.settings.kl_coef,
         "temperature": facts.settings.temperature,
     }
-    since = ", and did so from the start" if from_start else f"; at the start {share_start:.0%} did"
-    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one{since}."
+    since = (
+        ", and did so from the start"
+        if from_start
+        else f"; at the start {whole_percent(share_start)} did"
+    )
+    sentence = (
+        f"{whole_percent(share)} of the four-word phrases of an answer repeat an earlier "
+        f"one{since}."
+    )
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
 
@@ -431,7 +462,8 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         "truncated_share": recent_mean(facts.view_values("cut_share")),
     }
     sentence = (
-        f"The scorer's {metric} is {1 - unread_share:.2f}: {unread_share:.0%} of the answers "
+        f"The scorer's {metric} is {1 - unread_share:.2f}: {whole_percent(unread_share)} of "
+        "the answers "
         "cannot be read."
     )
     lever = _unreadable_lever(facts, unread_share)
@@ -508,7 +540,8 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
         "reward_bare": reward_unwrapped,
     }
     sentence = (
-        f"{wrapped_share:.0%} of the answers stand in a code fence, quotes or behind a phrase, "
+        f"{whole_percent(wrapped_share)} of the answers stand in a code fence, quotes or "
+        "behind a phrase, "
         f"and earn {reward_wrapped:.2g} where bare ones earn {reward_unwrapped:.2g}."
     )
     lever = edit_lever("score(): take the answer out of its wrapping before comparing")

@@ -39,6 +39,30 @@ _CAUSES_OF_A_FALL = frozenset(
         "truncation",
     }
 )
+# Why a run may have learnt nothing of its task. Where it did, they come before damage elsewhere:
+# skills are lost on the way to something, and what blocks that way is to be mended first.
+_CAUSES_OF_NOT_LEARNING = frozenset(
+    {
+        "reward_errors",
+        "scorer_moves",
+        "contradictory_rows",
+        "duplicates",
+        "pairs_alike",
+        "other_exam",
+        "rows_disagree",
+        "plateau",
+        "unstable",
+        "no_update",
+        "judge_pleasing",
+        "reward_hacking",
+        "truncation",
+        "overthinking",
+        "unparsed",
+        "uniform_groups",
+        "too_hard",
+        "too_short",
+    }
+)
 _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
 
 
@@ -146,7 +170,8 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     # Steps that broke the policy took its skills too.
     if _is_broken(kept) or any(finding.id == "unstable" for finding in kept):
         losses += [finding.cost for finding in kept]
-    return ranked(with_costs(kept, max(losses)))
+    in_order = ranked(_with_what_stayed_unsolved(with_costs(kept, max(losses)), facts))
+    return _cuts_behind_too_hard(in_order, facts)
 
 
 def _alerts_that_stand(facts: Facts, ids: Collection[str]) -> list[Finding]:
@@ -199,6 +224,45 @@ def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding
         else finding
         for finding in findings
     ]
+
+
+def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
+    """The findings, those that kept a run from learning with the tasks it left unsolved as cost.
+
+    A run that improved, or that fell below its start, keeps the costs it has.
+    """
+    unsolved_share = _share_never_learnt(facts)
+    return [
+        replace(finding, cost=max(finding.cost, unsolved_share))
+        if finding.id in _CAUSES_OF_NOT_LEARNING
+        else finding
+        for finding in findings
+    ]
+
+
+def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding]:
+    """The findings with cut answers behind tasks that are too hard, where more room would not help.
+
+    Elsewhere cut answers come first: what is cut cannot be right, however easy the task is.
+    """
+    by_id = {finding.id: finding for finding in in_order}
+    cut, too_hard = by_id.get("truncation"), by_id.get("too_hard")
+    if cut is None or too_hard is None or not answers.whole_ones_fail_too(facts):
+        return in_order
+    others = [finding for finding in in_order if finding is not cut]
+    place = others.index(too_hard) + 1
+    return [*others[:place], cut, *others[place:]]
+
+
+def _share_never_learnt(facts: Facts) -> float:
+    """The share of held-out tasks unsolved at the end; 0.0 where more, or clearly fewer, are solved
+    than at the start, or where the share is not known."""
+    shares = [share for _, share in facts.curve("heldout_success")]
+    if len(shares) < 2 or setbacks.heldout_loss(facts) > 0:
+        return 0.0
+    if max(shares) - shares[0] > limits.SUCCESS_FOLLOWS:
+        return 0.0
+    return 1 - shares[-1]
 
 
 def not_judged(facts: Facts) -> list[str]:

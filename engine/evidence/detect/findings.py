@@ -150,8 +150,9 @@ class Finding:
             show nothing.
         root: whether it is known to be a cause and not an effect; such findings come first.
         severity: how far it devalues the run's result; "" takes the usual one of the id.
-        cost: what it took from the held-out score, or from skills the model had, as a share; 0
-            where nothing was lost or the loss was not measured.
+        cost: what it took from the held-out score, or from skills the model had, as a share; for
+            what kept a run from learning, the share of the held-out tasks left unsolved; 0 where
+            nothing was lost or the loss was not measured.
     """
 
     id: str

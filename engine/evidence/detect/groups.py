@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.format import whole_percent
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.scoring import plateau
@@ -186,7 +187,7 @@ def _solved_finding(
         f"{solved_steps} steps taught next to nothing."
     )
     if heldout_share is not None and heldout_share < limits.ALL_SOLVED - limits.EXAM_BEHIND:
-        sentence += f" Of the held-out tasks {heldout_share:.0%} are."
+        sentence += f" Of the held-out tasks {whole_percent(heldout_share)} are."
         lever = edit_lever("more training tasks, as various as the held-out ones")
     else:
         reason = "or harder tasks; stop_early=alert ends a run here"
@@ -197,7 +198,7 @@ def _solved_finding(
 def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
     """The sentence on completions without a gradient; `fault` says why they have none."""
     return (
-        f"{shares.zero_advantage:.0%} of the completions of the last steps have no "
+        f"{whole_percent(shares.zero_advantage)} of the completions of the last steps have no "
         f"advantage: {fault}."
     )
 
@@ -257,9 +258,9 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
         "reward_mean": recent_mean(facts.series("reward_mean")),
         "group_size": facts.settings.group_size,
     }
-    solved_text = f"{solved_share:.0%}" if solved_share is not None else "hardly any"
+    solved_text = whole_percent(solved_share) if solved_share is not None else "hardly any"
     sentence = (
-        f"{effective_share:.0%} of the groups of the last steps carry a gradient and "
+        f"{whole_percent(effective_share)} of the groups of the last steps carry a gradient and "
         f"{solved_text} of the answers are right: the tasks are too hard for now."
     )
     lever = edit_lever(
@@ -310,7 +311,7 @@ def _too_easy_finding(facts: Facts, effective_share: float, solved_share: float)
         "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
     sentence = (
-        f"{solved_share:.0%} of the answers were right from the first steps on: there "
+        f"{whole_percent(solved_share)} of the answers were right from the first steps on: there "
         "is nothing to select."
     )
     lever = edit_lever("harder tasks")
@@ -377,8 +378,8 @@ def _lasting_fall_finding(
         "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
     }
     sentence = (
-        f"Entropy fell to {entropy_left:.0%} of its start, and in the "
-        f"{fall.steps_since} steps since the share of right answers stays at {solved_end:.0%}."
+        f"Entropy fell to {whole_percent(entropy_left)} of its start, and in the "
+        f"{fall.steps_since} steps since right answers stay at {whole_percent(solved_end)}."
     )
     lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
     return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.core.format import whole_percent
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, mean
@@ -190,7 +191,7 @@ def _too_short_finding(
         "steps": last_step,
     }
     sentence = (
-        f"{solved_share:.0%} of the held-out tasks are solved after {last_step} steps, "
+        f"{whole_percent(solved_share)} of the held-out tasks are solved after {last_step} steps, "
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
@@ -219,8 +220,8 @@ def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float)
         "learning_rate": facts.settings.learning_rate,
     }
     sentence = (
-        f"{solved_share:.0%} of the held-out tasks are solved, and the held-out loss falls slowly "
-        f"all the way, from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
+        f"{whole_percent(solved_share)} of the held-out tasks are solved, and the held-out "
+        f"loss falls slowly from {losses[0]:.3g} to {losses[-1]:.3g}: the steps are too small."
     )
     lever = _higher_rate(facts.settings.learning_rate)
     return Finding("too_short", sentence, evidence, lever, playbook="sft")
@@ -277,17 +278,19 @@ def _no_update_finding(
         f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
-    lever = _higher_rate(facts.settings.learning_rate)
+    # So much that a weight could move ten times as far as what is called no update.
+    factor = max(1.0, limits.FARTHEST_MOVE / farthest_move) if farthest_move else 1.0
+    lever = _higher_rate(facts.settings.learning_rate, 10 * factor)
     # Nothing was learnt or lost: whatever else the run shows is no doing of it.
     return Finding("no_update", sentence, evidence, lever, playbook="failures", root=True)
 
 
-def _higher_rate(learning_rate: object) -> Lever:
-    """The advice (a lever) to take ten times the learning rate; no value where it is not known."""
+def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
+    """The advice to take `factor` times the learning rate; no value where it is not known."""
     new_rate = None
     if isinstance(learning_rate, int | float):
-        new_rate = float(f"{10 * learning_rate:.2g}")
-    reason = "or leave it out for the value that suits the model"
+        new_rate = float(f"{factor * learning_rate:.2g}")
+    reason = "better: leave it out for the value that suits the model"
     return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
 
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping
 
+from engine.core.format import whole_percent
 from engine.evidence.detect.findings import Finding, edit_lever
 from engine.evidence.detect.views import (
     START_STEPS,
@@ -52,7 +53,9 @@ def reward_errors(facts: Facts) -> Finding | None:
     if scoring_ended_run and facts.failure is not None:
         evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
     if error_shares:
-        sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
+        sentence = (
+            f"Scoring failed on {whole_percent(error_share)} of the answers of the last steps."
+        )
     else:  # then it ended the run
         sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
@@ -134,7 +137,7 @@ def slow_reward(facts: Facts) -> Finding | None:
         "train_s": train_s,
         "share_of_step": share,
     }
-    sentence = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
+    sentence = f"Scoring takes {score_s:.1f} s of each step, {whole_percent(share)} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
     return Finding("slow_reward", sentence, evidence, lever, playbook="failures")
 
@@ -159,7 +162,8 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         "solved": mean_or_none(facts.recent_view_values("solved_share")),
     }
     sentence = (
-        f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
+        f"In {whole_percent(pleased_share)} of the answers the judge is pleased and the hard "
+        "check fails."
     )
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
     return Finding(
@@ -215,13 +219,20 @@ def _plateau_finding(
         "groups_effective": recent_mean(facts.series("groups_effective")),
     }
     if level is None:
-        what = f"In {share_on_it:.0%} of the groups of the last steps all earn the same part"
+        what = (
+            f"In {whole_percent(share_on_it)} of the groups of the last steps all earn the "
+            "same part"
+        )
         less, where = "less", "success == False and reward > 0"
     else:
-        what = f"{share_on_it:.0%} of the answers of the last steps earn exactly {level:.3g}"
+        what = (
+            f"{whole_percent(share_on_it)} of the answers of the last steps earn exactly "
+            f"{level:.3g}"
+        )
         less, where = f"less than {level:.3g}", f"success == False and reward == {level!r}"
     sentence = (
-        f"{what} and {solved_share:.0%} are right: the reward is a plateau that pays for not "
+        f"{what} and {whole_percent(solved_share)} are right: the reward is a plateau that "
+        "pays for not "
         "finishing."
     )
     lever = edit_lever(

@@ -4,7 +4,7 @@ that are gone, leaks, contradictory rows, an exam of other tasks."""
 import math
 from collections.abc import Sequence
 
-from engine.core.format import percent, significant
+from engine.core.format import percent, significant, whole_percent
 from engine.core.hints import Change, Hint
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import is_learning, rounded_part
@@ -134,7 +134,7 @@ def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> t
         preferred_share = recent_mean(facts.series("preference_accuracy"))
         if preferred_share is not None and preferred_share >= limits.PAIRS_LEARNT:
             return (
-                f", while {preferred_share:.0%} of the pairs are preferred as written",
+                f", while {whole_percent(preferred_share)} of the pairs are preferred as written",
                 _MEND_PAIRS,
             )
     if facts.algorithm == "distill" and _came_nearer(facts.series("reverse_kl")):
@@ -290,8 +290,9 @@ _KL = 0.01  # of GRPO where it had none
 
 
 def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
-    """The advice (a lever) against losing what was lost of `batteries`, by the run's algorithm:
-    only SFT replays rows."""
+    """The advice (a lever) against losing the skills that `batteries` show as lost, by the run's
+    algorithm: replayed rows for SFT, a stronger pull to the start for GRPO and DPO, less training
+    for any other. SFT that replays enough already is advised to train less, too."""
     settings = facts.settings
     if facts.algorithm == "sft":
         replayed = keep_settings(settings, batteries)
@@ -300,9 +301,10 @@ def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
         reason = f"replays in each batch what the start could do; {_FROM_START}"
         return Lever(Hint(reason, change=Change(settings=replayed)), "keep", settings.keep or 0.0)
     if facts.algorithm == "grpo":
-        new = 3 * settings.kl_coef if settings.kl_coef else _KL
+        # A factor of 3 is about half an order of magnitude.
+        stronger = 3 * settings.kl_coef if settings.kl_coef else _KL
         reason = f"holds the policy to its start; {_FROM_START}"
-        return setting_lever("kl_coef", now=settings.kl_coef, to=new, why=reason)
+        return setting_lever("kl_coef", now=settings.kl_coef, to=stronger, why=reason)
     if facts.algorithm == "dpo":
         return edit_lever(f"a larger beta, which holds the policy to its start; {_FROM_START}")
     return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
@@ -415,7 +417,8 @@ def contradictory_rows(facts: Facts) -> Finding | None:
         return None
     evidence = {"rows": rows.train, "contradicted": rows.contradicted}
     sentence = (
-        f"{share:.0%} of the training rows have the prompt of another row and another answer: a "
+        f"{whole_percent(share)} of the training rows have the prompt of another row and "
+        "another answer: a "
         "model can learn none of them."
     )
     lever = edit_lever("the rows: one answer for each prompt; push, train from the start")
@@ -448,7 +451,8 @@ def pairs_alike(facts: Facts) -> Finding | None:
         return None
     evidence = {"pairs": rows.pairs, "alike": rows.alike_pairs}
     sentence = (
-        f"In {share:.0%} of the pairs the two answers differ in blanks, case or punctuation alone: "
+        f"In {whole_percent(share)} of the pairs the two answers differ in blanks, case or "
+        "punctuation alone: "
         "what makes one better is not shown."
     )
     lever = edit_lever("the pairs: a right and a wrong answer each (curate with select=pairs)")

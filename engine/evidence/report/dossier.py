@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_object
+from engine.evidence.reported import ReportedNumber, number_to_report
 from engine.evidence.stats.inference import Interval, wilson
 from engine.evidence.stats.results import (
     VALIDATION,
@@ -84,6 +85,7 @@ class Dossier:
         manifest: the JSON of manifest.json, {} before it is written.
         comparison, sides: before and after, None for an evaluation of one model.
         flips: examples of tasks gained and lost.
+        reported: the number to report of a training run's result, None where there is none.
         held_out_results: the results of the evaluations during training.
         audit: of the environment's scorer, None where it was not audited.
         failure_evidence: what the run's failure left behind, "" without one.
@@ -103,6 +105,7 @@ class Dossier:
     comparison: Comparison | None
     sides: Sides | None
     flips: FlipExamples
+    reported: ReportedNumber | None
     metrics: Metrics
     held_out_results: list[HeldOutResult]
     audit: Audit | None
@@ -222,6 +225,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
+        reported = number_to_report(home, store, row)
     run = home.run(row.run_id)
     config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
@@ -237,6 +241,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         comparison=comparison,
         sides=sides,
         flips=_flip_examples(comparison, sides, redact),
+        reported=reported,
         metrics=load_metrics(run.metrics),
         held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),

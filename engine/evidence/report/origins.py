@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.format import counted, size
+from engine.core.format import counted, percent, size
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Cell, Code, Line, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier, Station
@@ -74,12 +74,12 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
     # The share of rows whose reference answer (gold) earns more; "" where that was not measured.
-    gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
+    gold_above = percent(probe.separated, digits=0) if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
         value_text(probe.mean),
         Cell(share=probe.mean, mood=probe.verdict),
-        f"{100 * probe.paid:.0f} %",
+        percent(probe.paid, digits=0),
         gold_above,
         Tag(probe.verdict),
     )
@@ -108,7 +108,7 @@ def _scored_text(audit_result: Audit) -> str:
     # Only fields that the audit wrote are in `model_fields_set`; others have a default.
     if "share" not in audit_result.model_fields_set:
         return ""
-    share = f"{100 * audit_result.share:.0f} %"
+    share = percent(audit_result.share, digits=0)
     return f"{audit_result.rows_scored} of {audit_result.rows} rows, {share}"
 
 
@@ -125,8 +125,8 @@ def _top_reward_text(audit_result: Audit) -> str:
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
         return ""
-    gold_text = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
-    others_text = f"{100 * saturation.others_at_top:.1f} % of the others"
+    gold_text = f"{percent(saturation.gold_at_top, digits=0)} of the reference answers"
+    others_text = f"{percent(saturation.others_at_top)} of the others"
     levels_text = f"{counted(saturation.levels, 'level')} in all"
     return f"{gold_text}, {others_text}; {levels_text}"
 
@@ -348,12 +348,15 @@ def hashes(dossier: Dossier) -> Section | None:
 
 
 def _versions(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, version) of the software that ran the run, and last ("machine", what it has)."""
+    """(name, version) of the software that ran the run, then ("machine", what it has) and, for each
+    fast path that does not work on its device, ("switched off", its name and the reason)."""
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
     hardware = manifest.get("hardware")
     if hardware:
         machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
         versions.append(("machine", machine))
+    for name, why in (manifest.get("switched_off") or {}).items():
+        versions.append(("switched off", f"{name}: {why}"))
     return versions
 
 

@@ -22,20 +22,22 @@ _STYLES = ("name", "num", "num", "num", "num", "", "num rest", "rest")
 
 
 def other_words(dossier: Dossier) -> Section | None:
-    """The section on the same tasks in other words; None where none was asked so."""
-    probed = dossier.verdict.robustness
-    if not probed:
+    """The section of the report on tasks in other words: a table with a row for each model and
+    kind of rewording, then an example for each kind in which a model is fragile. None where no task
+    was reworded."""
+    results = dossier.verdict.robustness
+    if not results:
         return None
     lead = (
         "The same tasks as they are and in other words, compared task by task. A model that is "
         "fragile learnt the words of its training rows too; vary_wording trains with others."
     )
-    rows = [row for each in probed for row in _rows(dossier, each)]
+    rows = [row for result in results for row in _rows(dossier, result)]
     section_blocks: list[Block] = [blocks.Table(_HEADS, rows, _STYLES, style="models")]
     section_blocks += [
         blocks.Paragraph([_flip_in_words(kind)])
-        for each in probed
-        for kind in each.fragile
+        for result in results
+        for kind in result.fragile
         if kind.examples
     ]
     return Section(title="In other words", short="Other words", blocks=section_blocks, lead=[lead])
@@ -48,7 +50,7 @@ def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]
 
 
 def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
-    """The cells of one kind behind the model's name."""
+    """The cells of one kind of rewording, without the model's name, which is the first cell."""
     outcome, measure = kind.outcome, kind.measure
     if outcome is None or measure is None:
         return ("", "", "", "", Tag(kind.word), "0", f"{kind.label}: {kind.why}")
@@ -66,7 +68,8 @@ def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
 
 
 def _flip_in_words(kind: KindResult) -> str:
-    """The first task that a model solved as it is alone, with both answers."""
+    """A sentence with the first task that a model did worse in other words, and both answers to
+    it."""
     flip = kind.examples[0]
     return (
         f"{kind.label}, task {flip.task}: asked {flip.asked!r}, it answered {flip.after!r}; as it "

@@ -48,6 +48,8 @@ def verdict(dossier: Dossier) -> Section:
         blocks.Paragraph([_summary(dossier, word)], style="verdict-text", shown_in="page"),
         blocks.Paragraph([dossier.verdict.summary], shown_in="markdown"),
     ]
+    if dossier.reported:
+        section_blocks.append(blocks.Paragraph([dossier.reported.sentence]))
     if dossier.note:
         note = clip(dossier.note, _NOTE_CHARS)
         section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))

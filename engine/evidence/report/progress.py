@@ -206,7 +206,8 @@ def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
 
 
 def _meaning_of_other(name: str) -> str:
-    """What a metric means that the engine does not define: it comes from the environment."""
+    """The meaning of a metric that the engine does not define: an environment reports it, and with
+    the prefix "heldout_" it is of the held-out tasks by which checkpoints are chosen."""
     if name.startswith("heldout_"):
         return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."

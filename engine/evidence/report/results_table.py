@@ -92,20 +92,21 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
 
 
 def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
-    """The rows of the table, in the order of models or steps and then as they were answered."""
+    """The rows of the table: by model (of an evaluation) or step (of a training run), and then in
+    the order of the answers."""
     config = run.find_config()
     redact = redactor_for(run.home, config.env_dir if config else None)
     tasks = _tasks(run, config)
     for model, step, answers in _answers(run, config):
         for answer in answers:
             task = tasks.get(answer.task, {})
-            fixed: dict[str, Cell] = {
+            same_for_all_answers: dict[str, Cell] = {
                 "run": run.id,
                 "env_id": config.env_id if config else None,
                 "model": model,
                 "step": step,
             }
-            yield fixed | _row(answer, task, redact)
+            yield same_for_all_answers | _row(answer, task, redact)
 
 
 def _answers(
@@ -130,7 +131,10 @@ def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
 
 
 def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Cell]:
-    """One answer as a row, without the columns that its whole file has in common."""
+    """One answer as a row: column -> cell, without the columns run, env_id, model and step.
+
+    `task` is the task that was answered; {} where the environment is gone.
+    """
     prompt = answer.prompt or task.get("prompt") or []
     row: dict[str, Cell] = {
         "split": task.get("split"),
@@ -149,7 +153,7 @@ def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Ce
         "stop_reason": answer.stop_reason,
         "tokens": answer.tokens,
     }
-    metrics = {f"metrics.{name}": float(v) for name, v in (answer.metrics or {}).items()}
+    metrics = {f"metrics.{name}": float(value) for name, value in (answer.metrics or {}).items()}
     metadata = {
         f"metadata.{name}": redact.text(_as_text(value))
         for name, value in (task.get("metadata") or {}).items()
@@ -158,7 +162,8 @@ def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Ce
 
 
 def _prompt_hash(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """The same for equal prompts, in whatever run or environment."""
+    """A hash of a prompt's text (hexadecimal, `_HASH_CHARS` characters). Equal prompts have the
+    same in every run and environment."""
     return hashlib.sha256(prompt_key(prompt).encode()).hexdigest()[:_HASH_CHARS]
 
 
@@ -170,9 +175,10 @@ def _as_text(value: object) -> str:
 def _columns(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
     """The columns of the table with their types: `COLUMNS`, then metrics, then metadata, each by
     name."""
-    others = sorted({name for row in rows for name in row} - set(COLUMNS))
-    metrics = {name: float for name in others if name.startswith("metrics.")}
-    metadata = {name: str for name in others if name not in metrics}
+    all_names = {name for row in rows for name in row}
+    optional_names = sorted(all_names - set(COLUMNS))
+    metrics = {name: float for name in optional_names if name.startswith("metrics.")}
+    metadata = {name: str for name in optional_names if name not in metrics}
     return {**COLUMNS, **metrics, **metadata}
 
 
@@ -220,15 +226,16 @@ def _storable(value: Cell) -> Cell:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the file, or replace it whole. Raises UserError BAD_ARGUMENT if that cannot be."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write the file, or replace it as a whole: readers see the old content or the new one. Raises
+    UserError BAD_ARGUMENT if it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(content)
-        aside.replace(path)
+        temporary.write_bytes(content)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise UserError(
             "BAD_ARGUMENT", f"{path} cannot be written: {error.strerror}", field="path"
         ) from error

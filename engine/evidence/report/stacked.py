@@ -49,16 +49,20 @@ def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
 
 
 def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
-    """One polygon per kind, each on top of the one before."""
-    ground = [(step, 0.0) for step, _ in steps]
-    areas = []
+    """SVG polygons, one for each kind of group, stacked: the lower edge of each is the upper edge
+    of the one before. Edges are lists of (step, height), heights from 0 to 1."""
+    lower_edge = [(step, 0.0) for step, _ in steps]
+    polygons = []
     for kind in _MEANINGS:
-        smooth = charts.moving_average([(step, shares[kind]) for step, shares in steps])
-        top = [
-            (step, below + share) for (step, below), (_, share) in zip(ground, smooth, strict=True)
+        smoothed = charts.moving_average([(step, shares[kind]) for step, shares in steps])
+        upper_edge = [
+            (step, height + share)
+            for (step, height), (_, share) in zip(lower_edge, smoothed, strict=True)
         ]
-        outline = [*top, *reversed(ground)]
-        spots = " ".join(f"{frame.x(step):.1f},{frame.y(min(at, 1.0)):.1f}" for step, at in outline)
-        areas.append(f'<polygon class="k-{kind}" points="{spots}"/>')
-        ground = top
-    return areas
+        outline = [*upper_edge, *reversed(lower_edge)]
+        points = " ".join(  # rounding may lift the sum of the shares above 1
+            f"{frame.x(step):.1f},{frame.y(min(height, 1.0)):.1f}" for step, height in outline
+        )
+        polygons.append(f'<polygon class="k-{kind}" points="{points}"/>')
+        lower_edge = upper_edge
+    return polygons

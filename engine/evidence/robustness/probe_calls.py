@@ -9,8 +9,9 @@ from engine.wording.kinds import Kind
 
 
 def shared_by_rows(run: RunDir) -> list[Kind]:
-    """The texts that all training rows of a run share, by the kind of other words that would tell
-    whether its model depends on them; [] for none, and where the manifest is gone."""
+    """The kinds of rewording whose texts all training rows of a run share, such as "tools", so that
+    its model may depend on their very words; [] for none, and where the manifest is missing or
+    damaged."""
     try:
         return read_manifest(run.manifest).shared_texts
     except (OSError, DamagedRecord):
@@ -18,8 +19,8 @@ def shared_by_rows(run: RunDir) -> list[Kind]:
 
 
 def probe_calls(run: RunDir, config: RunConfig | None) -> list[Call]:
-    """The call that asks the run's best checkpoint in other words, as a list of one; [] for a run
-    whose rows share no text."""
+    """The call that evaluates the run's best checkpoint on reworded tasks, as a list of one; []
+    for a run whose rows share no text and for one that trains nothing."""
     kinds = shared_by_rows(run) if isinstance(config, TrainConfig) else []
     if not kinds or config is None:
         return []

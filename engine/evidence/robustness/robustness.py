@@ -44,10 +44,13 @@ _EXAMPLES, _CHARS = 2, 240  # flips that are shown of each kind, and characters 
 
 @dataclass(frozen=True)
 class Flip:
-    """A task that the model solved as it is and not in other words; the texts are shortened.
+    """A task that the model did worse in other words; the texts are shortened and have no secrets.
 
     Attributes:
+        task: its id.
         asked: the prompt in other words, with the tools where those were reworded.
+        before: the answer to the task as it is.
+        after: the answer to the task in other words.
     """
 
     task: str
@@ -61,11 +64,15 @@ class KindResult:
     """How a model did on the tasks in other words of one kind.
 
     Attributes:
+        kind: the kind of rewording, one of `wording.kinds.KINDS`.
         label: the kind in words.
-        outcome: its tasks as they are against the same in other words; None where none was asked.
-        word: of that outcome, corrected for all kinds and models.
-        left_out: tasks that could not be asked in other words; `why` says why.
-        examples: tasks that were solved as they are alone.
+        measure: by which the tasks are compared; None where nothing was scored.
+        outcome: the tasks as they are against the same tasks in other words; None where nothing was
+            scored.
+        word: the verdict of that outcome, corrected for the number of kinds and models; "unknown"
+            without an outcome.
+        left_out: how many tasks could not be asked in other words; `why` says why.
+        examples: some tasks that the model did worse in other words.
     """
 
     kind: str
@@ -137,102 +144,111 @@ class Robustness:
 def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
     """A warning for each model that is worse in other words, with the remedy."""
     return [
-        f"{each.model} depends on the words it was trained with "
-        f"({', '.join(kind.label for kind in each.fragile)}): train with vary_wording = 0.5, or "
+        f"{result.model} depends on the words it was trained with "
+        f"({', '.join(kind.label for kind in result.fragile)}): train with vary_wording = 0.5, or "
         "give the rows texts of their own (tools of a task, a system message)."
-        for each in probed
-        if each.fragile
+        for result in probed
+        if result.fragile
     ]
 
 
 def robustness_of(
     run: RunDir, config: RunConfig | None, redact: Redactor, left_out: Collection[str] = ()
 ) -> list[Robustness]:
-    """How each model of an evaluation did on its tasks in other words; [] where none was asked so.
+    """How each model of an evaluation did on its tasks in other words; [] where no task was
+    reworded. Models that have not answered yet are left out.
 
     Args:
         redact: removes secrets from the texts of examples.
-        left_out: tasks that do not count, as they stand in training rows.
+        left_out: ids of tasks that do not count, because they are also training rows.
     """
     if not isinstance(config, EvaluateConfig) or not config.perturb:
         return []
-    counts = RewordedKind.read_all(run.reworded_kinds)
-    results = [
-        Robustness(
-            model.ref,
-            [_kind_result(run, index, count, redact, set(left_out)) for count in counts],
-        )
-        for index, model in enumerate(config.models)
-        if run.model_evals(index).exists()
-    ]
-    return _corrected([result for result in results if result.kinds])
+    reworded_kinds = RewordedKind.read_all(run.reworded_kinds)
+    if not reworded_kinds:
+        return []
+    results: list[Robustness] = []
+    for index, model in enumerate(config.models):
+        if run.model_evals(index).exists():
+            kinds = [
+                _kind_result(run, index, kind, redact, set(left_out)) for kind in reworded_kinds
+            ]
+            results.append(Robustness(model.ref, kinds))
+    return _corrected(results)
 
 
 def _kind_result(
-    run: RunDir, index: int, count: RewordedKind, redact: Redactor, left_out: set[str]
+    run: RunDir, model_index: int, reworded: RewordedKind, redact: Redactor, left_out: set[str]
 ) -> KindResult:
-    """The result of the model at `index` in the other words of one kind, not yet corrected."""
-    reworded = [
+    """The result of one model in one kind of rewording, its p value not yet corrected.
+
+    Args:
+        model_index: the index of the model in the evaluation's config.
+        left_out: ids of tasks that do not count.
+    """
+    reworded_rows = [
         row
-        for row in read_evaluation(run.reworded_evals(index, count.kind))
+        for row in read_evaluation(run.reworded_evals(model_index, reworded.kind))
         if row.task not in left_out
     ]
-    asked = {row.task for row in reworded}
-    plain = [row for row in read_evaluation(run.model_evals(index)) if row.task in asked]
+    reworded_tasks = {row.task for row in reworded_rows}
+    all_plain_rows = read_evaluation(run.model_evals(model_index))
+    plain_rows = [row for row in all_plain_rows if row.task in reworded_tasks]
     result = KindResult(
-        kind=count.kind,
-        label=LABELS[count.kind],
-        measure=measure_of(plain, reworded),
+        kind=reworded.kind,
+        label=LABELS[reworded.kind],
+        measure=measure_of(plain_rows, reworded_rows),
         outcome=None,
         word="unknown",
-        left_out=count.left_out,
-        why=count.why,
+        left_out=reworded.left_out,
+        why=reworded.why,
     )
     if result.measure is None:
         return result
-    outcome = _outcome(plain, reworded, result.measure)
+    outcome = _outcome(plain_rows, reworded_rows, result.measure)
     return replace(
         result,
         outcome=outcome,
         word=_WORDS[outcome.verdict],
-        examples=_flips(outcome, plain, reworded, redact),
+        examples=_flips(outcome, plain_rows, reworded_rows, redact),
     )
 
 
 def _outcome(
     plain: Sequence[EvaluationRow], reworded: Sequence[EvaluationRow], measure: Measure
 ) -> PairedVerdict:
-    """The tasks as they are compared with the same tasks in other words; tasks of one prompt count
-    as one, by their prompt as it is."""
-    # The prompts as they are, since those in other words all differ.
-    prompts = {row.task: row.prompt for row in plain}
-    renamed = [row.model_copy(update={"prompt": prompts.get(row.task)}) for row in reworded]
-    before, after = with_one_id_per_prompt(plain, renamed)
+    """The paired comparison of tasks as they are (before) with the same tasks in other words
+    (after). Tasks with the same prompt, as it is, count as one task."""
+    # Reworded prompts all differ, so equal tasks are known only by their plain prompts.
+    plain_prompts = {row.task: row.prompt for row in plain}
+    with_plain_prompts = [
+        row.model_copy(update={"prompt": plain_prompts.get(row.task)}) for row in reworded
+    ]
+    before, after = with_one_id_per_prompt(plain, with_plain_prompts)
     return paired_verdict(side(before, measure, 0.0), side(after, measure, 0.0))
 
 
 def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
-    """The results with their words corrected for the number of tests: one that is no longer
-    significant is inconclusive."""
-    tested = [kind for each in results for kind in each.kinds if _p_of(kind) is not None]
-    p_by_holm = iter(holm([_p_of(kind) or 0.0 for kind in tested]))
+    """The results with p values corrected by Holm for the number of tests, one per model and kind.
+    A kind that is "fragile" or "improved" and no longer significant becomes "inconclusive"."""
+    p_values = [
+        kind.outcome.p
+        for model in results
+        for kind in model.kinds
+        if kind.outcome is not None and kind.outcome.p is not None
+    ]
+    corrected_p_values = iter(holm(p_values))  # in the order of models and kinds
 
     def corrected(kind: KindResult) -> KindResult:
-        """One kind, with the next of the corrected p values."""
-        if _p_of(kind) is None or kind.outcome is None:
+        """One kind with the next of the corrected p values; as it is where nothing was tested."""
+        if kind.outcome is None or kind.outcome.p is None:
             return kind
-        p = next(p_by_holm)
-        holds = p < ALPHA or kind.word not in ("fragile", "improved")
-        return replace(
-            kind, word=kind.word if holds else "inconclusive", outcome=replace(kind.outcome, p=p)
-        )
+        p = next(corrected_p_values)
+        claims_change = kind.word in ("fragile", "improved")
+        word = "inconclusive" if claims_change and p >= ALPHA else kind.word
+        return replace(kind, word=word, outcome=replace(kind.outcome, p=p))
 
-    return [replace(each, kinds=[corrected(kind) for kind in each.kinds]) for each in results]
-
-
-def _p_of(kind: KindResult) -> float | None:
-    """The p value of a kind; None where nothing was tested."""
-    return kind.outcome.p if kind.outcome else None
+    return [replace(model, kinds=[corrected(kind) for kind in model.kinds]) for model in results]
 
 
 def _flips(
@@ -241,27 +257,33 @@ def _flips(
     reworded: Sequence[EvaluationRow],
     redact: Redactor,
 ) -> list[Flip]:
-    """The first tasks that became worse in other words, with both answers."""
-    before = {row.task: row for row in reversed(plain)}
-    after = {row.task: row for row in reversed(reworded)}
+    """The first `_EXAMPLES` tasks that the model did worse in other words, with its first answer to
+    each as it is and in other words."""
+    # Going backwards, the first attempt at a task is the last one stored under it.
+    first_plain = {row.task: row for row in reversed(plain)}
+    first_reworded = {row.task: row for row in reversed(reworded)}
+    worse_tasks = [task for task in outcome.lost if task in first_plain and task in first_reworded]
 
     def shown(text: str) -> str:
-        """The text without secrets, cut."""
+        """The text without secrets, cut after `_CHARS` characters."""
         return clip(redact.text(text), _CHARS)
 
     return [
         Flip(
             task=redact.text(task)[:_CHARS],
-            asked=shown(_asked(after[task])),
-            before=shown(answer_text(before[task])),
-            after=shown(answer_text(after[task])),
+            asked=shown(_tools_and_prompt(first_reworded[task])),
+            before=shown(answer_text(first_plain[task])),
+            after=shown(answer_text(first_reworded[task])),
         )
-        for task in [task for task in outcome.lost if task in before and task in after][:_EXAMPLES]
+        for task in worse_tasks[:_EXAMPLES]
     ]
 
 
-def _asked(row: EvaluationRow) -> str:
-    """The prompt of a row, behind the descriptions of its tools where it has some."""
+def _tools_and_prompt(row: EvaluationRow) -> str:
+    """A line "[tool] name: description" for each tool that the model was shown, then the prompt."""
     functions = [tool.get("function", tool) for tool in row.tools or []]
-    tools = [f"{each.get('name')}: {each.get('description', '')}" for each in functions]
-    return "\n".join([*(f"[tool] {tool}" for tool in tools), text_of(row.prompt)])
+    tool_lines = [
+        f"[tool] {function.get('name')}: {function.get('description', '')}"
+        for function in functions
+    ]
+    return "\n".join([*tool_lines, text_of(row.prompt)])

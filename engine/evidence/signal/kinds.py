@@ -18,12 +18,17 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 def kind_of(rewards: Sequence[float], solved: Iterable[bool], floor: float = 0.0) -> Kind:
-    """The kind of a group, by those of its answers that could be scored; too_hard without any.
+    """The kind of a group (the answers to one task), by those of its answers that could be scored:
+
+    - effective: their rewards differ, so that GRPO can learn from the group;
+    - too_easy: all rewards are equal and all answers are right;
+    - flat_partial: all rewards are equal and above `floor`, and not all answers are right;
+    - too_hard: all rewards are equal and at `floor`, or no answer could be scored.
 
     Args:
-        rewards: what each answer earned, as answers are compared.
+        rewards: the reward of each answer.
         solved: of each answer, whether it is right.
-        floor: the reward of answers that achieved nothing; only more than it is a partial reward.
+        floor: the reward of answers that achieved nothing.
     """
     if len(set(rewards)) > 1:
         return "effective"
@@ -41,7 +46,8 @@ def is_solved(reward: float, success: bool | None) -> bool:
 
 
 def floor_of(rewards: Iterable[float]) -> float:
-    """The reward of answers that achieved nothing: 0, or the lowest of `rewards` below it."""
+    """The reward of answers that achieved nothing: 0, or the lowest of `rewards` if that is
+    negative."""
     return min([0.0, *rewards])
 
 
@@ -52,13 +58,20 @@ def shares_of(kinds: Sequence[Kind]) -> dict[Kind, float]:
 
 
 def unsolved_shares(lines: Iterable[Mapping[str, Any]]) -> list[float]:
-    """By training step, the share of groups with equal rewards that did not solve their task;
-    `lines` are those of the metrics. Earlier versions counted all of these as too hard."""
-    return [
-        too_hard + (number(line.get("groups_flat_partial")) or 0.0)
-        for line in lines
-        if (too_hard := number(line.get("groups_too_hard"))) is not None
-    ]
+    """For each training step, the share (0 to 1) of groups with equal rewards that did not solve
+    their task: too_hard and flat_partial together. Metrics of earlier versions have only
+    `groups_too_hard`, which counted both.
+
+    Args:
+        lines: those of the metrics; lines without `groups_too_hard` are left out.
+    """
+    shares: list[float] = []
+    for line in lines:
+        too_hard = number(line.get("groups_too_hard"))
+        if too_hard is not None:
+            flat_partial = number(line.get("groups_flat_partial")) or 0.0
+            shares.append(too_hard + flat_partial)
+    return shares
 
 
 def quantile(values: Sequence[float], share: float) -> float:

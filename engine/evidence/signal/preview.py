@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from engine.core.format import whole_percent
 from engine.evidence.signal.kinds import Kind, floor_of, is_solved, kind_of, shares_of
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.results import rounded
@@ -79,21 +80,24 @@ class SignalPreview:
         }
 
     def sentence(self) -> str:
-        """The preview in words, such as "Of 64 groups 31 % differ by the old reward, 58 % by the
-        new one (+27 points, +19 to +35)"; then what the others are by the new one."""
+        """The preview in words, such as "Of 64 groups 31% differ by the old reward and 58% by the
+        new one (+27 points, +19 to +35)"; then of which kinds the other groups are."""
         ends = " to ".join(f"{100 * end:+.0f}" for end in (self.effective.low, self.effective.high))
         after = self.after
         return (
-            f"Of {self.groups} groups {self.before.effective:.0%} differ by the old reward and "
-            f"{after.effective:.0%} by the new one ({100 * self.effective.change:+.0f} points, "
-            f"{ends}); by the new one {after.too_easy:.0%} are all right, {after.flat_partial:.0%} "
-            f"all alike at a partial reward, {after.too_hard:.0%} all without one."
+            f"Of {self.groups} groups {whole_percent(self.before.effective)} differ by the old "
+            "reward and "
+            f"{whole_percent(after.effective)} by the new one "
+            f"({100 * self.effective.change:+.0f} points, "
+            f"{ends}); by the new one {whole_percent(after.too_easy)} are all right, "
+            f"{whole_percent(after.flat_partial)} "
+            f"all alike at a partial reward, {whole_percent(after.too_hard)} all without one."
         )
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The answers of one model to one task, those that both rewards could score."""
+    """The answers of one model to one task that both rewards, the old and the new, could score."""
 
     task: str
     rows: Sequence[EvaluationRow]
@@ -118,29 +122,29 @@ def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | No
     if not groups:
         return None
     kinds_before, kinds_after = _kinds(groups, new=False), _kinds(groups, new=True)
-    effective = [
+    effective_changes = [  # of each group: 1 became effective, -1 was effective, 0 no change
         float(after == "effective") - float(before == "effective")
         for before, after in zip(kinds_before, kinds_after, strict=True)
     ]
-    spread = [_std(group, new=True) - _std(group, new=False) for group in groups]
+    std_changes = [_std(group, new=True) - _std(group, new=False) for group in groups]
     return SignalPreview(
         groups=len(groups),
         tasks=len({group.task for group in groups}),
         before=_levels(groups, kinds_before, new=False),
         after=_levels(groups, kinds_after, new=True),
-        effective=_change(groups, effective),
-        std=_change(groups, spread),
+        effective=_mean_change(groups, effective_changes),
+        std=_mean_change(groups, std_changes),
     )
 
 
 def _groups(models: Mapping[str, Sequence[EvaluationRow]]) -> list[_Group]:
-    """The groups of at least two answers that both rewards could score."""
-    by_task: dict[tuple[str, str], list[EvaluationRow]] = {}
+    """The groups that have at least two answers which both rewards could score."""
+    scored_rows: dict[tuple[str, str], list[EvaluationRow]] = {}  # by (model, task)
     for ref, rows in models.items():
         for row in rows:
             if not row.error and not row.error_before:
-                by_task.setdefault((ref, row.task), []).append(row)
-    return [_Group(task, rows) for (_, task), rows in by_task.items() if len(rows) > 1]
+                scored_rows.setdefault((ref, row.task), []).append(row)
+    return [_Group(task, rows) for (_, task), rows in scored_rows.items() if len(rows) > 1]
 
 
 def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
@@ -150,7 +154,7 @@ def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
 
 
 def _levels(groups: Sequence[_Group], kinds: Sequence[Kind], *, new: bool) -> GroupLevels:
-    """The groups, with their kinds, under the new reward or under the old one."""
+    """What the groups, of these kinds, are like under the new reward, or under the old one."""
     rewards = [reward for group in groups for reward in group.rewards(new=new)]
     top = max(rewards)
     return GroupLevels(
@@ -165,8 +169,12 @@ def _std(group: _Group, *, new: bool) -> float:
     return statistics.pstdev(group.rewards(new=new))
 
 
-def _change(groups: Sequence[_Group], differences: Sequence[float]) -> PairedChange:
-    """The mean of a difference per group, with an interval: groups of one task count as one."""
+def _mean_change(groups: Sequence[_Group], differences: Sequence[float]) -> PairedChange:
+    """The mean change over tasks with its 95 % interval; groups of one task are averaged first.
+
+    Args:
+        differences: of each group, its value under the new reward minus that under the old one.
+    """
     by_task: dict[str, list[float]] = {}
     for group, difference in zip(groups, differences, strict=True):
         by_task.setdefault(group.task, []).append(difference)

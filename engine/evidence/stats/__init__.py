@@ -4,6 +4,7 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
     any_of_k.py       pass@k of one model, and its paired change
     bootstrap.py      a mean over tasks, with interval and p by resampling
     inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict
+    families.py       rows that are likely of one family, on both sides of the split
     leaks.py          training rows that teach a held-out task, each with the task
     learnability.py   what sampled answers of a base say about training on them
     overlap.py        held-out tasks in training rows: exact, normalised, by word sequences

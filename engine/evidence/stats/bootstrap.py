@@ -75,17 +75,17 @@ def _over_groups(
 ) -> Bootstrap:
     """The result of drawing whole groups of tasks; `centre` is the mean over all tasks, the others
     as for `paired_bootstrap`. A single group has no interval: both ends are infinite."""
-    sums = [
+    groups = [  # (sum of the means of its tasks, number of its tasks)
         (math.fsum(mean_of_task[task] for task in tasks), len(tasks)) for tasks in clusters.members
     ]
     if clusters.count < 2:
         return Bootstrap(centre, low=-math.inf, high=math.inf, p=1.0)
-    if len({total / count for total, count in sums}) == 1:
+    if len({total / count for total, count in groups}) == 1:
         return _without_spread(centre, clusters.count)
-    draw = random.Random(seed).choices
+    rng = random.Random(seed)
     drawn_means = []
     for _ in range(resamples):
-        drawn = draw(sums, k=clusters.count)
+        drawn = rng.choices(groups, k=clusters.count)
         drawn_means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
     return _expanded_percentile(centre, sorted(drawn_means), clusters.count, confidence)
 

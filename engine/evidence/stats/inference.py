@@ -3,8 +3,7 @@
 Rates get Wilson intervals. Two models on the same tasks are compared pair by pair: McNemar's
 mid-p test and Tango's score interval for one yes/no answer per task, a bootstrap over tasks for
 everything else; all of it by group where tasks have groups. `paired_verdict` makes one word of it.
-Standard library only; held against scipy and simulation in
-tests/engine/evidence/stats/test_inference.py.
+Standard library only; held against scipy and simulation in its test.
 """
 
 import math
@@ -12,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from engine.core.format import whole_percent
 from engine.evidence.stats.basics.clusters import Clusters
 from engine.evidence.stats.basics.distributions import binomial_cdf, log_binomial, normal_quantile
 from engine.evidence.stats.bootstrap import RESAMPLES, deviation_of_changes, paired_bootstrap
@@ -508,8 +508,8 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     for name, side in (("before", before), ("after", after)):
         if side.error_share > MAX_ERROR_SHARE:
             return (
-                f"scoring failed on {side.errors} of {side.attempts} attempts {name} "
-                f"({side.error_share:.0%}); above {MAX_ERROR_SHARE:.0%} there is no verdict"
+                f"scoring failed on {side.errors} of {side.attempts} attempts {name} (no verdict "
+                f"above {whole_percent(MAX_ERROR_SHARE)})"
             )
     if counts.n == 0:
         return "no task was scored on both sides"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.format import whole_percent
 from engine.evidence.stats.basics.distributions import pass_at_k
 from engine.evidence.stats.inference import Interval, wilson
 from engine.records.run_result import Advice, AnswerLengths, FailedScores, ProbeResult
@@ -180,7 +181,8 @@ def _summary(result: ProbeResult) -> str:
     """
     low, high = result.intervals["effective"]
     return _failed_scores_opening(result) + (
-        f"{result.effective:.0%} of {result.tasks} tasks ({low:.0%} to {high:.0%}) have rewards "
+        f"{whole_percent(result.effective)} of {result.tasks} tasks ({whole_percent(low)} to "
+        f"{whole_percent(high)}) have rewards "
         f"that differ within {result.samples_per_task} samples"
     )
 
@@ -195,7 +197,7 @@ def _failed_scores_opening(result: ProbeResult) -> str:
     if not share:
         return ""
     ready = "Not ready: " if share > BROKEN else ""
-    return f"{ready}{share:.0%} of the scores failed; "
+    return f"{ready}{whole_percent(share)} of the scores failed; "
 
 
 def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
@@ -302,7 +304,7 @@ def _score_advice(result: ProbeResult) -> list[Advice]:
     """The advice to mend the scorer, where any scoring failed; else []."""
     if not result.error_share:
         return []
-    text = f"{result.error_share:.0%} of the scores failed: mend score() and push again"
+    text = f"{whole_percent(result.error_share)} of the scores failed: mend score() and push again"
     return [Advice(lever="score", say=text)]
 
 
@@ -312,7 +314,7 @@ def _length_advice(result: ProbeResult) -> list[Advice]:
         return []
     allowed_tokens = result.length.max_tokens
     text = (
-        f"{result.truncated_share:.0%} of the answers are cut at {allowed_tokens} "
+        f"{whole_percent(result.truncated_share)} of the answers are cut at {allowed_tokens} "
         f"tokens: raise max_tokens to {2 * allowed_tokens}, or ask for shorter answers"
     )
     return [Advice(lever="max_tokens", say=text)]
@@ -354,12 +356,14 @@ def _part_to_leave_out(result: ProbeResult) -> str:
     """
     if result.too_hard >= MANY:
         return (
-            f"{result.too_hard:.0%} of the tasks are never solved: start on the others, in a "
+            f"{whole_percent(result.too_hard)} of the tasks are never solved: start on the "
+            "others, in a "
             "version of the environment without them"
         )
     if result.too_easy >= MANY:
         return (
-            f"{result.too_easy:.0%} of the tasks are always solved: leave them out, they cost "
+            f"{whole_percent(result.too_easy)} of the tasks are always solved: leave them out, "
+            "they cost "
             "samples and teach nothing"
         )
     return ""
@@ -389,11 +393,11 @@ def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
     better_size = next(
         int(size) for size, share in result.gradient_share.items() if share >= share_wanted
     )
-    share_text = f"{result.gradient_share[str(better_size)]:.0%}"
+    share_text = f"{whole_percent(result.gradient_share[str(better_size)])}"
     if better_size > size_used:
         return (
             f"group_size {better_size} would give {share_text} of the groups "
-            f"something to tell apart, {size_used} gives {result.effective:.0%}"
+            f"something to tell apart, {size_used} gives {whole_percent(result.effective)}"
         )
     if better_size <= size_used / 2:
         return (

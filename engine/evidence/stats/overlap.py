@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.core.format import whole_percent
 from engine.evidence.stats.results import content_of
 from engine.evidence.stats.words import (
     GRAM_WORDS,
@@ -489,7 +490,8 @@ def headline(
     """The result of a scan in one sentence.
 
     For example "3 of 200 held-out tasks overlap with training rows (1 exact, 2 ngram), such as
-    'h-7' with 't-12'".
+    'h-7' with 't-12'". Tasks whose answer alone stands in the rows are counted apart: their
+    questions were never trained on.
 
     Args:
         heldout, train: how many held-out tasks and training rows there are.
@@ -504,9 +506,17 @@ def headline(
         return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     first = matches[0]
+    example = f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
+    answer_alone = sum(match.part == "answer" for match in matches)
+    if answer_alone == total:
+        return (
+            f"{total} of {heldout} held-out tasks have the reference answer of a training row to "
+            f"another question ({kinds}), which is no leak where such answers repeat, {example}"
+        )
+    apart = f"{answer_alone} of them in the reference answer alone; " if answer_alone else ""
     return (
-        f"{total} of {heldout} held-out tasks overlap with training rows ({kinds}), "
-        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
+        f"{total} of {heldout} held-out tasks overlap with training rows ({apart}{kinds}), "
+        f"{example}"
     )
 
 
@@ -520,7 +530,8 @@ def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
     rows_share, tasks_share = compared_shares
     if rows_share < 1 or tasks_share < 1:
         restrictions.append(
-            f"{rows_share:.0%} of the rows and {tasks_share:.0%} of the tasks were compared"
+            f"{whole_percent(rows_share)} of the rows and {whole_percent(tasks_share)} of the "
+            "tasks were compared"
         )
     if unindexed:
         restrictions.append(

@@ -200,6 +200,7 @@ LOSS_LEARNT = 0.6
 
 # --- alerts ---------------------------------------------------------------------------------
 
-# Steps in a row that must agree before an alert is raised, and before it counts as cleared.
+# Steps in a row that must agree before an alert is raised (one where it rests on an evaluation, as
+# `below_start` does), and before it counts as cleared.
 RAISE_AFTER = 2
 CLEAR_AFTER = 5

@@ -1,11 +1,19 @@
 """Two evaluations of the same tasks, compared: the word, its numbers, and the sentence about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from engine.core.format import percent
 from engine.core.hints import Call
 from engine.evidence.stats.any_of_k import AnyOfK, change_of_any_of_k
-from engine.evidence.stats.inference import ALPHA, MARGIN, PairedVerdict, holm, paired_verdict
+from engine.evidence.stats.inference import (
+    ALPHA,
+    MARGIN,
+    PairedVerdict,
+    holm,
+    paired_verdict,
+    wilson,
+)
 from engine.evidence.stats.results import (
     HIGHER_IS_BETTER,
     Level,
@@ -26,6 +34,39 @@ from engine.records.lines.evaluation_row import EvaluationRow
 _DECIDED = ("better", "worse", "no_difference")
 _FAR_LARGER = 2.0  # a change of so many smallest detectable gaps was never in doubt
 _LOSS_MARGIN = 0.01  # a loss that changed by less than one percent counts as unchanged
+
+
+@dataclass(frozen=True)
+class LostOfRight:
+    """Of the tasks that were right before, those that are not any more. A mean hides them where
+    other tasks became right.
+
+    Attributes:
+        right, lost: how many were right before, at least 1, and how many of those are lost.
+        share: lost / right.
+        interval: low and high end of its 95 % interval (Wilson).
+    """
+
+    right: int
+    lost: int
+    share: float
+    interval: tuple[float, float]
+
+    @staticmethod
+    def of(right: int, lost: int) -> "LostOfRight":
+        """`lost` of the `right` tasks (at least 1), with the interval of their share."""
+        interval = wilson(lost, right)
+        ends = (round(interval.low, 4), round(interval.high, 4))
+        return LostOfRight(right, lost, round(lost / right, 4), ends)
+
+    @property
+    def text(self) -> str:
+        """In words, such as "4 of 44 right ones lost (4 to 21 %)"."""
+        low, high = (percent(end, digits=0, unit="") for end in self.interval)
+        return f"{self.lost} of {self.right} right ones lost ({low} to {high} %)"
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -59,6 +100,19 @@ class Comparison:
         """
         gap = self.outcome.diff or 0.0
         return -gap if self.measure == "loss" else gap
+
+    @property
+    def lost_of_right(self) -> "LostOfRight | None":
+        """What is lost of the tasks that the first side solved: a gain hides it in the mean. None
+        where it solved none, and where tasks were tried several times, so that most are neither
+        solved nor failed."""
+        outcome, sides = self.outcome, (self.before, self.after)
+        if self.measure != "success" or outcome.before is None:
+            return None
+        if any(side is None or side.attempts != side.tasks for side in sides):
+            return None
+        right = round(outcome.before * outcome.n)
+        return LostOfRight.of(right, len(outcome.lost)) if right else None
 
     @property
     def difference(self) -> float | None:
@@ -109,6 +163,7 @@ class Comparison:
             "method": outcome.method,
             "gained": len(outcome.gained),
             "lost": len(outcome.lost),
+            **({"lost_of_right": self.lost_of_right.to_json()} if self.lost_of_right else {}),
             "unpaired": outcome.unpaired,
             "errors": list(outcome.errors),
             "reason": self.reason,
@@ -338,6 +393,9 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
     verdict = _as_words(outcome.verdict).capitalize()
     span = _interval_text(outcome, measure)
     text = f"{verdict}: {change} (95 % interval of the change {span})"
+    lost = comparison.lost_of_right
+    if lost and lost.lost and outcome.verdict != "worse":  # which a gain would hide
+        text += f"; {lost.text}"
     return f"{text}; {comparison.reason}." if comparison.reason else f"{text}."
 
 

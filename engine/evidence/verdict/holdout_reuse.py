@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.core.format import whole_percent
 from engine.evidence.stats.inference import ALPHA
 from engine.evidence.stats.power import split_rows
 from engine.home.rows import RunRow
@@ -142,7 +143,7 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     return [
         f"{text}: that one of so many looks better by luck has a chance of "
-        f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
+        f"{whole_percent(chance_of_luck)}, and this gain does not survive a correction for them. "
         "Evaluate the run on new tasks."
     ]
 

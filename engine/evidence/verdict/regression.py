@@ -8,24 +8,22 @@ share of replayed rows, is the remedy.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from engine.core.format import percent, significant
 from engine.core.hints import Call
-from engine.evidence.stats.inference import (
-    ALPHA,
-    PairedVerdict,
-    holm,
-    paired_verdict,
-    wilson,
-)
+from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
+from engine.evidence.verdict.comparison import LostOfRight
 from engine.evidence.verdict.lineage import ancestry, started_from
-from engine.home.run_dir import RunDir
+from engine.home.run_dir import Home, RunDir
+from engine.records.env_version import EnvVersion
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.manifest import ReplayUsed, read_manifest
+from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, SFTConfig
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
@@ -38,29 +36,6 @@ _NAMED = 5  # skills named in a sentence
 # The shares of replayed rows to try, one after the other, while skills are still lost;
 # benchmarks/RESULTS.md has what they cost and bring.
 _SHARES = (0.2, 0.35, 0.5)
-
-
-@dataclass(frozen=True)
-class LostOfRight:
-    """Of the tasks that were right before training, those that are not any more. A mean hides them
-    where other tasks became right.
-
-    Attributes:
-        right, lost: how many were right before, at least 1, and how many of those are lost.
-        share: lost / right.
-        interval: low and high end of its 95 % interval (Wilson).
-    """
-
-    right: int
-    lost: int
-    share: float
-    interval: tuple[float, float]
-
-    @property
-    def text(self) -> str:
-        """In words, such as "4 of 44 right ones lost (4 to 21 %)"."""
-        low, high = (f"{100 * end:.0f}" for end in self.interval)
-        return f"{self.lost} of {self.right} right ones lost ({low} to {high} %)"
 
 
 @dataclass(frozen=True)
@@ -96,6 +71,8 @@ class Battery:
         gained, lost: how many of the `n` tasks became better or worse.
         smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
+        of_tasks: how many tasks the environment has to ask, where the battery is one of those and
+            not all were asked; else None.
         skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
         lost_of_right: None where no task was right before, or nothing says what is right.
     """
@@ -114,9 +91,13 @@ class Battery:
     reason: str
     skills: Sequence[Skill]
     lost_of_right: LostOfRight | None = None
+    of_tasks: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        body = asdict(self)
+        if self.of_tasks is None:
+            del body["of_tasks"]
+        return body
 
 
 @dataclass(frozen=True)
@@ -202,7 +183,7 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
     after = read_evaluation(run_dir.kept("after"))
     if not before:
         return None
-    skills = compare_skills(before, after)
+    skills = compare_skills(before, after, _tasks_to_ask(run_dir.home, before))
     replayed = _replayed(run_dir)
     summary = f"{skills.summary} {replayed.sentence}" if replayed else skills.summary
     return replace(
@@ -218,13 +199,35 @@ def _replayed(run_dir: RunDir) -> ReplayUsed | None:
     return read_manifest(run_dir.manifest).replayed if run_dir.manifest.exists() else None
 
 
-def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
+def _tasks_to_ask(home: Home, rows: Sequence[EvaluationRow]) -> dict[str, int]:
+    """How many tasks each environment among the batteries of `rows` has to ask: its held-out ones,
+    or all where none is held out. An environment that is gone is left out."""
+    counts = {}
+    for name in {str(row.battery) for row in rows}:
+        env_name, _, digest = name.partition("@")
+        if not digest:  # the questions on a base model's skills, all of which are asked
+            continue
+        with suppress(OSError, DamagedRecord):
+            sides = EnvVersion.read(home.envs / env_name / digest / "env.json").rows
+            counts[name] = sides.get("heldout") or sum(sides.values())
+    return counts
+
+
+def compare_skills(
+    before: Sequence[EvaluationRow],
+    after: Sequence[EvaluationRow],
+    tasks_to_ask: Mapping[str, int] | None = None,
+) -> KeptSkills:
     """Compare two sets of answers, battery by battery; a battery is a set of tasks.
 
     The batteries are those of `before`, which must not be empty. The verdict is that of the worst
-    battery.
+    battery. `tasks_to_ask` says by name how many tasks a battery is a sample of; None for none.
     """
-    batteries = _compared_batteries(before, after)
+    batteries = [
+        replace(battery, of_tasks=total) if total and total > battery.n else battery
+        for battery in _compared_batteries(before, after)
+        for total in [(tasks_to_ask or {}).get(battery.battery)]
+    ]
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     summary = " ".join(sentence_of(battery) for battery in batteries)
@@ -383,10 +386,7 @@ def _lost_of_right(
     kept = [right_after[row.task] for row in before if row.success and row.task in right_after]
     if not kept:
         return None
-    right, lost = len(kept), kept.count(False)
-    interval = wilson(lost, right)
-    ends = (round(interval.low, 4), round(interval.high, 4))
-    return LostOfRight(right, lost, round(lost / right, 4), ends)
+    return LostOfRight.of(len(kept), kept.count(False))
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
@@ -476,7 +476,8 @@ def _kept_text(battery: Battery) -> str:
 def _levels_text(battery: Battery) -> str:
     """The levels before and after, such as "82 % to 41 % on 40 tasks"."""
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
-    return f"{before} to {after} on {battery.n} tasks"
+    sample = f" of {battery.of_tasks:,}" if battery.of_tasks else ""
+    return f"{before} to {after} on {battery.n}{sample} tasks"
 
 
 def _lost_text(battery: Battery) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.files import read_object
+from engine.core.format import whole_percent
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.results import rounded, show_change
 from engine.evidence.verdict.comparison import Comparison, compare_rows
@@ -51,7 +52,7 @@ def _cut_sentence(sides: Sides) -> list[str]:
     before, after = _cut_share(sides.before), _cut_share(sides.after)
     if abs(after - before) < _CUT_MOVED:
         return []
-    return [f"Answers cut by a limit went from {before:.0%} to {after:.0%}."]
+    return [f"Answers cut by a limit went from {whole_percent(before)} to {whole_percent(after)}."]
 
 
 def _cut_share(rows: Sequence[EvaluationRow]) -> float:
@@ -61,14 +62,20 @@ def _cut_share(rows: Sequence[EvaluationRow]) -> float:
 
 def audit_sentences(config: RunConfig | None) -> list[str]:
     """That the reward audit of the run's environment failed, as a list of one sentence; else []."""
-    if config is None or not config.env_dir:
+    if not audit_risk(config) or config is None:
         return []
     audit = read_object(Path(config.env_dir) / "audit.json")
-    if audit.get("verdict") != _FAILED_AUDIT:
-        return []
     risks = ", ".join(str(risk) for risk in (audit.get("risks") or [])[:2])
     named = f" ({risks} are paid)" if risks else ""
     return [f"The reward audit of this environment says risk{named}: a score may not mean right."]
+
+
+def audit_risk(config: RunConfig | None) -> str:
+    """The word "risk" where the reward audit of the run's environment failed, else ""."""
+    if config is None or not config.env_dir:
+        return ""
+    verdict = read_object(Path(config.env_dir) / "audit.json").get("verdict")
+    return _FAILED_AUDIT if verdict == _FAILED_AUDIT else ""
 
 
 def missing_score_sentences(outcome: PairedVerdict) -> list[str]:

@@ -6,12 +6,14 @@ and another one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from engine.evidence.stats.results import TEST, best_step, in_half
+from engine.evidence.stats.results import TEST, VALIDATION, best_step, in_half
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
+from engine.evidence.verdict.lineage import trained_by
 from engine.home.halves import choosing
-from engine.home.run_dir import RunDir
+from engine.home.run_dir import Home, RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import AskingConfig, RunConfig
 
@@ -88,18 +90,61 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
     """The models of an evaluation: model reference -> its rows, in the order of the config.
 
-    Tasks that stand in training rows are left out, and so are models without rows. A model that was
+    Tasks that stand in training rows are left out, and so are those by which a checkpoint of one of
+    the models was chosen (unless none would remain), and models without rows. A model that was
     named before gets its position as a suffix, as in "model (#2)". {} for other kinds of run, and
     where the config is missing.
     """
+    if not isinstance(config, AskingConfig):
+        return {}
     models: dict[str, list[EvaluationRow]] = {}
     taught_ids = taught_tasks(run_dir)
-    refs = config.model_refs if isinstance(config, AskingConfig) else []
-    for index, ref in enumerate(refs):
+    for index, ref in enumerate(config.model_refs):
         rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught_ids)
         if rows:
             models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
-    return models
+    chose_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
+    reported = {ref: without_tasks(rows, chose_ids) for ref, rows in models.items()}
+    return reported if reported and all(reported.values()) else models
+
+
+def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[str]:
+    """Ids of the held-out tasks of `env_id` by which a checkpoint of one of the models was chosen.
+
+    `refs` are model references; a base model, and a run with fewer than two checkpoints to choose
+    from, chose by none.
+    """
+    run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)
+    runs = [home.run(run_id) for run_id in run_ids if run_id]
+    return frozenset().union(*(_chosen_by(run) for run in runs if _had_choice(run, env_id)))
+
+
+def _had_choice(run: RunDir, env_id: str) -> bool:
+    """Whether a run chose among several checkpoints on this version of an environment."""
+    config = run.find_config()
+    # With step 0 and one later evaluation there was nothing to choose from.
+    return config is not None and config.env_id == env_id and len(run.eval_steps()) > 2
+
+
+def _chosen_by(run: RunDir) -> frozenset[str]:
+    """Ids of the tasks that a run's first evaluation says choose the checkpoint."""
+    first = read_evaluation(run.evals(run.eval_steps()[0]))
+    return frozenset(row.task for row in in_half(first, VALIDATION))
+
+
+def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[str]:
+    """A sentence about the tasks that an evaluation asked and that chose a checkpoint; else []."""
+    if not isinstance(config, AskingConfig):
+        return []
+    chose_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
+    asked_ids = {row.task for row in read_evaluation(run_dir.model_evals(0))}
+    both = asked_ids & chose_ids
+    if not both:
+        return []
+    text = f"{len(both)} of the {len(asked_ids)} tasks asked chose a checkpoint of these models"
+    if both == asked_ids:
+        return [f"{text}, which flatters it: evaluate on others."]
+    return [f"{text} and are left out: the numbers are of the other {len(asked_ids - both)}."]
 
 
 def result_step(run_dir: RunDir) -> int | None:
@@ -120,11 +165,47 @@ def result_step(run_dir: RunDir) -> int | None:
     return candidates[-1] if best is None else best  # the newest, if none can be called the best
 
 
+def step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
+    """The step of a checkpoint: 20 for "step20".
+
+    Any other name, "" included, stands for the checkpoint that the run reports; None where no step
+    was evaluated.
+    """
+    named_step = step_in_ref(f"@{checkpoint}")  # it reads references, such as "r-1@step20"
+    return result_step(run) if named_step is None else named_step
+
+
+def is_same_checkpoint(home: Home, ref: str, asked: str) -> bool:
+    """Whether two references name one checkpoint of a training run.
+
+    `ref` is as `compare_runs` takes it: a run alone stands for the checkpoint that it reports.
+    `asked` is as `evaluate` takes it: a run alone stands for its newest checkpoint.
+    """
+    run_id = trained_by(home, ref)
+    if not run_id or asked.partition("@")[0] != run_id:
+        return False
+    run = home.run(run_id)
+    step = step_of_checkpoint(run, ref.partition("@")[2])
+    checkpoint = asked.partition("@")[2]
+    newest = None if checkpoint else run.latest_checkpoint()
+    asked_step = checkpoint_step(newest) if newest else step_of_checkpoint(run, checkpoint)
+    return step is not None and step == asked_step
+
+
+def step_in_ref(ref: str) -> int | None:
+    """The step in a model reference: 20 for `run@step20`; None where it names no step."""
+    _, _, checkpoint = ref.partition("@")
+    digits = checkpoint.removeprefix("step")
+    return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
+
+
 def _step_named_best(run_dir: RunDir) -> int | None:
     """The step of the checkpoint that the run named its best; None where it named none."""
     best_folder = run_dir.resolve_checkpoint("best")
-    if best_folder is None:
-        return None
-    # A checkpoint's folder is named after its step, as in step_000020.
-    _, _, digits = best_folder.name.rpartition("_")
+    return None if best_folder is None else checkpoint_step(best_folder)
+
+
+def checkpoint_step(folder: Path) -> int:
+    """The step of a checkpoint, after which its folder is named, as in step_000020."""
+    _, _, digits = folder.name.rpartition("_")
     return int(digits)

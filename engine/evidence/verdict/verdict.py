@@ -57,7 +57,12 @@ from engine.evidence.verdict.side_notes import (
     missing_score_sentences,
     tie_sentences,
 )
-from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
+from engine.evidence.verdict.sides import (
+    Sides,
+    evaluated_models,
+    tasks_left_out_sentence,
+    training_sides,
+)
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -406,18 +411,15 @@ def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
-    """The verdict of an evaluation: its first model against the one furthest ahead of it.
-
-    With fewer than two scored models the verdict is "unknown". Raises DamagedRecord naming a file
-    that cannot be read.
-    """
+    """The verdict of an evaluation: its first model against the one furthest ahead of it, "unknown"
+    with fewer than two scored. Raises DamagedRecord naming a file that cannot be read."""
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     levels = [
         ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
         for ref, rows in models.items()
     ]
-    warnings = _warnings_about_evaluation(run_dir)
+    warnings = _warnings_about_evaluation(run_dir, config)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
@@ -455,13 +457,10 @@ def _verdict_on_models(
     )
 
 
-def _warnings_about_evaluation(run_dir: RunDir) -> list[str]:
+def _warnings_about_evaluation(run_dir: RunDir, config: AskingConfig) -> list[str]:
     """What is wrong with the answers of an evaluation, whatever models it compares."""
-    return [
-        *damaged_answers_warning(run_dir),
-        *contamination_warnings(run_dir),
-        *rescored_warnings(run_dir),
-    ]
+    warnings = [*damaged_answers_warning(run_dir), *contamination_warnings(run_dir)]
+    return [*warnings, *rescored_warnings(run_dir), *tasks_left_out_sentence(run_dir, config)]
 
 
 def _verdict_on_levels(

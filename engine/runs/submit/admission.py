@@ -156,7 +156,7 @@ def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
             field="env_id",
         )
     check_secrets(record)
-    registry.env_python(record)  # for its error where packages are missing
+    registry.env_python(record)  # only to raise ENV_DEPS where packages are missing
     return record
 
 

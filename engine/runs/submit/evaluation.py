@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.core.format import counted, words
+from engine.core.format import counted, whole_percent, words
 from engine.core.reply import Reply
 from engine.cost.evaluation_cost import Asking
 from engine.environments import env_facts, registry
@@ -319,7 +319,7 @@ def _cut_answers(
         cut_share = facts.cut_share(settings.max_tokens)
         if cut_share > env_facts.TOO_MANY_CUT:
             warnings.append(
-                f"{cut_share:.0%} of the reference answers do not fit into max_tokens = "
+                f"{whole_percent(cut_share)} of the reference answers do not fit into max_tokens = "
                 f"{settings.max_tokens} in the tokens of {model.ref}: no answer could be one of "
                 f"them; max_tokens = {facts.longest_turn} would do"
             )

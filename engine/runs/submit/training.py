@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.core import hardware
 from engine.core.errors import UserError
+from engine.core.format import whole_percent
 from engine.core.hardware import Hardware
 from engine.core.reply import Reply
 from engine.cost import estimate
@@ -257,7 +258,7 @@ def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
     if cut_share <= env_facts.TOO_MANY_CUT:
         return []
     return [
-        f"{cut_share:.0%} of the reference answers do not fit into max_tokens = "
+        f"{whole_percent(cut_share)} of the reference answers do not fit into max_tokens = "
         f"{settings.max_tokens}: no sample could be one of them; max_tokens = "
         f"{facts.longest_turn} would do"
     ]

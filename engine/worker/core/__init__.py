@@ -9,6 +9,7 @@
     pulse.py       signs of life: phase, share done, seconds; written to heartbeat.json
     runtime.py     variables libraries read while they are loaded
     rows_on_demand.py  rows of a large dataset, tokenised when a step asks for them
+    switched_off.py   which faster ways to compute do not work on this device
     varied_rows.py    rows that come in other words each time they are seen
     trajectory.py  what playing a task leaves
 """

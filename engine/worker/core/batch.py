@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.core import switched_off
 from engine.worker.core.trajectory import Trajectory
 
 
@@ -106,5 +107,11 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     for t in trajectories:
         prompt_length = len(t.prompt_ids)
         loss_mask = [0] * prompt_length + t.loss_mask
-        rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=prompt_length))
+        rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=shared_prefix(prompt_length)))
     return rows
+
+
+def shared_prefix(prompt_length: int) -> int:
+    """The `prefix_len` of a row whose prompt has so many ids and is that of other rows too: 0 where
+    shared prompts are switched off on this device."""
+    return 0 if switched_off.is_off("shared_prompt") else prompt_length

@@ -150,10 +150,13 @@ class PriorSkills:
 
 
 def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | EnvBattery]:
-    """Yield the batteries (sets of questions) that a run plays: the one for its base model, and of
-    the environment named `keep`, if it exists, scores, and is not the one that the run trains on,
-    its held-out tasks, or any where none is held out. At most `skill_rows` questions of each; none
-    at all where that is 0."""
+    """Yield the batteries (sets of questions) that a run plays, with at most `skill_rows` questions
+    of each; none at all where that setting is 0.
+
+    1. The battery for its base model.
+    2. The held-out tasks of the environment named `keep` (all its tasks where none is held out), if
+       it exists, scores answers, and is not the one that the run trains on.
+    """
     most = config.settings.skill_rows
     if not most:
         return

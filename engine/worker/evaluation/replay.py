@@ -41,29 +41,32 @@ class Replay:
     used: ReplayUsed
 
     def beside(self, row_count: int) -> int:
-        """How many rows to put beside `row_count` others so that they are the share of the sum; at
-        least 1."""
+        """How many replayed rows to add to `row_count` others so that they are `self.share` of all
+        together; at least 1."""
         return beside(row_count, self.share)
 
     def of_step(self, step: int, row_count: int, batch_size: int) -> list[Row]:
-        """The rows to put into the batch of `step` (from 1) beside its `row_count` own.
+        """The replayed rows to add to the batch of `step` (from 1), which has `row_count` rows of
+        its own, at most `batch_size`.
 
-        They follow from the seed and the step alone, so a resumed run trains on the same. Each is
-        used once before any is used again, up to steps whose own rows are fewer than `batch_size`.
+        They follow from the seed and the step alone, so a resumed run trains on the same rows. Each
+        row is used once before any is used again; only a step with fewer than `batch_size` own rows
+        passes over some.
         """
         first = (step - 1) * self.beside(batch_size)
-        numbers = range(first, first + self.beside(row_count))
-        return [self.rows[self._at(number)] for number in numbers]
+        draw_numbers = range(first, first + self.beside(row_count))
+        return [self.rows[self._index_of_draw(number)] for number in draw_numbers]
 
-    def _at(self, number: int) -> int:
-        """The index of the row that is used as number `number`, counted over the whole run."""
-        round_number, place = divmod(number, len(self.rows))
-        return _order_of_round(round_number, len(self.rows), self.seed)[place]
+    def _index_of_draw(self, number: int) -> int:
+        """The index in `rows` of draw `number`, counted from 0 over the whole run. A round is as
+        many draws as there are rows, in an order of its own."""
+        round_number, position = divmod(number, len(self.rows))
+        return _order_of_round(round_number, len(self.rows), self.seed)[position]
 
 
 def beside(row_count: int, share: float) -> int:
-    """How many rows stand beside `row_count` others so that they are the share of the sum; at least
-    1."""
+    """How many rows to add to `row_count` others so that the added ones are `share` (above 0, below
+    1) of all together; at least 1."""
     return max(1, round(row_count * share / (1 - share)))
 
 

@@ -56,8 +56,11 @@ class ReplaySource:
     """The rows that one run may replay."""
 
     def __init__(self, job: Job[SFTConfig], start: Start, needed: int) -> None:
-        """The rows of a run that begins with `start` and uses `needed` of them: more different ones
-        are not looked for."""
+        """Prepare the rows of a run that begins with `start`.
+
+        Args:
+            needed: how many rows the run will use; no more (and at most MOST_ROWS) are collected.
+        """
         self.job = job
         self.settings = job.config.settings
         self.start = start
@@ -77,21 +80,21 @@ class ReplaySource:
         return self._reference_answers(record)
 
     def _practised(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """The starting model's right answers to practice questions, asked skill by skill in turn
-        until there are enough."""
+        """The starting model's right answers to practice questions, as rows. Questions are asked,
+        of every skill in turn, until `needed` answers are right or no question is left."""
         params = SamplingParams(max_tokens=practice.max_tokens, temperature=0.0)
-        waiting = in_turn(practice.tasks)
+        not_asked = in_turn(practice.tasks)
         rows: list[ReplayedRow] = []
         self.start.sampler.load(self.start.policy.adapter)
-        while waiting and len(rows) < self.needed:
+        while not_asked and len(rows) < self.needed:
             count = max(FEWEST_ASKED, self.needed - len(rows))
-            asked, waiting = waiting[:count], waiting[count:]
-            for answer in self._answered(asked, params):
+            batch, not_asked = not_asked[:count], not_asked[count:]
+            for answer in self._answered(batch, params):
                 if practice.is_right(answer.task, answer.text):
                     rows.append(answer.row(practice.name))
         self.start.sampler.release_memory()
-        questions = len(practice.tasks) - len(waiting)
-        return rows, self._used(practice.name, rows, questions)
+        asked_count = len(practice.tasks) - len(not_asked)
+        return rows, self._used(practice.name, rows, asked_count)
 
     def _own_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
         """The starting model's own answers to train tasks of an environment: those that it scores
@@ -179,13 +182,15 @@ class ReplaySource:
                 )
 
     def _unasked_tasks(self, record: EnvRecord) -> list[TaskRow]:
-        """Train tasks of an environment in the order of the seed, without those that an exam of
-        this run asks."""
+        """Train tasks of an environment, in an order drawn by the run's seed, without those whose
+        prompt is also in an exam of this run."""
         tasks = read_tasks(record, "train")
-        drawn = min(len(tasks), 4 * MOST_ROWS)  # some may have no answer, or be asked
-        order = random.Random(f"{self.settings.seed}-keep-rows").sample(range(len(tasks)), drawn)
-        asked = {prompt_key(task["prompt"]) for task in self._asked_tasks()}
-        return [tasks[at] for at in order if prompt_key(tasks[at]["prompt"]) not in asked]
+        # More than are needed: some may have no answer, or be asked in an exam.
+        count = min(len(tasks), 4 * MOST_ROWS)
+        rng = random.Random(f"{self.settings.seed}-keep-rows")
+        drawn = [tasks[index] for index in rng.sample(range(len(tasks)), count)]
+        exam_prompts = {prompt_key(task["prompt"]) for task in self._asked_tasks()}
+        return [task for task in drawn if prompt_key(task["prompt"]) not in exam_prompts]
 
     def _asked_tasks(self) -> Iterator[TaskRow]:
         """Every task that an exam of this run asks: of its batteries and of its environment's
@@ -204,10 +209,13 @@ class ReplaySource:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the starting model answered to a task of one prompt.
+    """The starting model's answer to one task.
 
     Attributes:
-        finished: whether the model ended the answer itself.
+        prompt: the ids of the tokens that it was asked with.
+        ids: the ids of the tokens of the answer.
+        text: the answer as text.
+        finished: whether the model ended the answer itself, not the limit of tokens.
     """
 
     task: TaskRow

@@ -24,7 +24,12 @@ _NO_ROOM = "no room for an answer"
 
 @dataclass(frozen=True)
 class RewordedExam:
-    """The tasks of one kind of rewording that are asked, and what the run's files say of it."""
+    """The exam in one kind of rewording.
+
+    Attributes:
+        tasks: the reworded tasks that are asked.
+        counts: how many are asked and left out, as the run's files hold it.
+    """
 
     tasks: Sequence[TaskRow]
     counts: RewordedKind
@@ -41,8 +46,12 @@ def reworded_exams(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> list[RewordedExam]:
-    """The tasks in other words, one exam for each kind; one that leaves all tasks out has none.
-    `fits` says whether a task leaves room for an answer."""
+    """The tasks in other words, one exam for each kind; it has no tasks where none can be reworded.
+
+    Args:
+        seed: decides how the tasks are reworded.
+        fits: whether the prompt of a task leaves room for an answer.
+    """
     return [_exam(kind, tasks, rewording, seed, fits) for kind in kinds]
 
 
@@ -53,9 +62,11 @@ def _exam(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> RewordedExam:
-    """The tasks in other words of one kind."""
-    reworded = [row for task in tasks if (row := rewording.reworded(task, kind, seed)) is not None]
-    asked = [row for row in reworded if fits(row)]
+    """The exam of one kind; tasks that cannot be reworded, or then leave no room for an answer, are
+    left out. The arguments are those of `reworded_exams`."""
+    results = [rewording.reworded(task, kind, seed) for task in tasks]
+    reworded = [task for task in results if task is not None]
+    asked = [task for task in reworded if fits(task)]
     reasons = [_NOT_OTHERWISE[kind]] if len(reworded) < len(tasks) else []
     reasons += [_NO_ROOM] if len(asked) < len(reworded) else []
     counts = RewordedKind(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.worker.core import pulse
+from engine.worker.core import pulse, switched_off
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import FlatAdapter
 from engine.worker.network.cache import Cache, Prompts, StayingBlock
@@ -71,7 +71,9 @@ class DecoderSampler:
         self.needs = needs
         self.vocab = vocab
         self.max_rows = needs.max_rows
-        self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
+        if graphs is None:
+            graphs = decoder.device.type == "cuda" and not switched_off.is_off("decode_graph")
+        self.graphs = graphs
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
         # The adapter that `_forward` was made with, and its version.

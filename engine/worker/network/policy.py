@@ -18,7 +18,7 @@ from engine.core.files import read_object
 from engine.core.hardware import driver
 from engine.models import hub
 from engine.records.settings import CommonSettings
-from engine.worker.core import pulse
+from engine.worker.core import pulse, switched_off
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network import comparisons
@@ -87,10 +87,12 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The number format that a precision names.
 
-    `auto` is bfloat16 on a GPU and float32 on CPU, where bfloat16 is slower for small models.
+    `auto` is bfloat16 on a GPU whose bfloat16 products are right, and float32 on CPU, where
+    bfloat16 is slower for small models.
     """
     if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        has_bfloat16 = device.type == "cuda" and not switched_off.is_off("bfloat16")
+        return torch.bfloat16 if has_bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
@@ -276,9 +278,20 @@ def _model_class(path: Path) -> Any:
 
 def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
     """Arguments that make transformers load 4-bit NormalFloat weights with doubly quantized scales
-    (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization."""
+    (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization.
+
+    Raises:
+        WorkerFailure: kind config, where weights of 4 bits do not work on this device.
+    """
     if quantization == "none":
         return {}
+    if switched_off.is_off("four_bits"):
+        raise WorkerFailure(
+            "config",
+            f'quantization = "{quantization}" does not work on this device.',
+            evidence=switched_off.why_off("four_bits"),
+            hint='Train with quantization = "none", or mend what `honesmith doctor --gpu` names.',
+        )
     from transformers import BitsAndBytesConfig  # noqa: PLC0415 - rarely used, dear to import
 
     config = BitsAndBytesConfig(

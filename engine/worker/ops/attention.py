@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from engine.worker.core import switched_off
 from engine.worker.ops import causal
 from engine.worker.ops.kernels import Spread
 from engine.worker.ops.packing import (
@@ -86,7 +87,8 @@ class Attention:
         self.grouped = heads != kv_heads
         self.device = device
         if varlen is None:
-            varlen = device.type != "cpu" and dtype in VARLEN_DTYPES
+            on = not switched_off.is_off("varlen_attention")
+            varlen = on and device.type != "cpu" and dtype in VARLEN_DTYPES
         self.varlen_plan = None
         self.by_blocks = not varlen and _fits_blocks(layout, device, dtype)
         if varlen:
@@ -265,7 +267,10 @@ def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
 
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST."""
+    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST, and it is
+    not switched off."""
+    if switched_off.is_off("block_attention"):
+        return False
     pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
     whole_rows = [layout.prefix_lengths[owner] + length for owner, length in pairs]
     return causal.applies(dtype, device, max([*layout.prefix_lengths, *whole_rows]))

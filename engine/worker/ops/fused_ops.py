@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from engine.worker.core import switched_off
 from engine.worker.ops import compiled, norms
 from engine.worker.ops.compiled import Eps
 from engine.worker.ops.liger import Liger
@@ -367,6 +368,8 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
         return Choice(TORCH, f"{KERNELS}={requested} is none of {', '.join(CHOICES)}")
     if device.type != "cuda" or requested == "torch":
         return AS_WRITTEN
+    if switched_off.is_off("fused_kernels"):
+        return Choice(TORCH, switched_off.why_off("fused_kernels"))
     if requested == "compiled":
         return _compiled_if_it_pays(sizes, dtype, device, steps)
     if not requested and find_spec("liger_kernel") is None:

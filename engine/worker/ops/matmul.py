@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from engine.worker.core import switched_off
+
 # For fewer multiplications, getting into oneDNN costs more than it saves.
 MIN_MULTIPLICATIONS = 2**20
 # The number of rows that the layout of a packed weight is optimised for; others work too.
@@ -25,8 +27,18 @@ LARGE_GRAIN = 16
 LARGE_WEIGHTS = 2**25  # numbers in the weights of its layers
 
 
-@cache
+def has_onednn() -> bool:
+    """Whether oneDNN may be faster here than torch's own products, whether or not it is used."""
+    return _operator_of_onednn() is not None
+
+
 def _onednn() -> Any:
+    """oneDNN's operator for x W^T + b, None where it is not to be used."""
+    return None if switched_off.is_off("onednn_products") else _operator_of_onednn()
+
+
+@cache
+def _operator_of_onednn() -> Any:
     """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
     faster than torch's own: it is faster only on AMD processors with AVX-512."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from engine.core.format import whole_percent
 from engine.core.hints import Call, Hint
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import LoopState, Result
@@ -69,7 +70,7 @@ class Guard:
         is one of the errors."""
         return WorkerFailure(
             "reward",
-            f"{share:.0%} of the completions could not be scored.",
+            f"{whole_percent(share)} of the completions could not be scored.",
             evidence=evidence,
             hint=Hint(
                 "Mend score() and push again, or raise max_reward_errors. The completions, "

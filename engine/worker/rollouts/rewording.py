@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.core.format import whole_percent
 from engine.environments.registry import EnvRecord
 from engine.records.settings import GRPOSettings, SFTSettings
 from engine.wording.kinds import TRAINED_KINDS, Kind, Stock
@@ -166,6 +167,9 @@ def varied_wording(
     share = settings.vary_wording
     if not share:
         return None
-    report("vary_wording", f"{share:.0%} of the rows come in other words each time they are seen")
+    report(
+        "vary_wording",
+        f"{whole_percent(share)} of the rows come in other words each time they are seen",
+    )
     rewording = Rewording(process, env.tools, env.kind == "multi", "training", report)
     return VariedWording(rewording, share, settings.seed)

@@ -33,10 +33,11 @@ _SECONDS = ("sample_s", "reward_s", "teacher_s", "train_s")
 
 
 def main(folder: Path) -> int:
-    """Do the steps and write what they came to, or why they failed. Returns the exit status."""
+    """Do the steps of the run in `folder` and write their result, or why they failed, into it.
+    Returns the exit status, DONE or FAILED."""
     quiet_libraries()
     job: Job[Any] = Job(folder)
-    job.listen()  # it ends when whoever asked for it ends
+    job.listen()  # this process ends when the one that started it ends
     try:
         measured = LOOPS[job.config.algorithm](job)["measured"]
         job.event(SMOKE_SAVED, "both steps are done; the saved adapter is read back")
@@ -49,10 +50,14 @@ def main(folder: Path) -> int:
 
 
 def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
-    """What the steps of a run came to, with its adapter read back from its last checkpoint.
+    """The result of the steps that a run has done, after its adapter was read back from its last
+    checkpoint.
 
-    `peak_memory` is the most bytes that the steps held on the device. Raises WorkerFailure where
-    the adapter cannot be read, or gives no finite numbers.
+    Args:
+        peak_memory: the most bytes that the steps held on the device.
+
+    Raises WorkerFailure where there is no checkpoint, or the adapter cannot be read or gives no
+    finite loss.
     """
     steps = [step_of(line) for line in read_metrics(job.run.metrics) if line.step > 0]
     folder = job.run.latest_checkpoint()
@@ -78,7 +83,8 @@ def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
 
 
 def step_of(line: MetricsLine) -> SmokeStep:
-    """One step, from its line of metrics."""
+    """One optimizer step, from its line of metrics. Its seconds are the sum of those of its parts
+    (`_SECONDS`)."""
     return SmokeStep(
         step=line.step,
         loss=line.value("loss"),
@@ -93,15 +99,15 @@ def _loss_of_rows(job: Job[Any], components: Components, policy: Policy) -> floa
     algorithm, whose loss is of answers or pairs and not of the rows alone."""
     if not isinstance(job.config, SFTConfig):
         return None
-    rows = training_rows(job, components).rows
-    rows = [rows[index] for index in range(len(rows))]
-    supervised = sum(sum(row.loss_mask) for row in rows)
+    stored_rows = training_rows(job, components).rows  # it has no iterator
+    rows = [stored_rows[index] for index in range(len(stored_rows))]
+    supervised_tokens = sum(sum(row.loss_mask) for row in rows)
+    loss = 0.0
     with torch.no_grad():
-        losses = [
-            cross_entropy(policy.logprobs(policy.collate([row]))[0], supervised).sum().item()
-            for row in rows
-        ]
-    return sum(losses)
+        for row in rows:  # one by one, which needs the least memory
+            logprobs = policy.logprobs(policy.collate([row]))[0]
+            loss += cross_entropy(logprobs, supervised_tokens).sum().item()
+    return loss
 
 
 if __name__ == "__main__":

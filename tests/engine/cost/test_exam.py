@@ -32,9 +32,11 @@ def finished(home: Home, *, before: float, gained: int, lost: int, n: int = 100)
     return row.run_id
 
 
-def exam(home: Home, heldout: int = 400, eval_rows: int = 400, *, scored: bool = True):
+def exam(
+    home: Home, heldout: int = 400, eval_rows: int = 400, *, scored: bool = True, dev: int = 0
+):
     lengths = (RowLengths(10, 14, ((10, 14),)),)
-    facts = EnvFacts(ENV, "single", scored, 200, heldout, 200, lengths)
+    facts = EnvFacts(ENV, "single", scored, 200, heldout, 200, lengths, dev_rows=dev)
     return exam_of(home, ENV, "pebble", grpo_settings({"eval_rows": eval_rows}), facts)
 
 
@@ -60,6 +62,14 @@ def test_what_chooses_the_checkpoint_does_not_count(home: Home):
     )
     assert sure(exam(home, 400, eval_rows=100)).reported == 50
     assert exam(home, 400, eval_rows=0) is None and exam(home, scored=False) is None
+
+
+def test_where_dev_tasks_choose_all_held_out_tasks_are_reported(home: Home):
+    found = sure(exam(home, heldout=100, eval_rows=80, dev=150))
+    assert (found.asked, found.reported, found.dev) == (80, 80, 80)
+    assert found.gap == sure(exam(home, heldout=160)).gap
+    assert found.in_words().endswith("; 80 dev tasks choose the checkpoint")
+    assert found.to_json()["dev"] == 80 and "dev" not in sure(exam(home)).to_json()
 
 
 def test_finished_runs_tell_how_much_changes_and_where_it_starts(home: Home):

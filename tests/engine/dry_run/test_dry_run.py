@@ -13,6 +13,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.hardware import Device, Hardware
+from engine.cost import estimate
 from engine.dry_run import checks, dry_run
 from engine.dry_run.report import shortened
 from engine.environments.push import push_env
@@ -491,11 +492,38 @@ def test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it(home: Home)
         assert short[name] == whole[name]
 
 
+def test_a_reply_of_many_probes_stays_short_with_each_setting_once(home: Home):
+    """What cost an agent most: 20 probes and 15 checks that passed, and every setting twice."""
+    lines = [PROBE | {"probe": f"probe {at}", "verdict": "ok"} for at in range(20)]
+    add(home, audit={"verdict": "ok", "headline": "ok: gold earns 1.00", "probes": lines})
+    for algorithm in ("sft", "grpo"):
+        short = shortened(dry_run.dry_run(home, "sums", algorithm=algorithm))
+        text = json.dumps(short)
+        assert len(text) <= 4_500
+        assert text.count('"learning_rate"') <= 1 and text.count('"lora_rank"') == 1
+        passed = [each for each in short["checks"] if each["status"] == "pass"]
+        assert all(set(each) == {"name", "status"} for each in passed if each["name"] != "exam")
+        assert "probe 7" not in text
+
+
 def test_the_summary_says_first_what_to_do_about_the_first_warning(home: Home):
     add(home, train=40, heldout=20)
     summary = dry_run.dry_run(home, "sums")["summary"]
     assert summary.startswith("Ready to train, about ") and "; look at data" in summary
     assert "Give the environment at least 100 held-out rows" in summary
+
+
+def test_no_time_is_told_while_the_machine_is_still_being_measured(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    env_id = add(home)
+    known = dry_run.dry_run(home, env_id)
+    assert "about" in known["summary"] and known["next"][0]["tool"] == "submit_train"
+    monkeypatch.setattr(estimate, "unmeasured_warning", lambda home, figures: ["it is measured"])
+    report = dry_run.dry_run(home, env_id)
+    assert "how long it takes is not known yet" in report["summary"]
+    assert "about" not in report["summary"].split(";")[0]
+    assert [call["tool"] for call in report["next"]] == ["dry_run", "submit_train"]
 
 
 @pytest.mark.parametrize("samples", [-1, 257, True, 2.0])

@@ -26,6 +26,9 @@ def write(folder: Path, rows: list[dict]) -> Path:
 ROWS = [{"prompt": f"p{n}", "completion": f"c{n}", "level": n} for n in range(60)]
 
 
+ALL = list(enumerate(ROWS))
+
+
 @pytest.fixture
 def all_is_large(monkeypatch):
     monkeypatch.setattr(build, "COPIED_BYTES", 10)
@@ -89,6 +92,25 @@ def test_bad_lines_are_named_and_nothing_is_stored(home: Home, tmp_path: Path, a
     assert caught.value.code == "DATASET_INVALID" and said.startswith("2 of 62 rows")
     assert "line 62: is no JSON" in said and "line 63: has no answer to learn from" in said
     assert not any(home.envs.iterdir())
+
+
+def test_groups_that_would_be_ignored_are_refused_by_line(home: Home, tmp_path: Path, all_is_large):
+    write(tmp_path / "rows", [{**row, "group": "a pair"} if at == 4 else row for at, row in ALL])
+    with pytest.raises(UserError, match=r"line 6: it names the group 'a pair'") as caught:
+        push_env(home, tmp_path / "rows")
+    assert caught.value.code == "DATASET_INVALID"
+
+
+@pytest.mark.parametrize("setting", ["drop_leaks = true", "dev = 0.1"])
+def test_a_division_that_large_data_do_not_have_is_refused(
+    home: Home, tmp_path: Path, all_is_large, setting: str
+):
+    write(tmp_path / "rows", ROWS)
+    (tmp_path / "rows" / "environment.toml").write_text(f"[split]\n{setting}\n")
+    name = setting.partition(" ")[0]
+    with pytest.raises(UserError, match=rf"{name} under \[split\] in environment.toml") as caught:
+        push_env(home, tmp_path / "rows")
+    assert "push fewer rows" in caught.value.hint
 
 
 def test_large_preferences_are_a_kind_of_their_own(home: Home, tmp_path: Path, all_is_large):

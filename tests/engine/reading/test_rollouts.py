@@ -542,6 +542,17 @@ def test_the_questions_and_answers_on_kept_skills_are_read_like_any_others(home,
     assert lost["matching"] == 3
     # The answers of the exams are another matter, and stay what is read without a filter.
     assert read_rollouts(home, run.id)["source"] == "held-out answers at step 4"
+    changed = read_rollouts(home, run.id, "changed", where="half == 'kept'", limit=9)
+    assert changed["summary"].startswith("2 of 4 tasks changed between step 0 and the chosen")
+    assert [item["task"] for item in changed["changed"]] == ["copy-1", "copy-2"]
+
+
+def test_a_filter_by_half_reads_the_held_out_answers_of_a_run_that_samples(home, make_run, rows):
+    run = make_run().rollouts(4, [rows.rollout(0, i, 0.5) for i in range(3)])
+    run.evals(4, rows.halved(lambda _: True, 6))
+    reported = read_rollouts(home, run.id, where="half == 'report'", limit=9)
+    assert reported["source"] == "held-out answers at step 4" and reported["matching"] == 3
+    assert read_rollouts(home, run.id, limit=9)["source"] == "rollouts of step 4"
 
 
 def test_kept_skills_that_nobody_asked_for_yet_are_an_error_with_the_next_call(home, make_run):

@@ -127,7 +127,7 @@ def test_of_runs_that_are_equally_good_the_oldest_is_the_best(home, tried):
     first = tried({}, verdict="better", best=2 / 3)
     tried({"group_size": 4}, verdict="better", best=2 / 3)
     with Store(home) as store:
-        (best,) = best_runs(home, store.list_runs(20)).values()
+        (best,) = best_runs(home, store, store.list_runs(20)).values()
     assert best["run_id"] == first.id
 
 
@@ -137,14 +137,14 @@ def test_the_best_run_is_the_one_the_choosing_half_prefers(home, tried):
     tried({"group_size": 16}, "failed", best=0.9)
     tried({"group_size": 32}, verdict="worse", best=0.9)
     with Store(home) as store:
-        found = best_runs(home, store.list_runs(20))
+        found = best_runs(home, store, store.list_runs(20))
     assert found == {
-        "arith@0123456789ab": {"run_id": best.id, "score": 0.7, "verdict": "better", "step": 20}
+        "arith@0123456789ab": {"run_id": best.id, "verdict": "better", "step": 20, "curve": 0.7}
     }
     shown = overview(home, "runs")
     fell = tried({"group_size": 2}, verdict="inconclusive", best=0.8)  # from 0.9, say
     write_json(fell.run.result, {"best_score": 0.8, "evidence": {"go_on_with": best.id}})
     with Store(home) as store:
-        assert best_runs(home, store.list_runs(20)) == found
+        assert best_runs(home, store, store.list_runs(20)) == found
     assert shown["best"] == found and len(shown["tree"]) == 4
     assert shown["runs"][0]["gpu_hours"] == 0.025

@@ -1,6 +1,7 @@
 """Where a run stands while it goes on: hours, share answered, what is left, whether it hangs."""
 
 import fcntl
+import json
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_the_word_of_a_failed_audit_stands_beside_the_scores_of_an_evaluation(bu
     write_json(Path(run.read_config().env_dir) / "audit.json", audit)
     (said,) = [w for w in lifecycle.status(bench.home, run.id)["warnings"] if "audit" in w]
     assert "says risk (junk are paid): a score may not mean right" in said
+
+
+def test_what_was_forgotten_is_said_once(home, tuned):
+    lost = "Forgotten (pebble skills): 94 % to 4 % on 120 tasks."
+    evidence = {"warnings": [lost, "About 900 reported tasks would show a change of 5 points."]}
+    summary = f"Better: held-out success went from 0.0 % to 14.0 % on 100 tasks. {lost}"
+    write_json(home.run(tuned).result, {"summary": summary, "evidence": evidence})
+    status = lifecycle.status(home, tuned)
+    assert json.dumps(status).count("Forgotten") == 1 and lost in status["summary"]
+    assert status["warnings"] == ["About 900 reported tasks would show a change of 5 points."]
 
 
 def heartbeat_of(run, phase: str, *, age_s: float = 0.0, **facts) -> None:

@@ -416,7 +416,7 @@ def test_an_episode_of_many_turns_gets_room_for_them():
 
 @pytest.mark.parametrize(
     ("hidden", "sft", "grpo"),
-    [(192, 1.6e-3, 1e-3), (1024, 7e-4, 2e-4), (2560, 4.4e-4, 7.8e-5), (8192, 2.5e-4, 2.4e-5)],
+    [(192, 3.1e-3, 1e-3), (1024, 8.4e-4, 2e-4), (2560, 4.4e-4, 7.8e-5), (8192, 2.5e-4, 2.4e-5)],
 )
 def test_the_learning_rate_follows_the_size_of_the_model(hidden: int, sft: float, grpo: float):
     assert defaults.learning_rate("sft", hidden) == pytest.approx(sft, rel=0.03)

@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import GRPO, PEBBLE, go, make_run, push
+from loops import ENVIRONMENT, GRPO, PEBBLE, go, make_run, push
 
+from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
+from engine.environments.registry import find_env, read_tasks
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.settings import EvaluationSettings
 from engine.runs import lifecycle
 from engine.worker.core.job import Job
 from engine.worker.evaluate import evaluate, probe
+from engine.worker.evaluation import heldout
 from engine.worker.rollouts.guard import ERRORS_JUDGED_FROM
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -97,6 +101,41 @@ def test_an_evaluation_plays_the_tasks_at_the_positions_asked_for(home: Home, en
     evaluate(asked(run, kind="evaluate", split="heldout", attempts=1, **positions))
     rows = [json.loads(line) for line in run.model_evals(0).read_text().splitlines()]
     assert {row["task"] for row in rows} == {"40", "47", "79"}  # the held-out tasks begin at 40
+
+
+def test_an_exam_without_training_rows_is_pushed_and_evaluated(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    exam = ENVIRONMENT.replace('"heldout" if (a + 2 * b) % 4 == 0 else "train"', '"heldout"')
+    record = find_env(home, push(home, tmp_path / "exam", exam, "exam"))
+    assert record.rows == {"train": 0, "heldout": 81}
+    with pytest.raises(UserError, match="has no train rows") as refused:
+        make_run(home, record.env_id, "grpo", SETTINGS)
+    assert f'evaluate(env_id="{record.env_id}")' in str(refused.value.hint)
+    of_exam = {"env_id": record.env_id, "env_dir": str(record.dir), "split": "heldout"}
+    run = make_run(home, env_id, "grpo", SETTINGS)
+    result = evaluate(asked(run, kind="evaluate", rows=100, attempts=1, **of_exam))
+    rows = read_evaluation(run.model_evals(0))
+    assert len(rows) == 81 and all(row.success is not None for row in rows)
+    share = sum(bool(row.success) for row in rows) / 81
+    assert result["models"][0]["success"] == pytest.approx(share, abs=1e-4)
+
+
+def test_tasks_that_choose_no_checkpoint_are_asked_first(home: Home, env_id: str) -> None:
+    """Whatever the number of rows: the reported half of a training run, then the other half."""
+    record = find_env(home, env_id)
+    tasks = read_tasks(record, "heldout")
+    in_order = heldout.ordered(tasks, len(tasks))
+    halves = heldout.halves(in_order)
+    reported = [task["id"] for task in in_order if halves[task["id"]] == heldout.TEST]
+    run = make_run(home, env_id, "grpo", SETTINGS)
+    evaluate(asked(run, kind="evaluate", split="heldout", rows=8, attempts=1))
+    assert [row.task for row in read_evaluation(run.model_evals(0))] == reported[:8]
+    more = make_run(home, env_id, "grpo", SETTINGS)
+    evaluate(asked(more, kind="evaluate", split="heldout", rows=len(reported) + 2, attempts=1))
+    rows = read_evaluation(more.model_evals(0))
+    assert [row.task for row in rows[:-2]] == reported
+    assert [row.half for row in rows] == [heldout.TEST] * len(reported) + ["select"] * 2
 
 
 def test_a_probe_never_takes_failed_scores_for_solved_tasks(home: Home, env_id: str) -> None:

@@ -18,6 +18,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
+from engine.records.settings import SCHEMAS
 from envs.config.settings import Limits
 from mcp_server.api.addresses import read_source
 from mcp_server.protocol.app import build_server
@@ -29,6 +30,7 @@ TEMPLATES = {
     "run://{run_id}/card",
     "run://{run_id}/report",
     "env://{env_id}/source",
+    "train://settings/{kind}",
 }
 
 
@@ -147,6 +149,22 @@ async def test_hardware_and_settings_describe_this_installation(home: Home):
     assert "What is the capital of France?" in await read(home, "train://skills")
     reference = await read(home, "train://settings")
     assert "learning_rate" in reference and "group_size" in reference
+    assert "train://settings/grpo" in reference
+
+
+@pytest.mark.parametrize("kind", ["", "/sft", "/dpo", "/grpo", "/distill", "/evaluate"])
+async def test_a_page_of_settings_is_no_longer_than_a_tool_may_answer(home: Home, kind: str):
+    page = await read(home, f"train://settings{kind}")
+    assert len(page) <= RESULT_CHARS
+
+
+async def test_the_pages_of_settings_hold_every_setting_of_their_algorithm(home: Home):
+    for algorithm, schema in SCHEMAS.items():
+        page = await read(home, f"train://settings/{algorithm}")
+        assert all(f"| `{name}` |" in page for name in schema.model_fields), algorithm
+    assert "`group_size`" not in await read(home, "train://settings/sft")
+    said = await refusal(home, "train://settings/ppo")
+    assert "SECTION_NOT_FOUND" in said and "train://settings/distill" in said
 
 
 def an_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:

@@ -299,3 +299,22 @@ def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(
     reply["reached"] = False
     (on,) = verbs.wait_run(home, "r-1", "alert")["next"]
     assert on["tool"] == "wait_run"
+
+
+async def test_a_wait_that_is_cut_says_so_and_why(home: Home, monkeypatch: pytest.MonkeyPatch):
+    def wait(home, run_id, until, timeout_s, cursor, on_progress=None):
+        state = states.pop()
+        return {"run_id": run_id, "state": state, "reached": False, "warnings": ["first"]}
+
+    states = ["done", "running", "running"]
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    async with Client(build_server(home, [])) as client:
+        long = await client.call_tool("wait_run", {"run_id": "r", "timeout_s": 400})
+        short = await client.call_tool("wait_run", {"run_id": "r", "timeout_s": 30})
+        ended = await client.call_tool("wait_run", {"run_id": "r", "timeout_s": 400})
+    first, cut = long.structured_content["warnings"]
+    assert first == "first" and cut.startswith(
+        "the wait was cut from 400 to 50 s: this client asks"
+    )
+    for reply in (short, ended):
+        assert reply.structured_content["warnings"] == ["first"]

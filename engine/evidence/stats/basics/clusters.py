@@ -27,14 +27,21 @@ class Clusters:
 
     @staticmethod
     def of(tasks: Iterable[str], groups: Mapping[str, str]) -> "Clusters | None":
-        """The clusters of `tasks` by their `groups` (task id -> group); None where each is a group
-        of its own, so that there is nothing to account for."""
-        by_group: dict[tuple[str, str], list[str]] = {}
+        """The clusters of `tasks` (ids). None where no two tasks share a group, so that the usual
+        statistics of independent tasks hold.
+
+        Args:
+            groups: task id -> its group; a task that is missing is a group of its own.
+        """
+        members_by_group: dict[tuple[str, str], list[str]] = {}
         for task in sorted(tasks):
             group = groups.get(task, "")
-            by_group.setdefault(("group", group) if group else ("task", task), []).append(task)
-        members = list(by_group.values())
-        return Clusters(members) if any(len(tasks) > 1 for tasks in members) else None
+            # A task may have the same name as a group, so the kind of the name is part of the key.
+            key = ("group", group) if group else ("task", task)
+            members_by_group.setdefault(key, []).append(task)
+        members = list(members_by_group.values())
+        is_any_shared = any(len(group_tasks) > 1 for group_tasks in members)
+        return Clusters(members) if is_any_shared else None
 
     @property
     def count(self) -> int:
@@ -43,14 +50,17 @@ class Clusters:
 
     @cached_property
     def task_count(self) -> int:
+        """How many tasks there are in all groups."""
         return sum(len(tasks) for tasks in self.members)
 
     def design_effect(self, values: Mapping[str, float], confidence: float = 0.95) -> float:
-        """How many tasks of these groups tell as much as one task that stands for itself.
+        """The design effect: how many tasks in these groups carry as much information as one
+        independent task. A sample size is divided by it. inf for a single group.
 
-        The variance of the mean over the groups divided by that over the tasks, at least 1, times
-        what Student's t asks for at this number of groups. Where all values are equal nothing is
-        seen of how groups hold together: then a group counts as one task. inf for a single group.
+        It is the variance of the mean with groups as units divided by that with tasks as units, at
+        least 1, times (t / z)**2, because the number of groups may be small. Where all values are
+        equal, nothing shows how similar the tasks of a group are; then each group counts as one
+        task.
 
         Args:
             values: task id -> its value, for all tasks.
@@ -59,25 +69,28 @@ class Clusters:
         if self.count < 2:
             return math.inf
         mean = math.fsum(values.values()) / self.task_count
-        of_tasks = math.fsum((value - mean) ** 2 for value in values.values())
-        if of_tasks == 0.0:
-            ratio = sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
+        squares_of_tasks = math.fsum((value - mean) ** 2 for value in values.values())
+        if squares_of_tasks == 0.0:
+            variance_ratio = sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
         else:
-            sums = (math.fsum(values[task] - mean for task in tasks) for tasks in self.members)
-            of_groups = math.fsum(value * value for value in sums)
-            ratio = of_groups / of_tasks * self.count / (self.count - 1)
-        quantile = 0.5 + confidence / 2.0
+            group_sums = (
+                math.fsum(values[task] - mean for task in tasks) for tasks in self.members
+            )
+            squares_of_groups = math.fsum(group_sum * group_sum for group_sum in group_sums)
+            variance_ratio = squares_of_groups / squares_of_tasks * self.count / (self.count - 1)
+        quantile = 0.5 + confidence / 2.0  # of a two-sided interval
         t, z = t_quantile(quantile, self.count - 1), normal_quantile(quantile)
-        return max(1.0, ratio) * (t / z) ** 2
+        return max(1.0, variance_ratio) * (t / z) ** 2
 
     def p_of_mean(self, values: Mapping[str, float]) -> float:
-        """The two-sided p value that the mean of `values` (task id -> value) is 0; 1 for a single
-        group and where all values are 0.
+        """The two-sided p value of the hypothesis that the mean of `values` (task id -> value) is
+        0; 1 for a single group and where the values of every group sum to 0.
 
-        The test of McNemar for clustered pairs (Durkalski et al. 2003), with Student's t.
+        McNemar's test for clustered pairs (Durkalski et al. 2003), with Student's t.
         """
-        sums = [math.fsum(values[task] for task in tasks) for tasks in self.members]
-        spread = math.sqrt(math.fsum(value * value for value in sums))
-        if self.count < 2 or spread == 0.0:
+        group_sums = [math.fsum(values[task] for task in tasks) for tasks in self.members]
+        standard_error = math.sqrt(math.fsum(group_sum * group_sum for group_sum in group_sums))
+        if self.count < 2 or standard_error == 0.0:
             return 1.0
-        return min(1.0, 2.0 * t_cdf(-abs(math.fsum(sums)) / spread, self.count - 1))
+        t = math.fsum(group_sums) / standard_error
+        return min(1.0, 2.0 * t_cdf(-abs(t), self.count - 1))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.compare.seeds import compare_candidates
 from engine.evidence.stats import inference
+from engine.evidence.stats.basics.distributions import t_quantile
 from engine.evidence.stats.power import attempts_needed
 from engine.evidence.stats.results import load_rows
 from engine.records.run_config import as_run_config
@@ -189,6 +191,49 @@ def test_seeds_of_two_configurations_are_compared_as_groups(home, trained):
     assert comparison["gained"] > comparison["lost"]
 
 
+def test_seeds_of_tasks_in_groups_count_the_groups(home):
+    """Ten groups of ten tasks that are solved or failed together tell as much as ten tasks."""
+
+    def side(name, solved, group):
+        members = [
+            Candidate(
+                f"{name}{seed}",
+                "x",
+                "env",
+                records(
+                    {
+                        "task": f"t{at}",
+                        "success": at // 10 in solved[seed],
+                        "error": None,
+                        "task_group": group(at),
+                    }
+                    for at in range(100)
+                ),
+                sampling_of(None),
+            )
+            for seed in range(2)
+        ]
+        together = [row for each in members for row in each.rows]
+        return replace(members[0], label=name, rows=together, members=tuple(members))
+
+    def outcome(group):
+        before = side("a", ({0, 1, 2}, {0, 1, 3}), group)
+        after = side("b", ({0, 1, 2, 4, 5, 6}, {0, 1, 3, 4, 5, 7}), group)
+        return compare_candidates(home, before, after).outcome
+
+    alone, grouped = outcome(lambda at: ""), outcome(lambda at: f"g{at // 10}")
+    assert alone.method == "t over 100 tasks and 2 + 2 seeds" and alone.groups == 0
+    assert grouped.method == "t over 10 groups and 2 + 2 seeds" and grouped.groups == 10
+    # By hand: the differences are 0 on four groups, 1 on two, 0.5 on two and 0 on two; the variance
+    # of their mean over ten groups is (2 * 0.7**2 + 2 * 0.2**2 + 6 * 0.3**2) / 9 / 10, over a
+    # hundred tasks (20 * 0.7**2 + 20 * 0.2**2 + 60 * 0.3**2) / 99 / 100.
+    assert alone.diff == grouped.diff == pytest.approx(0.3)
+    # Seeds of one side are equally good, so that only the tasks vary.
+    for found, variance, freedom in ((grouped, 1.6 / 90, 9), (alone, 16 / 9900, 99)):
+        half = t_quantile(0.975, freedom) * variance**0.5
+        assert (found.low, found.high) == pytest.approx((0.3 - half, 0.3 + half))
+
+
 def test_seeds_that_come_out_far_apart_forbid_a_verdict_that_one_seed_would_give(home, trained):
     """Each fast seed but one beats its slow neighbour; as a group nothing is clear."""
     slow = seeds_of(trained, (0.30, 0.60), 10, learning_rate=1e-4)
@@ -353,16 +398,17 @@ def test_many_models_are_corrected_for_their_number(home, make_run, rows):
     assert evaluated(lucky)["verdict"] == "better"
 
 
-def test_a_checkpoint_chosen_on_tasks_of_the_evaluation_is_said_to_be_flattered(
+def test_tasks_that_chose_a_checkpoint_of_the_evaluation_are_left_out(
     home, trained, evaluation, rows
 ):
     run = trained(0.7)
-    run.evals(10, rows.halved(lambda i: i < 100, 400))
-    found = evaluation({"pebble": 30, run.id: 60})
-    table = found.run.model_evals(1)
-    table.write_text(table.read_text().replace('"half":"report"', '"half":"select"'))
-    warnings = compare_runs(home, [found.id])["warnings"]
-    assert any("flatters" in text for text in warnings)
+    run.evals(10, rows.halved(lambda i: i < 100, 400))  # so that there was a choice
+    shown = compare_runs(home, [evaluation({"pebble": 30, run.id: 60}).id])
+    assert "50 of the 100 tasks asked chose a checkpoint of these models" in shown["warnings"][-1]
+    # The odd ones of the first 60 of t0 to t99 are solved, of the 50 that chose nothing.
+    assert shown["arms"][1]["tasks"] == 50 and shown["arms"][1]["value"] == 0.6
+    bases = compare_runs(home, [evaluation({"pebble": 30, "other": 60}).id])
+    assert bases["arms"][1]["tasks"] == 100 and bases["warnings"] == []
 
 
 @pytest.mark.parametrize("ids", [[], ["pebble"] * 3, [f"m{i}" for i in range(9)]])

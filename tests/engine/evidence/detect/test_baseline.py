@@ -153,9 +153,22 @@ def test_the_first_of_many_planned_exams_is_not_looked_at_as_if_it_were_the_only
     rows = read_evaluation(place.evals(5))
     place.evals(5).write_text("")  # a step reads nothing back that it has written
     found, _ = watch.check_step(5, {"heldout_success": 0.54}, evaluated=rows)
-    assert found == [], "an alert is raised at the second look"
-    found, _ = watch.check_step(6, {})
-    assert [finding.id for finding in found] == raised
+    assert [finding.id for finding in found] == raised, "a second look reads the same answers"
+    assert watch.check_step(6, {}) == ([], []), "once is enough"
+
+
+def test_a_collapse_between_two_evaluations_is_told_at_the_second_one(tmp_path: Path):
+    """The rewards of a real run at a rate of 8e-3: they fall in the two steps before it."""
+    rewards = (0.2656, 0.3438, 0.2344, 0.4531, 0.4688, 0.3438, 0.0156, 0.0469, 0.0, 0.0, 0.0)
+    spreads = (0.4417, 0.475, 0.4236, 0.4978, 0.499, 0.475, 0.124, 0.2114, 0.0, 0.0, 0.0)
+    run = healthy(2001)
+    run.settings |= {"prompts_per_step": 8, "steps": 20, "eval_every": 10}
+    run.rollouts, run.exams, run.lines = {}, {}, [{"step": 0, "heldout_success": 0.69}]
+    for step, (reward, spread) in enumerate(zip(rewards, spreads, strict=True), 1):
+        run.lines.append({"step": step, "reward_mean": reward, "reward_std": spread})
+    for step, level in ((0, 0.69), (10, 0.02)):
+        examined(run, step, level, n=100)
+    assert replay(run, tmp_path) == [(10, "below_start")]
 
 
 def test_a_wavering_run_is_not_below_its_start():
@@ -277,6 +290,84 @@ def test_a_run_that_still_learns_is_told_to_go_on_and_not_that_its_exam_is_small
     assert run.verdict.outcome.verdict == "inconclusive"
     assert found.id == "too_short" and found.lever.setting == "steps"
     assert found.lever.to == 2 * run.lines[-1]["step"]
+
+
+def skills_lost(count: int) -> KeptSkills:
+    """`count` of 120 questions that were answered before."""
+    sides = [
+        [
+            {"task": f"old-{i}", "battery": "old", "reward": 0.0, "error": None, "success": right}
+            for i, right in enumerate([after] * count + [True] * (120 - count))
+        ]
+        for after in (True, False)
+    ]
+    return compare_skills(*map(exam_records, sides))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "seed"), [("too_short", 2000), ("plateau", 2001), ("too_hard", 2000)]
+)
+def test_what_kept_a_run_from_learning_comes_before_what_it_forgot(trouble: str, seed: int):
+    run = TROUBLES[trouble](seed)
+    run.kept = skills_lost(30)
+    ids = [finding.id for finding in find_all(run.facts())]
+    assert ids[0] == trouble and "forgetting" in ids
+
+
+def test_what_a_run_forgot_comes_first_where_it_learnt_its_task():
+    run = TROUBLES["plateau"](2001)
+    run.kept = skills_lost(30)
+    exams = [line for line in run.lines if "heldout_success" in line]
+    for line, share in zip(exams, [0.0] + [0.5] * len(exams), strict=False):
+        line["heldout_success"] = share
+    examined(run, 0, 0.0)
+    examined(run, max(run.exams), 0.5)
+    ids = [finding.id for finding in find_all(run.facts())]
+    assert ids[0] == "forgetting" and "plateau" in ids
+
+
+def test_steps_that_broke_an_unsolved_run_come_before_the_answers_that_do_not_end():
+    """A real SFT of a language model at a rate of 0.1: 0 % before and after, nothing ends."""
+    run = TROUBLES["too_short"](2000)
+    rows = [line for line in run.lines if line["step"]]
+    for line in rows[2::3]:
+        line["grad_norm"] = 90.0 * rows[0]["grad_norm"]
+    wrong = {"success": False, "reward": 0.0, "error": None, "completion": "so so so", "tokens": 24}
+    run.exam_rows = [
+        wrong | {"task": f"h{number}", "stop_reason": "max_tokens"} for number in range(40)
+    ]
+    for line in run.lines:
+        if "heldout_loss" in line:
+            line["heldout_loss"] = 9.0  # noise
+    run.kept = skills_lost(80)
+    ids = [finding.id for finding in find_all(run.facts())]
+    assert ids[0] == "unstable" and {"truncation", "forgetting"} <= set(ids), ids
+
+
+def cut_and_too_hard(cut: float) -> Simulated:
+    """Nothing is ever right, this share of the answers is cut, and references are short."""
+    run = TROUBLES["too_hard"](2000)
+    for line in run.lines[1:]:
+        line["truncated_share"] = cut
+    for rows in run.rollouts.values():
+        for at, row in enumerate(rows):
+            is_cut = at < cut * len(rows)
+            row |= {"stop_reason": "max_tokens" if is_cut else "stop"}
+            row |= {"success": False, "reward": 0.0}
+    run.gold_tokens = 0.2 * run.settings["max_tokens"]
+    return run
+
+
+def test_cut_answers_stand_behind_tasks_that_whole_answers_do_not_solve_either():
+    run = cut_and_too_hard(0.4)
+    assert [finding.id for finding in find_all(run.facts())][:2] == ["too_hard", "truncation"]
+    unknown, long, thinks = (cut_and_too_hard(0.4) for _ in range(3))
+    unknown.gold_tokens = None
+    long.gold_tokens = 0.9 * long.settings["max_tokens"]
+    thinks.settings["thinking"] = True
+    for other in (cut_and_too_hard(1.0), unknown, long, thinks):
+        ids = [finding.id for finding in find_all(other.facts())]
+        assert ids.index("truncation") < ids.index("too_hard")
 
 
 def test_a_loss_that_came_to_rest_halfway_through_three_exams_no_longer_falls():

@@ -157,6 +157,20 @@ def test_two_held_out_tasks_with_one_question_are_both_found():
     assert scan([row("t", STORY, "105")], twice)["leaked"] == ["h1", "h2", "h3"]
 
 
+def test_the_sentence_tells_repeated_answers_from_repeated_questions():
+    answer = "The first letter is f and the last letter is a"
+    heldout = [row("h1", "Ends of flfhaa?", answer), row("h2", STORY, "105")]
+    other_question = row("t1", "Ends of fwfsa?", answer)
+    alone = scan([other_question], heldout)
+    assert alone["verdict"] == "overlap" and alone["leaked"] == []
+    assert alone["headline"].startswith(
+        "1 of 2 held-out tasks have the reference answer of a training row to another question "
+    )
+    both = scan([other_question, row("t2", STORY, "105")], heldout)
+    assert both["leaked"] == ["h2"]
+    assert "(1 of them in the reference answer alone; 2 exact)" in both["headline"]
+
+
 def test_nothing_to_compare_is_clean():
     assert scan([], [row("h", STORY)])["verdict"] == "clean"
     assert scan([row("t", STORY)], [])["compared"] == [1.0, 1.0]

@@ -12,6 +12,7 @@ from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
 from engine.records.manifest import ReplayUsed
+from tests.helpers.env_versions import write_version
 
 SKILLS = ("reverse", "copy", "count", "upper")
 
@@ -85,6 +86,30 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     verdict = run_verdict(run.run)
     assert not any("Forgotten" in text for text in verdict["warnings"])
     assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
+
+
+def test_a_sample_of_an_environment_says_of_how_many_tasks_it_is(home, make_run, rows):
+    """An environment named keep with 1,340 tasks, of which 200 are asked and a tenth is lost."""
+    version = home.envs / "keep" / "0123456789ab" / "env.json"
+    version.parent.mkdir(parents=True)
+    write_version(version, rows={"heldout": 1340})
+    run = make_run("sft")
+    for when, right in (("before", lambda i: i < 100), ("after", lambda i: 10 <= i < 112)):
+        path = run.run.kept(when)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        answers = [
+            rows.eval(f"t{i}", right(i), battery="keep@0123456789ab", family=f"kind {i % 2}")
+            for i in range(200)
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in answers))
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert battery["of_tasks"] == 1340 and battery["verdict"] == "kept"
+    assert (
+        "50 % to 51 % on 200 of 1,340 tasks, 10 of 100 right ones lost (6 to 17 %)"
+        in (found["summary"])
+    )
+    assert "most in kind" in found["summary"]
 
 
 def test_a_battery_the_model_never_could_solve_shows_no_loss_and_says_why(asked):

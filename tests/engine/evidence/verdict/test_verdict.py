@@ -40,6 +40,18 @@ def test_a_run_that_learned_is_better_with_its_evidence(learned_run):
     assert len(json.dumps(verdict)) < 10_000
 
 
+def test_a_gain_does_not_hide_what_was_right_before_and_is_lost(make_run, rows):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: i < 80, 400))
+    run.evals(30, rows.halved(lambda i: i >= 16, 400)).checkpoint(30, best=True)
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "better" and (verdict["gained"], verdict["lost"]) == (160, 8)
+    # Of the 40 reported tasks that were right; Wilson's interval of 8 of 40 by hand.
+    lost = {"right": 40, "lost": 8, "share": 0.2, "interval": (0.105, 0.3476)}
+    assert verdict["lost_of_right"] == lost
+    assert "points); 8 of 40 right ones lost (10 to 35 %)." in verdict["summary"]
+
+
 def test_a_run_that_forgot_is_worse(make_run, rows):
     run = make_run(expect="better")
     run.evals(0, rows.halved(lambda i: i % 5 != 0, 300))

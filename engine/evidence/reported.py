@@ -1,0 +1,154 @@
+"""The one number to report of a trained model: of tasks that did not choose its checkpoint.
+
+A run has several held-out numbers. Its curve is of the tasks that chose the checkpoint, which
+flatters it; its verdict, and evaluations of that checkpoint on the same version of the environment,
+are of tasks that chose nothing. Of those the one on most tasks is the number to report.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.core.files import read_object
+from engine.core.reply import Reply
+from engine.evidence.stats.results import Level, Measure, level, measure_of, show
+from engine.evidence.verdict.side_notes import audit_risk
+from engine.evidence.verdict.sides import evaluated_models, is_same_checkpoint, training_sides
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.records.known_settings import KnownSettings
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.run_config import EvaluateConfig, RunConfig, TrainConfig
+
+_LOOK_BACK = 300  # newest evaluation runs that are searched for the model
+_OF = "held-out tasks that did not choose the checkpoint"
+
+
+@dataclass(frozen=True)
+class ReportedNumber:
+    """The number to report of a training run's result.
+
+    Attributes:
+        model: the checkpoint, as run@best.
+        level: the mean over tasks with its 95 % interval.
+        measured_in: the run whose answers it is of: the training run, or an evaluation.
+        curve: what the tasks that chose the checkpoint say of it; None where it is not known.
+        audit: "risk" where the reward audit of the environment failed, else "".
+    """
+
+    model: str
+    level: Level
+    measured_in: str
+    curve: float | None
+    audit: str
+
+    @property
+    def measure(self) -> Measure:
+        return self.level.measure
+
+    @property
+    def sentence(self) -> str:
+        """The number in words, such as "Report of r-1@best: success 14.0 % (95 % interval 8.5 % to
+        22.1 %) on 100 held-out tasks that did not choose the checkpoint (curve 22.0 %: chose the
+        checkpoint)."."""
+        low, high = (show(end, self.measure) for end in (self.level.low, self.level.high))
+        curve = ""
+        if self.curve is not None:
+            curve = f" (curve {show(self.curve, self.measure)}: chose the checkpoint)"
+        risk = "; the reward audit says risk: a score may not mean right" if self.audit else ""
+        return (
+            f"Report of {self.model}: {self.measure} {show(self.level.value, self.measure)} "
+            f"(95 % interval {low} to {high}) on {self.level.tasks} {_OF}{curve}{risk}."
+        )
+
+    def to_json(self) -> Reply:
+        """The number with what it is of; `curve` and `audit` are left out where there are none."""
+        body: Reply = {
+            "model": self.model,
+            "metric": self.measure,
+            "value": self.level.rounded_value,
+            "interval": self.level.interval,
+            "tasks": self.level.tasks,
+            "of": _OF,
+            "measured_in": self.measured_in,
+        }
+        if self.level.groups:
+            body["groups"] = self.level.groups
+        if self.curve is not None:
+            body["curve"] = {"value": self.curve, "of": "tasks that chose the checkpoint"}
+        if self.audit:
+            body["audit"] = self.audit
+        return body
+
+
+def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | None:
+    """The number to report of a training run's result.
+
+    None for other runs, and where no checkpoint was evaluated on tasks that did not choose it.
+    Raises DamagedRecord naming a file that cannot be read.
+    """
+    run = home.run(row.run_id)
+    config = run.find_config()
+    sides = training_sides(run) if isinstance(config, TrainConfig) else None
+    measure = measure_of(sides.before, sides.after) if sides else None
+    if sides is None or measure is None or not sides.after:
+        return None
+    largest, measured_in = level(sides.after, measure), run.id
+    for evaluation, rows in _evaluations(home, store, run, config):
+        other = level(rows, measure) if measure_of(rows) == measure else None
+        if other is not None and other.tasks > largest.tasks:
+            largest, measured_in = other, evaluation
+    return ReportedNumber(
+        model=f"{run.id}@best",
+        level=largest,
+        measured_in=measured_in,
+        curve=_score_that_chose(run, measure),
+        audit=audit_risk(config),
+    )
+
+
+def _evaluations(
+    home: Home, store: Store, run: RunDir, config: RunConfig | None
+) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
+    """(evaluation, its rows) for each that asked the run's result greedily on the held-out tasks of
+    the run's environment, with the limits of the run's own evaluations."""
+    if config is None:
+        return
+    own_limits = _limits(config, read_object(run.manifest).get("eval_sampling"))
+    for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate"):
+        if row.env_id != config.env_id:
+            continue
+        evaluation = home.run(row.run_id)
+        asked = evaluation.find_config()
+        if not isinstance(asked, EvaluateConfig) or not _is_plain(asked):
+            continue
+        if all(ref.partition("@")[0] != run.id for ref in asked.model_refs):
+            continue
+        if evaluation.deleted.exists() or _limits(asked) != own_limits:
+            continue
+        for ref, rows in evaluated_models(evaluation, asked).items():
+            if is_same_checkpoint(home, f"{run.id}@best", ref):
+                yield row.run_id, rows
+
+
+def _is_plain(config: EvaluateConfig) -> bool:
+    """Whether an evaluation asked held-out tasks in their order, once each, which is greedily."""
+    return config.split == "heldout" and config.attempts == 1 and not config.task_indices
+
+
+def _limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
+    """What bounds an answer: its tokens, its turns, and whether the model thinks before it."""
+    settings = KnownSettings.of(config.settings)
+    sampling = recorded if isinstance(recorded, dict) else {}
+    return (
+        sampling.get("max_tokens", settings.max_tokens),
+        sampling.get("max_turns", settings.max_turns),
+        bool(sampling.get("thinking", settings.thinking)),
+    )
+
+
+def _score_that_chose(run: RunDir, measure: Measure) -> float | None:
+    """The score of the best checkpoint on the tasks that chose it, as the worker recorded it; None
+    for a loss, which it records with a minus."""
+    score = read_object(run.result).get("best_score")
+    return round(float(score), 4) if measure != "loss" and isinstance(score, int | float) else None

@@ -1,0 +1,86 @@
+"""The fast paths of the engine, by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class FastPath:
+    """A faster way to compute what a plain way computes too.
+
+    Attributes:
+        title: what it is, in a few words.
+        devices: the kinds of device that have it.
+        without: what a worker does where it is switched off.
+        timed: whether it is switched off for being slower. One that saves memory is not.
+    """
+
+    title: str
+    devices: tuple[DeviceKind, ...]
+    without: str
+    timed: bool = True
+
+
+FAST_PATHS: Mapping[str, FastPath] = {
+    "bfloat16": FastPath(
+        "products of bfloat16 matrices",
+        ("cuda",),
+        "precision auto takes float32",
+    ),
+    "varlen_attention": FastPath(
+        "attention of packed sequences in one kernel",
+        ("cuda",),
+        "sequences of similar length are padded and go through scaled_dot_product_attention",
+    ),
+    "flash_attention": FastPath(
+        "fused scaled_dot_product_attention",
+        ("cuda",),
+        "torch's unfused attention, which holds all scores in memory",
+    ),
+    "fused_kernels": FastPath(
+        "norms, rotary positions and gates as Triton kernels (liger-kernel)",
+        ("cuda",),
+        "torch's own functions",
+    ),
+    "decode_graph": FastPath(
+        "decoding steps captured as CUDA graphs",
+        ("cuda",),
+        "each operation of a step is launched by itself",
+    ),
+    "shared_prompt": FastPath(
+        "the prompt of a group once per microbatch",
+        ("cpu", "cuda"),
+        "the prompt is repeated for each completion",
+    ),
+    "onednn_products": FastPath(
+        "float32 products through oneDNN",
+        ("cpu",),
+        "torch's default library",
+    ),
+    "block_attention": FastPath(
+        "attention of short sequences by blocks of queries",
+        ("cpu",),
+        "sequences of similar length are padded and go through scaled_dot_product_attention",
+    ),
+    "four_bits": FastPath(
+        "weights of 4 bits (bitsandbytes, nf4)",
+        ("cuda",),
+        'quantization = "nf4" is refused',
+        timed=False,
+    ),
+    "training": FastPath(
+        "twenty optimizer steps, beside the same in float32 on the CPU",
+        ("cuda",),
+        "runs go on, and each says that its device computes other numbers",
+        timed=False,
+    ),
+}
+
+
+def paths_of(kind: DeviceKind) -> list[str]:
+    """The names of the fast paths that a kind of device has, in the order in which they are
+    tried."""
+    return [name for name, path in FAST_PATHS.items() if kind in path.devices]

@@ -1,0 +1,164 @@
+"""Tries the fast paths of a device, each against the plain way.
+
+A broken kernel may take its process along: an illegal access ends every later CUDA call of it. So
+they are tried in a process of its own. Where that dies or hangs, the path it was at is switched
+off, and a new process goes on with the next one.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.hardware import Device
+from engine.fast_paths.catalogue import DeviceKind, paths_of
+from engine.fast_paths.results import DeviceResults, PathResult, keep_results
+from engine.home.run_dir import Home
+from engine.processes import launcher, programs
+from engine.processes.trainer_variables import trainer_variables
+
+PATH_S = 120.0  # for one path; compiling its kernels for the first time is the longest part
+START_S = 120.0  # until a process with torch says its first word, from a cold disk
+
+
+def examine_device(
+    home: Home,
+    device: Device,
+    names: Sequence[str] = (),
+    report: Callable[[PathResult], None] = lambda _: None,
+    path_s: float = PATH_S,
+) -> DeviceResults:
+    """Try the fast paths of a device and store the results in the home.
+
+    Args:
+        names: the paths to try; all of the device where it is empty. Only results of all paths are
+            stored.
+        report: called with each result as soon as it is there.
+        path_s: seconds that a path may take before it counts as hanging.
+
+    Raises UserError: NO_TORCH where no interpreter has torch, DEVICE_UNUSABLE where the process
+    ends before it tries a path.
+    """
+    kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
+    wanted = list(names) or paths_of(kind)
+    identity: dict[str, str] = {}
+    results: list[PathResult] = []
+    while len(results) < len(wanted):
+        remaining = wanted[len(results) :]
+        interrupted_at = ""
+        for line in _lines_of_process(home, device, remaining, path_s):
+            if "identity" in line:
+                identity = line["identity"]
+            elif "began" in line:
+                interrupted_at = line["began"]
+            elif "result" in line:
+                interrupted_at = ""
+                results.append(PathResult.model_validate(line["result"]))
+                report(results[-1])
+            elif len(results) < len(wanted):  # the process has ended, and paths are left
+                results.append(_switched_off_by_death(interrupted_at, line, device))
+                report(results[-1])
+    checked = DeviceResults(identity=identity, time=time.time(), paths=tuple(results))
+    if not names:
+        keep_results(home, checked)
+    return checked
+
+
+def _switched_off_by_death(name: str, line: dict[str, Any], device: Device) -> PathResult:
+    """The result of the path at which a process ended. Raises UserError DEVICE_UNUSABLE where it
+    had begun none."""
+    if not name:
+        raise UserError(
+            "DEVICE_UNUSABLE",
+            f"no path could be tried on {device.id} ({device.name}): {line['ended']}; "
+            f"its last words: {line['last_words'] or 'none'}",
+            hint="Run `honesmith doctor`: it says whether torch and the driver fit.",
+        )
+    reason = f"the process that tried it {line['ended']}"
+    if line["last_words"]:
+        reason += f": {line['last_words']}"
+    return PathResult(name=name, state="off", reason=reason)
+
+
+def _lines_of_process(
+    home: Home, device: Device, names: Sequence[str], path_s: float
+) -> Iterator[dict[str, Any]]:
+    """Start a process that tries the paths, and yield what it writes, a JSON object for each line.
+
+    The last object is of ours: `ended` says how the process ended, `last_words` is the end of what
+    it wrote to stderr. A process that writes nothing for `path_s` seconds is killed.
+    """
+    python = launcher.worker_python(home)
+    log = home.cache / f"fast-paths-{os.getpid()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # The process ends when its stdin does, that is when this process ends.
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen(
+            [python, "-P", *programs.command("fast_paths"), *names],
+            env=trainer_variables(home.root, device.id, lifeline=0),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    try:
+        assert process.stdout is not None
+        for text in _lines_in_time(process.stdout.fileno(), START_S, path_s):
+            yield json.loads(text)
+        yield {"ended": _ended(process, path_s), "last_words": _last_words(log)}
+    finally:
+        _end(process)
+        log.unlink(missing_ok=True)
+
+
+def _lines_in_time(descriptor: int, first_s: float, next_s: float) -> Iterator[bytes]:
+    """The lines that are written to a pipe, until it is closed, or nothing is written for `next_s`
+    seconds; for the first line `first_s`, where that is more."""
+    unfinished = b""
+    limit_s = max(first_s, next_s)
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while selector.select(limit_s):
+            limit_s = next_s
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                return
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
+            yield from lines
+
+
+def _ended(process: subprocess.Popen[bytes], silent_s: float) -> str:
+    """How a process ended whose stdout is closed, or that wrote nothing for `silent_s` seconds and
+    is killed now; a verb with what follows it."""
+    try:
+        status = process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return f"wrote nothing for {silent_s:.0f} s"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process with its children, if it lives, and close its pipes."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log, at most 200 characters; "" for an empty one."""
+    lines = log.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""

@@ -1,0 +1,111 @@
+"""What trying the fast paths came to, on each device, driver and set of libraries: a file in the
+home's cache."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from engine.core.files import read_object, write_json
+from engine.core.hardware import Device, driver_version
+from engine.home.run_dir import Home
+from engine.records.record import Record
+
+# Packages whose version may change whether a path works.
+PACKAGES = ("honesmith", "torch", "transformers", "triton", "liger-kernel", "bitsandbytes")
+
+State = Literal["on", "off", "skipped"]
+
+
+class PathResult(Record):
+    """How one fast path did.
+
+    Attributes:
+        name: one of `FAST_PATHS`.
+        state: "off" where it must not be used; "skipped" where it could not be tried.
+        reason: why it is off or skipped; "" where it is on.
+        difference: the largest distance from the plain way's numbers, relative to those; None where
+            there are none.
+        allowed: the largest difference that rounding explains.
+        seconds, plain_seconds: of the fast and of the plain way; None where they were not timed.
+    """
+
+    name: str
+    state: State
+    reason: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    seconds: float | None = None
+    plain_seconds: float | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than the plain way; None where it was not timed."""
+        if self.seconds is None or self.plain_seconds is None or self.seconds == 0:
+            return None
+        return self.plain_seconds / self.seconds
+
+
+class DeviceResults(Record):
+    """How all fast paths did on one device.
+
+    Attributes:
+        identity: what the results hold for: the device's name, its driver and the packages.
+        time: when they were tried, seconds since the epoch.
+    """
+
+    identity: dict[str, str]
+    time: float
+    paths: tuple[PathResult, ...]
+
+    @property
+    def off(self) -> dict[str, str]:
+        """Name and reason of each path that is switched off."""
+        return {path.name: path.reason for path in self.paths if path.state == "off"}
+
+
+def identity_of(device: Device) -> dict[str, str]:
+    """What may change whether a path works on the device: its name, its driver, and the packages of
+    this interpreter, "" for one that is not installed."""
+    facts = {"device": device.name, "driver": driver_version() if device.kind == "cuda" else ""}
+    for package in PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = ""
+    return facts
+
+
+def read_results(home: Home, identity: Mapping[str, str]) -> DeviceResults | None:
+    """The results that hold for this identity; None where there are none yet.
+
+    Raises DamagedRecord for an entry of the file that cannot be read.
+    """
+    entry = read_object(home.fast_paths).get(_key(identity))
+    return _parsed(home, entry) if entry is not None else None
+
+
+def all_results(home: Home) -> list[DeviceResults]:
+    """The results of every device and set of libraries that was tried, the newest first. Raises
+    DamagedRecord."""
+    entries = read_object(home.fast_paths).values()
+    results = [_parsed(home, entry) for entry in entries]
+    return sorted(results, key=lambda result: result.time, reverse=True)
+
+
+def keep_results(home: Home, results: DeviceResults) -> None:
+    """Store the results in place of earlier ones of the same identity."""
+    home.fast_paths.parent.mkdir(parents=True, exist_ok=True)
+    stored = read_object(home.fast_paths)
+    write_json(home.fast_paths, stored | {_key(results.identity): results.to_json()})
+
+
+def _parsed(home: Home, entry: object) -> DeviceResults:
+    """An entry of the file as a record. Raises DamagedRecord."""
+    return DeviceResults.parse(json.dumps(entry), str(home.fast_paths))
+
+
+def _key(identity: Mapping[str, str]) -> str:
+    """The key of an identity in the file."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,137 @@
+"""One fast path beside the plain way: the same numbers within rounding, and no slower."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.fast_paths.catalogue import FAST_PATHS
+from engine.fast_paths.results import PathResult
+from engine.worker.core import switched_off
+
+ROUNDS = 5  # each way is timed so often, in turn; the fastest round counts
+# A path that takes up to this much longer counts as equal: its gain depends on sizes.
+SLOWER = 1.1
+SHOWN_CHARS = 200  # of an error's message
+
+Work = Callable[[], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to compute in both ways.
+
+    Attributes:
+        work: computes with the fast path, if that is on; returns tensors of any shapes.
+        allowed: largest relative difference of the tensors that rounding explains.
+        plain: computes the same without the fast path; None where `work` does so when the path is
+            switched off.
+    """
+
+    work: Work
+    allowed: float
+    plain: Work | None = None
+
+
+class NotHere(Exception):
+    """The path cannot be tried on this machine; the message says why."""
+
+
+def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.device) -> PathResult:
+    """Compute in both ways, compare the numbers, and time both.
+
+    Args:
+        name: of the path in the catalogue.
+        make: prepares what is computed. It raises NotHere where the path cannot be tried.
+
+    Nothing is raised: a path that fails is off, with the reason. One whose plain way fails is
+    skipped, because then nothing is known about it.
+    """
+    try:
+        with switched_off.everything_on():
+            trial = make(device)
+    except NotHere as error:
+        return PathResult(name=name, state="skipped", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - a kernel may fail in any way
+        return PathResult(name=name, state="off", reason=_in_words(error))
+
+    def plainly() -> Sequence[torch.Tensor]:
+        with switched_off.without(name):
+            return (trial.plain or trial.work)()
+
+    def fast() -> Sequence[torch.Tensor]:
+        with switched_off.everything_on():
+            return trial.work()
+
+    try:
+        expected = plainly()
+    except Exception as error:  # noqa: BLE001 - see above
+        reason = f"the plain way failed: {_in_words(error)}"
+        return PathResult(name=name, state="skipped", reason=reason)
+    try:
+        difference = difference_of(fast(), expected)
+        if not difference <= trial.allowed:  # NaN is no agreement either
+            return PathResult(
+                name=name,
+                state="off",
+                reason=f"differs from the plain way by {difference:.1e}, "
+                f"{trial.allowed:.0e} is rounding",
+                difference=difference if math.isfinite(difference) else None,
+                allowed=trial.allowed,
+            )
+        numbers = PathResult(name=name, state="on", difference=difference, allowed=trial.allowed)
+        return _timed(numbers, fast, plainly, device) if FAST_PATHS[name].timed else numbers
+    except Exception as error:  # noqa: BLE001 - see above
+        return PathResult(name=name, state="off", reason=_in_words(error))
+
+
+def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:
+    """The result of a path whose numbers are right, with the seconds of both ways; off where it is
+    slower."""
+    fast_rounds, plain_rounds = [], []
+    for _ in range(ROUNDS):
+        fast_rounds.append(_seconds(fast, device))
+        plain_rounds.append(_seconds(plainly, device))
+    seconds, plain_seconds = min(fast_rounds), min(plain_rounds)
+    times = {"seconds": seconds, "plain_seconds": plain_seconds}
+    if seconds > SLOWER * plain_seconds:
+        reason = f"slower: {1000 * seconds:.3g} ms, the plain way {1000 * plain_seconds:.3g} ms"
+        return numbers.model_copy(update={"state": "off", "reason": reason, **times})
+    return numbers.model_copy(update=times)
+
+
+def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """The largest distance between tensors of equal shapes, each relative to the largest magnitude
+    that is expected there; NaN where there is one, infinity where counts or shapes differ."""
+    if [tuple(t.shape) for t in tensors] != [tuple(t.shape) for t in expected]:
+        return math.inf
+    differences = []
+    for tensor, right in zip(tensors, expected, strict=True):
+        right64 = right.detach().double().cpu()
+        scale = right64.abs().max().clamp_min(1e-12)
+        distance = (tensor.detach().double().cpu() - right64).abs().max()
+        differences.append((distance / scale).item())
+    return math.nan if any(math.isnan(each) for each in differences) else max(differences)
+
+
+def _seconds(work: Work, device: torch.device) -> float:
+    """Seconds of one call, until the device has finished it."""
+    _synchronize(device)
+    began = time.perf_counter()
+    work()
+    _synchronize(device)
+    return time.perf_counter() - began
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given; a CPU has at once."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _in_words(error: Exception) -> str:
+    """An error's type and the beginning of its message, on one line."""
+    message = " ".join(str(error).split())[:SHOWN_CHARS] or "no message"
+    return f"{type(error).__name__}: {message}"

@@ -1,0 +1,314 @@
+"""What is computed to try each fast path: a few layers of the kind that is trained, with random
+weights and seeded inputs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.worker.core.batch import Row, shared_prefix
+from engine.worker.fast_paths.trial import NotHere, Trial
+from engine.worker.network.adapter import FlatAdapter, LoraSpec
+from engine.worker.network.decoder import Decoder
+from engine.worker.network.network import DecoderNetwork
+from engine.worker.network.policy import pick_dtype
+from engine.worker.network.sampler import SamplerNeeds, SamplingParams
+from engine.worker.ops import fused_ops, matmul
+from engine.worker.ops.attention import VARLEN_DTYPES, Attention
+from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, Sizes
+from engine.worker.ops.packing import Layout
+from engine.worker.update.optimizer import AdamW
+
+VOCAB = 512
+LORA = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
+# Relative differences that rounding explains, by number format: one operation, and a whole forward
+# and backward pass of a few layers.
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+PASS_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 3e-2}
+STEPS = 20  # of training beside the CPU
+TRAINED_DIFFERENCE = 0.05  # of the losses, bfloat16 beside float32
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The sizes of the model that is tried; a GPU is too fast for small ones to be timed."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+
+
+WIDTHS = {
+    "cpu": Widths(64, 192, 4, 2, 16, layers=2),
+    "cuda": Widths(1024, 3072, 16, 8, 64, layers=4),
+}
+# Lengths of a group's prompt and completions, and how many completions there are.
+GROUP = {"cpu": (192, 24, 6), "cuda": (512, 256, 8)}
+
+
+def network_of(
+    device: torch.device, *, fused: bool = False, widths: Widths | None = None
+) -> DecoderNetwork:
+    """A small decoder with seeded random weights on the device, in the number format that training
+    takes there.
+
+    Args:
+        fused: with the functions that `fused_ops` chooses instead of torch's.
+        widths: its sizes; None takes those of the device.
+    """
+    widths = widths or WIDTHS[device.type]
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=widths.hidden,
+        intermediate_size=widths.intermediate,
+        num_hidden_layers=widths.layers,
+        num_attention_heads=widths.heads,
+        num_key_value_heads=widths.kv_heads,
+        head_dim=widths.head_dim,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Qwen3ForCausalLM(config)
+    # Through torch, because the types of transformers' own `to` fit no call.
+    torch.nn.Module.to(model, device, pick_dtype("auto", device))
+    return DecoderNetwork(
+        Decoder.of(model), vocab=VOCAB, kernel_choice=_choice(device) if fused else AS_WRITTEN
+    )
+
+
+def _choice(device: torch.device) -> Choice:
+    """The functions between the matrix products that a run on the device would use."""
+    widths = WIDTHS[device.type]
+    sizes = Sizes(
+        hidden=widths.hidden,
+        intermediate=widths.intermediate,
+        heads=widths.heads,
+        kv=widths.kv_heads,
+        head_dim=widths.head_dim,
+        normed=True,
+    )
+    return fused_ops.choose(sizes, pick_dtype("auto", device), device)
+
+
+def group_rows(device: torch.device) -> list[Row]:
+    """Completions of one prompt, of different lengths, as GRPO trains them."""
+    prompt_length, completion_length, count = GROUP[device.type]
+    prompt = [(7 * i) % (VOCAB - 1) + 1 for i in range(prompt_length)]
+    rows = []
+    for member in range(count):
+        length = completion_length - member  # of different lengths
+        completion = [(11 * i + 13 * member) % (VOCAB - 1) + 1 for i in range(length)]
+        mask = [0] * prompt_length + [1] * length
+        rows.append(Row(prompt + completion, mask, prefix_len=shared_prefix(prompt_length)))
+    return rows
+
+
+def seeded_adapter(network: DecoderNetwork) -> FlatAdapter:
+    """An adapter of which no weight is zero, so that every gradient is tried."""
+    adapter = network.new_adapter(LORA, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        adapter.flat.add_(
+            0.02 * torch.randn(adapter.flat.shape, generator=generator).to(adapter.flat)
+        )
+    return adapter
+
+
+def pass_through(
+    network: DecoderNetwork, adapter: FlatAdapter, rows: Sequence[Row]
+) -> list[torch.Tensor]:
+    """The log-probabilities of the trained tokens, [T], and the gradient of their mean, of the
+    adapter's size."""
+    adapter.clear_gradients()
+    logprobs, _ = network.logprobs(network.collate(rows), adapter, training=True)
+    logprobs.mean().backward()
+    assert adapter.flat.grad is not None
+    return [logprobs.detach(), adapter.flat.grad.clone()]
+
+
+# --- one function for each path: prepares what is computed ----------------------------------------
+
+
+def bfloat16(device: torch.device) -> Trial:
+    """A product of bfloat16 matrices, beside the same numbers in float32."""
+    size = 4096 if device.type == "cuda" else 256
+    left, right = _random((2, size, size), device).to(torch.bfloat16)
+
+    def plain() -> list[torch.Tensor]:
+        return [left.float() @ right.float()]
+
+    return Trial(lambda: [left @ right], ROUNDING[torch.bfloat16], plain)
+
+
+def packed_attention(device: torch.device) -> Trial:
+    """Attention over a group's packed sequences, with its gradient."""
+    widths = WIDTHS[device.type]
+    prompt_length, completion_length, count = GROUP[device.type]
+    lengths = tuple(completion_length - member for member in range(count))
+    layout = Layout((prompt_length,), lengths, owners=(0,) * count)
+    dtype = pick_dtype("auto", device)
+    if device.type == "cuda" and dtype not in VARLEN_DTYPES:
+        raise NotHere(f"the kernel takes no {dtype}")
+    channels = (widths.heads + 2 * widths.kv_heads) * widths.head_dim
+    qkv = _random((prompt_length + sum(lengths), channels), device).to(dtype).requires_grad_()
+
+    def work() -> list[torch.Tensor]:
+        attention = Attention(layout, widths.heads, widths.kv_heads, device, dtype)
+        out = attention(qkv)
+        (gradient,) = torch.autograd.grad(out.float().square().mean(), qkv)
+        return [out, gradient]
+
+    return Trial(work, ROUNDING[dtype])
+
+
+def flash_attention(device: torch.device) -> Trial:
+    """scaled_dot_product_attention of one causal batch, with its gradient."""
+    widths = WIDTHS[device.type]
+    dtype = pick_dtype("auto", device)
+    shape = (3, 8, widths.heads, 512, widths.head_dim)
+    q, k, v = (part.requires_grad_() for part in _random(shape, device).to(dtype))
+
+    def work() -> list[torch.Tensor]:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        gradients = torch.autograd.grad(out.float().square().mean(), (q, k, v))
+        return [out, *gradients]
+
+    def plain() -> list[torch.Tensor]:
+        with sdpa_kernel(SDPBackend.MATH):
+            return work()
+
+    return Trial(work, ROUNDING[dtype], plain)
+
+
+def fused_kernels(device: torch.device) -> Trial:
+    """A pass through a small model with the fused functions that a run would use."""
+    if find_spec("liger_kernel") is None:
+        raise NotHere("liger-kernel is not installed; the extra `gpu` has it")
+    fused, written = network_of(device, fused=True), network_of(device)
+    if fused.kernels_why:
+        raise RuntimeError(fused.kernels_why)
+    rows = group_rows(device)
+    return Trial(
+        partial(pass_through, fused, seeded_adapter(fused), rows),
+        PASS_ROUNDING[fused.dtype],
+        plain=partial(pass_through, written, seeded_adapter(written), rows),
+    )
+
+
+def shared_prompt(device: torch.device) -> Trial:
+    """A pass through a small model over a group: its prompt once, or with each completion."""
+    network = network_of(device)
+    adapter = seeded_adapter(network)
+    # The rows are made anew each time: whether they share their prompt is decided there.
+    return Trial(
+        lambda: pass_through(network, adapter, group_rows(device)), PASS_ROUNDING[network.dtype]
+    )
+
+
+def decode_graph(device: torch.device) -> Trial:
+    """Greedy completions of a few prompts: their ids and log-probabilities."""
+    network = network_of(device)
+    adapter = seeded_adapter(network)
+    prompts = [[(5 * i + prompt) % (VOCAB - 1) + 1 for i in range(32)] for prompt in range(4)]
+    # The end token is never sampled: the last id belongs to no token of the network.
+    needs = SamplerNeeds(pad_id=0, stop_ids=[VOCAB], decode=lambda _: "", max_rows=16)
+    params = SamplingParams(max_tokens=32, temperature=0.0)
+
+    def work() -> list[torch.Tensor]:
+        sampler = network.sampler(needs)
+        sampler.load(adapter)
+        completions = [group[0] for group in sampler.generate(prompts, 1, params)]
+        ids = torch.tensor([completion.ids for completion in completions])
+        return [ids, torch.tensor([completion.logprobs for completion in completions])]
+
+    return Trial(work, ROUNDING[network.dtype])
+
+
+def onednn_products(device: torch.device) -> Trial:
+    """A product of float32 matrices by a weight that stays, as in the layers of a frozen base."""
+    if not matmul.has_onednn():
+        raise NotHere("oneDNN is no faster on this processor, or this torch is built without it")
+    x, weight = _random((512, 1024), device), _random((2048, 1024), device)
+
+    def work() -> list[torch.Tensor]:
+        return [matmul.Fixed(weight, pack=False)(x), matmul.linear(x, weight)]
+
+    return Trial(work, ROUNDING[torch.float32])
+
+
+def four_bits(device: torch.device) -> Trial:
+    """A product with a weight of 4 bits, beside one with the same weight unpacked."""
+    if find_spec("bitsandbytes") is None:
+        raise NotHere("bitsandbytes is not installed")
+    # Most machines lack it.
+    functional = import_module("bitsandbytes.functional")
+    nn = import_module("bitsandbytes.nn")
+    dense = torch.nn.Linear(1024, 512, bias=False)
+    packed = nn.Linear4bit(1024, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+    packed.load_state_dict(dense.state_dict())
+    packed = packed.to(device)  # packs the weight
+    x = _random((64, 1024), device).to(torch.bfloat16)
+
+    def plain() -> list[torch.Tensor]:
+        weight = functional.dequantize_4bit(packed.weight.data, packed.weight.quant_state)
+        return [F.linear(x.float(), weight.float())]
+
+    return Trial(lambda: [packed(x)], ROUNDING[torch.bfloat16], plain)
+
+
+def training(device: torch.device) -> Trial:
+    """Optimizer steps of a small model on a few rows: the losses, beside those on the CPU."""
+    cpu = torch.device("cpu")
+    rows = group_rows(cpu)
+
+    def losses_on(where: torch.device) -> list[torch.Tensor]:
+        network = _cpu_sized_network(where)
+        adapter = network.new_adapter(LORA, seed=0)
+        optimizer = AdamW(adapter.parameters(), LEARNING_RATE, weight_decay=0.0)
+        losses = []
+        for _ in range(STEPS):
+            adapter.clear_gradients()
+            logprobs, _ = network.logprobs(network.collate(rows), adapter, training=True)
+            loss = -logprobs.mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return [torch.tensor(losses)]
+
+    return Trial(lambda: losses_on(device), TRAINED_DIFFERENCE, plain=lambda: losses_on(cpu))
+
+
+def _cpu_sized_network(device: torch.device) -> DecoderNetwork:
+    """The small model of a CPU on any device, so that both train the same weights."""
+    return network_of(device, widths=WIDTHS["cpu"])
+
+
+def _random(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Seeded normal float32 numbers, drawn on the CPU so that they are the same everywhere."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(tuple(shape), generator=generator).to(device)
+
+
+TRIALS: Mapping[str, Callable[[torch.device], Trial]] = {
+    "bfloat16": bfloat16,
+    "varlen_attention": packed_attention,
+    "flash_attention": flash_attention,
+    "fused_kernels": fused_kernels,
+    "decode_graph": decode_graph,
+    "shared_prompt": shared_prompt,
+    "onednn_products": onednn_products,
+    "block_attention": packed_attention,
+    "four_bits": four_bits,
+    "training": training,
+}
