@@ -145,7 +145,7 @@ class OutputLayer:
 
     def float_logits(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T, [N, vocab] float32 for x [N, hidden]."""
-        if x.is_cuda and x.dtype != torch.float32:
+        if x.is_cuda and x.dtype != torch.float32 and not switched_off.is_off("float32_head"):
             return float32_product(x, self.weight)
         return self.logits(x).float()
 
