@@ -36,13 +36,16 @@ setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 
+# The fused kernels come along where a GPU is.
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu)
+
 # Official chat templates for the tests: trl's files without what trl needs.
 ORACLE := $(PIP) --no-deps --upgrade --target $(VENV)/oracle -r tests/oracle.txt
 
 $(STAMP): pyproject.toml tests/oracle.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e ".[train,dev]"
+	$(PIP) -e ".[train,dev$(GPU)]"
 	$(ORACLE)
 	@touch $@
 

@@ -2,7 +2,8 @@
 
 `docs/settings.md` comes from the settings schema, `docs/tools.md` from the tools a server offers,
 `docs/metrics.md` from the list of metric names, `docs/models.md` from what the tests of model
-families saw (`tests/families.json`), `docs/skills.md` from the questions models are asked.
+families saw (`tests/families.json`), `docs/skills.md` from the questions models are asked,
+`docs/gpus.md` from the estimates of runs on GPUs of many sizes.
 `tests/test_docs.py` fails when a page differs from what this makes.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from engine.core.files import read_json
 from engine.core.metrics import METRICS
+from engine.dry_run import gpu_plans
 from engine.home.run_dir import Home
 from engine.settings.resolution import settings_reference
 from engine.skills.card import skills_card
@@ -29,6 +31,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": NOTE + metrics_reference(),
         DOCS / "skills.md": NOTE + skills_card(),
         DOCS / "models.md": NOTE + models_reference(),
+        DOCS / "gpus.md": NOTE + gpu_plans.page(),
     }
 
 

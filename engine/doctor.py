@@ -28,6 +28,7 @@ from engine.home import recovery
 from engine.home.rows import HOLDS_DEVICE, OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.install import venvs
 from engine.processes import launcher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
@@ -350,8 +351,22 @@ def training(home: Home) -> Iterator[Finding]:
     torch, transformers, *optional = process.stdout.split()
     liger = optional[0] if optional else ""
     yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
-    kernels = _kernels_in_words(hardware.detect(home.root), liger)
-    yield Finding("kernels", "pass", kernels)
+    machine = hardware.detect(home.root)
+    yield Finding("kernels", "pass", _kernels_in_words(machine, liger))
+    if machine.device.kind != "cpu":
+        yield _gpu_finding(Path(interpreter), machine.device)
+
+
+def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
+    """Whether torch computes on the GPU: a product is made there."""
+    complaint = venvs.complaint(interpreter, venvs.GPU_PROOF, _TORCH_S)
+    here = f"{gpu.id} {gpu.name}, {hardware.driver()}"
+    if complaint is None:
+        return Finding("gpu", "pass", f"{here}: torch computes on it")
+    fix = "Install a driver that serves this CUDA (580 or newer for CUDA 13), or a torch for the "
+    return Finding(
+        "gpu", "fail", f"{complaint}; {here}", f"{fix}driver's CUDA: honesmith setup --again"
+    )
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:

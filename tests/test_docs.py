@@ -33,7 +33,7 @@ def text_of(page: Path) -> str:
     return (ROOT / page).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["settings.md", "tools.md", "metrics.md", "models.md"])
+@pytest.mark.parametrize("name", ["settings.md", "tools.md", "metrics.md", "models.md", "gpus.md"])
 def test_a_generated_page_is_what_the_code_makes_now(name: str):
     assert text_of(Path("docs") / name) == generator().pages()[ROOT / "docs" / name], (
         "run make docs"

@@ -134,6 +134,22 @@ def _load_nvml() -> Any | None:
     return pynvml
 
 
+def driver() -> str:
+    """The version of the NVIDIA driver and of the newest CUDA that it serves, such as "driver
+    570.86, CUDA 12.8"; "no NVIDIA driver" where none answers."""
+    nvml = _load_nvml()
+    if nvml is None:
+        return "no NVIDIA driver"
+    try:
+        version = _text(nvml.nvmlSystemGetDriverVersion())
+        cuda = int(nvml.nvmlSystemGetCudaDriverVersion())  # 12080 for 12.8
+    except nvml.NVMLError:
+        return "an NVIDIA driver that does not answer"
+    finally:
+        nvml.nvmlShutdown()
+    return f"driver {version}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+
+
 def driver_version() -> str:
     """The version of the NVIDIA driver, such as "580.65.06"; "" where there is none, or where it
     does not answer."""

@@ -12,6 +12,7 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import RowLengths
 from engine.home.run_dir import Home
 from engine.models import catalog, tokens
+from engine.settings.run_size import BETWEEN_TURNS
 from engine.skills.batteries import (
     LANGUAGE_TOKENS,
     PEBBLE_TOKENS,
@@ -22,7 +23,6 @@ from engine.skills.batteries import (
     practice_of,
 )
 
-BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
 KEEP = "keep"  # the tasks of a user's environment of this name are asked, too
 
 

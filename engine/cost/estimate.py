@@ -263,15 +263,17 @@ def _forecast(
         plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=load
     )
     raw_memory = footprint.memory(plan)
-    memory = _corrected_memory(raw_memory, past_runs.memory_factor(algorithm))
+    factor = past_runs.memory_factor(algorithm)
+    memory = _corrected_memory(raw_memory, factor)
+    least_bytes = int(footprint.least_memory(plan).total * factor)
     figures = Estimate.model_validate(
         {
             "steps": plan.settings.steps,
             "tokens": _token_counts(plan),
-            "lower_this": _setting_to_lower(plan, speed, memory.total),  # one setting, in words
+            "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
             **_time_figures(time, gpu_hour_price),
-            **_memory_figures(memory, plan.device),
+            **_memory_figures(memory, least_bytes, plan.device),
             **_disk_figures(footprint.disk(plan) + download_bytes, disk_free),
         }
     )
@@ -295,11 +297,13 @@ def _time_figures(time: PredictedTime, gpu_hour_price: float) -> dict[str, objec
     }
 
 
-def _memory_figures(peak: PeakMemory, device: Device) -> dict[str, object]:
-    """The fields of an `Estimate` about the memory of a device."""
-    fit = lowering.fit_of(peak.total, device.memory_total)
+def _memory_figures(peak: PeakMemory, least_bytes: int, device: Device) -> dict[str, object]:
+    """The fields of an `Estimate` about the memory of a device. Whether the run fits depends on
+    what it takes with the fewest rows and the smallest microbatches, `least_bytes`."""
+    fit = lowering.fit_of(least_bytes, device.memory_total)
     return {
         "peak_memory": peak,
+        "least_memory": least_bytes,
         "memory_available": device.memory_total,
         "memory_free": device.memory_free,
         "device": device.id,

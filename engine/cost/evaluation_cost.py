@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops
-from engine.cost.flops import LoadedModel, SamplingPlan, Seen
+from engine.cost.flops import SamplingPlan, Seen
 from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
 from engine.cost.throughput import Speed
 from engine.environments.env_facts import EnvFacts
@@ -15,6 +15,9 @@ from engine.models import hub
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Range
 from engine.settings.defaults import SamplingLimits
+from engine.settings.run_size import longest_sequence
+from engine.sizing.layers import LoadedModel
+from engine.sizing.plan import Job
 
 _USUAL_RANK = 16  # assumed for an adapter that is evaluated
 
@@ -90,8 +93,16 @@ def _evaluation_plan(
     """How the model answers the tasks of the environment; `seen` is what finished runs of its base
     measured."""
     limits = asking.limits
+    longest = min(longest_sequence(limits, asking.env), loaded.model.max_positions)
+    job = Job(loaded, device.kind, device.memory_total, longest, trains=False)
     return SamplingPlan(
-        loaded, asking.env, device, limits, seen, guessed_prompt=limits.max_length / 4
+        loaded,
+        asking.env,
+        device,
+        limits,
+        seen,
+        guessed_prompt=limits.max_length / 4,
+        rows_at_once=job.sampler_rows,
     )
 
 

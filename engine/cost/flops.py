@@ -5,12 +5,13 @@ through) and a frozen base: 2N forward and 2N backward to the activations. The a
 parameter of its own. Attention takes 4 x heads x head_dim x (tokens before it) x layers forward,
 and twice that backward. The output layer counts only for tokens with a loss or a sample.
 Recomputation adds a forward pass. These are the usual formulas of such estimates.
-engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory.
+engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory, by
+the rows and tokens of engine/sizing/.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 from engine.core.hardware import Device
@@ -19,17 +20,9 @@ from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
 from engine.records.settings import DPOSettings, RowSettings, SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits, exam_limits
-
-_WIDTH = {"float32": 4, "bfloat16": 2}
-_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of the scales of its block
-# Bytes of logits that are computed at once. On a CPU they stay in its cache; a GPU is faster with
-# larger products.
-HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
-ATTENTION_KEPT = 640  # on a CPU, rows up to this length keep their attention for the backward pass
-CONCURRENT = {"cpu": 256, "cuda": 512}  # completions that are sampled at once
-MICRO_CEILING = {"cpu": 1024, "cuda": 65536}  # tokens of a microbatch at most
-MICRO_FLOOR = 512.0  # tokens of a microbatch at least
-MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
+from engine.settings.run_size import loaded_model, longest_sequence, training_job
+from engine.sizing.layers import LoadedModel
+from engine.sizing.plan import Job
 
 
 @dataclass(frozen=True)
@@ -88,41 +81,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model with its adapter, in the number format in which it is loaded.
-
-    Attributes:
-        precision: float32 or bfloat16.
-        quantization: none or nf4.
-    """
-
-    model: ModelFacts
-    precision: str
-    quantization: str
-    lora_rank: int
-    lora_targets: Sequence[str]
-
-    @property
-    def width(self) -> int:
-        """Bytes of a frozen weight and of an activation."""
-        return _WIDTH[self.precision]
-
-    @property
-    def weights(self) -> float:
-        """Bytes of the frozen weights, all experts included; quantization puts the layers' matrices
-        into 4 bits, but not those of experts."""
-        if self.quantization == "none":
-            return self.model.params * self.width
-        quantized = self.model.dense_params
-        return quantized * _NF4_WIDTH + (self.model.params - quantized) * self.width
-
-    @property
-    def adapter(self) -> int:
-        """Number of parameters of the adapter."""
-        return self.model.adapter_params(self.lora_rank, list(self.lora_targets))
-
-
-@dataclass(frozen=True)
 class SamplingPlan:
     """A model that answers the tasks of an environment.
 
@@ -130,6 +88,7 @@ class SamplingPlan:
         limits: the most tokens and turns of an answer.
         seen: what finished runs of the same base model measured.
         guessed_prompt: the tokens that a prompt is taken to have if no prompt was counted.
+        rows_at_once: completions that are sampled at the same time.
     """
 
     loaded: LoadedModel
@@ -138,6 +97,7 @@ class SamplingPlan:
     limits: SamplingLimits
     seen: Seen
     guessed_prompt: float
+    rows_at_once: int
 
     def episode(self, level: str) -> Lengths:
         """The lengths of a typical episode if its turns are short (`level` "low"), as expected
@@ -228,21 +188,7 @@ class Plan:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model with its adapter, as the settings load it."""
-        settings = self.settings
-        return LoadedModel(
-            self.model,
-            precision=settings.precision,
-            quantization=settings.quantization,
-            lora_rank=settings.lora_rank,
-            lora_targets=settings.lora_targets,
-        )
-
-    @property
-    def teacher_weights(self) -> float:
-        """Bytes of the weights that are loaded for the teacher beside those of the model."""
-        if self.teacher is None or self.teacher_shares_base:
-            return 0.0
-        return replace(self.loaded, model=self.teacher).weights
+        return loaded_model(self.settings, self.model)
 
     @cached_property
     def sampling(self) -> SamplingPlan:
@@ -254,6 +200,20 @@ class Plan:
             self._limits,
             self.seen,
             guessed_prompt=self.settings.max_length / 4,
+            rows_at_once=self.job.sampler_rows,
+        )
+
+    @cached_property
+    def job(self) -> Job:
+        """What of the run has to fit into the device."""
+        return training_job(
+            self.settings,
+            self.loaded,
+            kind=self.device.kind,
+            memory=self.device.memory_total,
+            longest=longest_sequence(self._limits, self.env),
+            teacher=self.teacher,
+            shares_base=self.teacher_shares_base,
         )
 
     @property
@@ -431,7 +391,7 @@ def rollouts(
 def _decode_steps(plan: SamplingPlan, rows: float, episode: Lengths, batches: int) -> float:
     """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. For each
     turn a batch takes as many steps as the longest of its answers has tokens."""
-    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
+    batch_count = max(batches, math.ceil(rows / plan.rows_at_once))
     return batch_count * episode.longest_turn * episode.turns
 
 
@@ -474,7 +434,7 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         sequences = tokens / max(1.0, length)
         operations += forward_operations(plan, sequences, length)
     if plan.packed:
-        microbatches = max(1.0, tokens / microbatch_tokens(plan))
+        microbatches = max(1.0, tokens / plan.job.microbatch_tokens)
     else:  # each row is a forward pass of its own
         microbatches = rows
     return Work(train_operations=operations, microbatches=microbatches)
@@ -510,55 +470,6 @@ def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     attention = 2 * model.attention_width * tokens
     operations_per_token = parameters + attention
     return rows * tokens * operations_per_token
-
-
-def microbatch_tokens(plan: Plan) -> float:
-    """Tokens of a microbatch, padding included, as the worker will choose them for this run."""
-    model = plan.model
-    return tokens_at_once(
-        hidden=model.hidden,
-        intermediate=model.intermediate,
-        layers=model.layers,
-        vocab=model.vocab,
-        checkpointing=plan.settings.gradient_checkpointing,
-        kind=plan.device.kind,
-        memory=plan.device.memory_total,
-    )
-
-
-def tokens_at_once(
-    *,
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    vocab: int,
-    checkpointing: bool,
-    kind: str,
-    memory: int,
-) -> float:
-    """Tokens of a microbatch: as many as fit into `MICRO_SHARE` of the device's memory.
-
-    At least 512, at most `MICRO_CEILING`. The worker has several implementations of the forward
-    pass; a token is assumed to take the bytes of the one that keeps most.
-
-    Args:
-        hidden, intermediate, layers, vocab: sizes of the model.
-        checkpointing: whether activations are recomputed.
-        kind: of the device, cpu or cuda.
-        memory: bytes of the device.
-    """
-    # Float32 numbers that are kept of a token for the backward pass: in each layer, or with
-    # checkpointing in about two of them, and outside the layers. 18 and 5 are those of the
-    # implementation that keeps most.
-    floats_per_layer = 18 * hidden + 5 * intermediate
-    kept_layers = 2 if checkpointing else layers
-    floats_outside_layers = 4 * hidden
-    activation_bytes = 4 * (kept_layers * floats_per_layer + floats_outside_layers)
-    # Three float32 numbers per entry of the vocabulary: logits, log-softmax and gradient.
-    bytes_per_token = activation_bytes + 12 * vocab
-    fitting_tokens = MICRO_SHARE * memory / bytes_per_token
-    at_most = min(MICRO_CEILING[kind], fitting_tokens)
-    return max(MICRO_FLOOR, at_most)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ from engine.cost.flops import Plan
 from engine.cost.run_work import works
 from engine.cost.throughput import Speed
 from engine.records.settings import DPOSettings, RowSettings, TrainSettings
+from engine.sizing.layers import FITS
 
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
@@ -17,7 +18,7 @@ _Lowering = tuple[str, object, object]  # name of a setting, its value, the valu
 _MOST_LOWERINGS = 24  # steps of lowering one setting after another until a run fits
 _WORTHWHILE = 0.9  # a smaller value must be at most this share of the old one
 _LEAST_GROUP = 4  # completions of a task: with fewer their mean is too noisy as a baseline
-_FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory: more does not fit, more is tight
+_TIGHT = 0.8  # share of a device's memory: with more it is tight
 _LEAST_TURN = 8  # tokens
 _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
@@ -41,7 +42,7 @@ def fit_of(total: int, available: int) -> Fit:
 
     "too_big" above 92 %, "tight" above 80 %, else "fits".
     """
-    if total > _FITS * available:
+    if total > FITS * available:
         return "too_big"
     return "tight" if total > _TIGHT * available else "fits"
 
@@ -70,7 +71,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
     """
     changed: dict[str, object] = {}
     for _ in range(_MOST_LOWERINGS):
-        total = footprint.memory(plan).total
+        total = footprint.least_memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
         # Not corrected, because it is compared with predictions that are not corrected either.
@@ -95,7 +96,7 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
     for name, old_value, new_value in candidates(plan):
         smaller_plan = _with_setting(plan, name, new_value)
         if peak_bytes is not None:
-            saved = peak_bytes - footprint.memory(smaller_plan).total
+            saved = peak_bytes - footprint.least_memory(smaller_plan).total
         else:
             saved = likely_s - _likely_seconds(smaller_plan, speed)
         if saved > most_saved:

@@ -3,20 +3,13 @@
 import math
 
 from engine.cost import run_work
-from engine.cost.batteries import BETWEEN_TURNS
-from engine.cost.flops import (
-    ATTENTION_KEPT,
-    CONCURRENT,
-    HEAD_BYTES,
-    Plan,
-    microbatch_tokens,
-)
+from engine.cost.flops import Plan
 from engine.records.estimate import PeakMemory
-from engine.records.settings import DPOSettings, GRPOSettings, RolloutSettings, RowSettings
+from engine.records.settings import DPOSettings, RolloutSettings, RowSettings
+from engine.settings.run_size import BETWEEN_TURNS
+from engine.sizing import layers, servers
+from engine.sizing.plan import LEAST_ROWS, MICRO_FLOOR
 
-_LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
-# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
-_ADAPTER_BYTES = 16
 _CHECKPOINT_BYTES = 12  # of a checkpoint for each parameter of the adapter: weights and moments
 _CHECKPOINT_FILES = 200_000  # bytes of the other files of a checkpoint
 # Of a stored rollout, and of each of its tokens: about 5 bytes of text, and for some rollouts also
@@ -26,31 +19,49 @@ _STEP_BYTES = 600  # of the metrics and events of a step
 
 
 def memory(plan: Plan) -> PeakMemory:
-    """The peak bytes that a run takes on the device, by item and in total.
+    """The peak bytes that a run takes on the device, by item and in total, with the rows and the
+    microbatches that the worker chooses for it (engine/sizing/plan.py).
 
     Training and sampling alternate, so only the larger of the two counts in the total. The items
     show both (`logits` the larger), so they may add up to more. The total never gets smaller when
     rows, batch, rank or group get larger.
     """
-    pass_tokens = _largest_pass_tokens(plan)
-    activations = _activation_bytes(plan, pass_tokens, _usual_length(plan))
-    logits = _trained_logit_bytes(plan, pass_tokens)
-    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
-    training_peak = activations + logits
-    sampling_peak = kv_cache + sampled_logits
-    weights = _weight_bytes(plan)
-    adapter = _adapter_bytes(plan)
-    model_bytes = weights + adapter + max(training_peak, sampling_peak)
-    overhead = _overhead_bytes(plan, model_bytes)
-    logits_at_peak = logits if training_peak >= sampling_peak else sampled_logits
+    return _memory(plan, plan.job.sampler_rows, plan.job.microbatch_tokens)
+
+
+def least_memory(plan: Plan) -> PeakMemory:
+    """The peak bytes of a run with the fewest rows sampled at once and the smallest microbatches:
+    what has to fit. On a CPU, where the worker does not adapt them, those of `memory`."""
+    if plan.device.kind == "cpu":
+        return memory(plan)
+    fewest = servers.LEAST_ROWS if plan.job.has_server else LEAST_ROWS["cuda"]
+    return _memory(plan, min(fewest, plan.job.sampler_rows), MICRO_FLOOR)
+
+
+def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemory:
+    """The peak bytes of a run that samples and trains so much at once."""
+    job = plan.job
+    pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
+    activations = _activation_bytes(plan, pass_tokens)
+    logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
+    longest = _longest_sampled_sequence(plan)
+    kv_cache, sampled_logits = _sampling_bytes(plan, rows_at_once, longest)
+    held = _weight_bytes(plan) + job.adapters  # in training and in sampling
+    of_server = _awake_bytes(plan) + (kv_cache if job.has_server else 0.0)
+    training = held + activations + logits
+    sampling = held if job.has_server else held + kv_cache + sampled_logits
+    training_peak = training + _overhead_bytes(plan, training) + job.asleep_bytes
+    sampling_peak = sampling + _overhead_bytes(plan, sampling) + of_server
+    trains_at_peak = training_peak >= sampling_peak
     return PeakMemory(
-        weights=int(weights),
-        adapter_and_optimizer=int(adapter),
+        weights=int(_weight_bytes(plan)),
+        adapter_and_optimizer=int(job.adapters),
         activations=int(activations),
-        logits=int(logits_at_peak),
+        logits=int(logits if trains_at_peak else sampled_logits),
         kv_cache=int(kv_cache),
-        overhead=int(overhead),
-        total=int(model_bytes + overhead),
+        server=int(_awake_bytes(plan)),
+        overhead=int(_overhead_bytes(plan, training if trains_at_peak else sampling)),
+        total=int(max(training_peak, sampling_peak)),
     )
 
 
@@ -60,38 +71,24 @@ def _weight_bytes(plan: Plan) -> float:
     One copy has the adapter merged in, for training; the other has the layout for sampling, and its
     memory is not given back during training. Where the worker makes no copies, they count 0.
     """
-    return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
+    return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.job.other_weights
 
 
-def _largest_pass_tokens(plan: Plan) -> float:
+def _awake_bytes(plan: Plan) -> float:
+    """Bytes of a vLLM server that samples, its keys and values left out; 0 without one."""
+    if not plan.job.has_server:
+        return 0.0
+    return servers.server_weights(plan.loaded) + servers.AWAKE_BYTES
+
+
+def _largest_pass_tokens(plan: Plan, microbatch_tokens: float) -> float:
     """The most tokens that one forward pass of training reads."""
     longest_sequence = _longest_trained_sequence(plan)
     if not plan.packed:  # each row is a forward pass of its own
         return longest_sequence
     # The rows of a step fill microbatches; a longer row goes alone.
-    largest_microbatch = max(longest_sequence, microbatch_tokens(plan))
+    largest_microbatch = max(longest_sequence, microbatch_tokens)
     return min(_batch_tokens(plan), largest_microbatch)
-
-
-def _adapter_bytes(plan: Plan) -> int:
-    """Bytes of the adapters: the trained one with its optimizer, and those that are only read."""
-    settings = plan.settings
-    adapter_bytes = plan.loaded.adapter * _ADAPTER_BYTES
-    float32_copy_bytes = plan.loaded.adapter * 4
-    if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter_bytes += float32_copy_bytes  # the one that samples while the other is trained
-    if plan.teacher is not None:
-        adapter_bytes += float32_copy_bytes  # the teacher's adapter, taken to be of the same shape
-    return adapter_bytes
-
-
-def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
-    """Peak bytes of the logits of a microbatch of `tokens` tokens. They are computed in chunks, so
-    only those of one chunk are in memory at a time."""
-    token_bytes = 4 * plan.model.vocab  # float32
-    chunk_bytes = max(_LEAST_LOGIT_ROWS * token_bytes, HEAD_BYTES[plan.device.kind])
-    # The logits, their log-softmax and its gradient.
-    return 3 * min(chunk_bytes, tokens * token_bytes)
 
 
 def _weight_copy_bytes(plan: Plan) -> float:
@@ -138,27 +135,24 @@ def _episode_level(plan: Plan) -> str:
     return "high" if plan.seen.answer_length_share is None else "likely"
 
 
-def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
+def _sampling_bytes(plan: Plan, rows_at_once: int, longest: float) -> tuple[float, float]:
     """The bytes of memory that sampling takes, for all completions sampled at the same time.
 
     Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run samples
     nothing: it trains on rows, and its setting `eval_rows` is 0.
 
     Args:
+        rows_at_once: completions that are sampled at the same time, if there are so many.
         longest: tokens of the longest completion with its prompt.
     """
-    model = plan.model
     samples_anything = isinstance(plan.settings, RolloutSettings) or plan.settings.eval_rows > 0
     if not samples_anything:
         return 0.0, 0.0
-    # The worker samples no more than CONCURRENT completions at the same time.
-    at_once = min(_sampled_completions(plan), CONCURRENT[plan.device.kind])
-    cache_per_token = model.cached_numbers * plan.loaded.width  # bytes of its keys and values
-    # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
-    copies = 1 + 1 / max(1, model.attention_layers)
-    cache_bytes = at_once * longest * cache_per_token * copies
-    logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
-    return cache_bytes, logit_bytes
+    at_once = min(_sampled_completions(plan), rows_at_once)
+    if plan.job.has_server:  # its logits are among its buffers, and it copies no cache
+        return at_once * longest * plan.loaded.cache_token_bytes, 0.0
+    cache_bytes, logit_bytes = layers.sampled_row_bytes(plan.loaded, plan.device.kind, longest)
+    return at_once * cache_bytes, at_once * logit_bytes
 
 
 def _sampled_completions(plan: Plan) -> int:
@@ -209,62 +203,24 @@ def _longest_sampled_sequence(plan: Plan) -> float:
 
 def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
     """Bytes of memory beyond `model_bytes`, which are those of weights, adapter, activations and
-    cache: a fixed part and a share of `model_bytes`.
-
-    On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
-    The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every
-    size of matrix product.
-    """
-    if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * model_bytes
-    overhead = 3.6e8 + 0.08 * model_bytes
-    if plan.seen.runs:
+    cache."""
+    overhead = layers.overhead_bytes(plan.device.kind, model_bytes)
+    if plan.device.kind == "cuda" or plan.seen.runs:
         return overhead
     # The first run of a model in a home also loads it through transformers, which takes the
     # library's own bytes and a second copy of the weights, to compare the results of both.
     return overhead + (1.3e8 + plan.loaded.weights)
 
 
-def _kept_floats_per_token(plan: Plan, length: float) -> float:
-    """How many numbers a layer keeps of each token for the backward pass.
-
-    They are those of our own forward pass (engine/worker/ops/kernels.py).
-
-    Args:
-        length: tokens of a typical row.
-    """
-    model = plan.model
-    queries = model.heads * model.head_dim
-    keys = model.kv_heads * model.head_dim  # as many as values
-    # A layer has two norms. Each keeps its result, and off the CPU also the normalised numbers from
-    # before its scale (ops/norms.py).
-    kept_per_norm = 1 if plan.device.kind == "cpu" else 2
-    norms = 2 * kept_per_norm * model.hidden
-    attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
-    head_norms = queries + keys  # their normalised copies; counted though not all models have them
-    mlp = 2 * model.intermediate  # gate and up
-    floats = norms + attention + head_norms + mlp
-    if plan.device.kind == "cpu":
-        # Short rows keep the weights of attention: a token sees half of its row on average. Longer
-        # rows are counted as rows of ATTENTION_KEPT tokens.
-        floats += model.heads * min(length, ATTENTION_KEPT) / 2
-    return floats
-
-
-def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
-    """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens."""
-    model = plan.model
-    layer_floats = _kept_floats_per_token(plan, length)
-    # The gradients inside one layer, as about six vectors of each of its two widths.
-    gradient_floats = 6 * (model.hidden + model.intermediate)
-    if plan.settings.gradient_checkpointing:
-        # The two inputs of each layer, and all of the one layer that is recomputed.
-        kept_floats = model.layers * 2 * model.hidden + layer_floats
-    else:
-        kept_floats = model.layers * layer_floats
-    layer_bytes = plan.loaded.width * tokens * (kept_floats + gradient_floats)
-    # Outside the layers, for each token: the float32 input of the output layer and its gradient.
-    return layer_bytes + 8 * tokens * model.hidden
+def _activation_bytes(plan: Plan, tokens: float) -> float:
+    """Peak bytes of activations for a microbatch of `tokens` tokens."""
+    recomputes, kind = plan.settings.gradient_checkpointing, plan.device.kind
+    if kind == "cuda" and not plan.job.is_own:
+        return tokens * layers.foreign_token_bytes(plan.model, recomputes=recomputes)
+    length = _usual_length(plan)
+    return tokens * layers.trained_token_bytes(
+        plan.loaded, kind, recomputes=recomputes, length=length
+    )
 
 
 def disk(plan: Plan) -> int:

@@ -29,19 +29,28 @@ from engine.processes import launcher, programs
 # Known GPUs: part of the name, peak bf16 operations per second, memory bytes per second. The first
 # match counts.
 _GPUS = (
+    ("B300", 2.2e15, 7.5e12),
+    ("GH200", 9.0e14, 3.8e12),
     ("H200", 9.0e14, 4.6e12),
     ("H100", 9.0e14, 3.2e12),
     ("B200", 1.8e15, 7.5e12),
+    ("H20", 1.4e14, 3.8e12),
     ("A100", 3.1e14, 1.8e12),
     ("L40", 3.0e14, 8.6e11),
     ("RTX 6000 Ada", 3.0e14, 9.6e11),
+    ("RTX PRO 6000", 4.5e14, 1.7e12),
     ("5090", 2.1e14, 1.7e12),
+    ("5080", 1.1e14, 9.0e11),
     ("4090", 1.6e14, 1.0e12),
+    ("4080", 9.7e13, 7.0e11),
     ("3090", 7.0e13, 9.0e11),
     ("A6000", 1.5e14, 7.6e11),
     ("A40", 1.5e14, 7.0e11),
     ("A10", 1.2e14, 6.0e11),
     ("L4", 1.2e14, 3.0e11),
+    # Without native bfloat16: trained in float32, which is eight times slower than these.
+    ("V100", 1.1e14, 8.5e11),
+    ("T4", 5.0e13, 2.8e11),
 )
 _UNKNOWN_GPU = (3.0e13, 3.0e11)  # the same rates, guessed low
 _POLL_S = 0.05
@@ -183,13 +192,19 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
         stored = read_json(home.speed)
     except (OSError, ValueError):
         return by_table
-    if not isinstance(stored, dict) or stored.get("device") != device.kind:
+    if not isinstance(stored, dict) or not _is_of(stored, device):
         return by_table
     rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
     most_important = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
     if not most_important <= rates.keys():  # by a probe of an earlier version: it is measured again
         return by_table
     return replace(by_table, **rates, measured=True)
+
+
+def _is_of(stored: Mapping[str, Any], device: Device) -> bool:
+    """Whether a measurement is of this kind of device, and of a GPU also of its model."""
+    same_kind = stored.get("device") == device.kind
+    return same_kind and (device.kind == "cpu" or stored.get("name") == device.name)
 
 
 def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
@@ -236,7 +251,7 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:
-            started = _start_probe(home)
+            started = _start_probe(home, hardware.device)
         except OSError:  # the disk cannot be written; use the table
             started = False
         if not started:
@@ -263,8 +278,8 @@ def _probe_lock_file(home: Home) -> Path:
     return home.speed.with_name("speed.lock")
 
 
-def _start_probe(home: Home) -> bool:
-    """Start the probe in the background; it holds the lock file while it runs.
+def _start_probe(home: Home, device: Device) -> bool:
+    """Start the probe of a device in the background; it holds the lock file while it runs.
 
     Returns True if a probe is running now, which another call may have started; False if none can
     be started.
@@ -282,21 +297,27 @@ def _start_probe(home: Home) -> bool:
     if lock is None:  # another call has just started one
         return True
     try:
-        _spawn_probe(home, python, lock)
+        _spawn_probe(home, device, python, lock)
     finally:
         os.close(lock)
     return True
 
 
-def _spawn_probe(home: Home, python: str, lock: int) -> None:
-    """Spawn the process of the probe, with a limit on its processor time. It inherits the
-    descriptor `lock`: the lock lasts as long as the probe keeps it open."""
+def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
+    """Spawn the process of the probe, which sees only `device`, with a limit on its processor time.
+    It inherits the descriptor `lock`: the lock lasts as long as the probe keeps it open."""
+    of_device = {
+        "HONESMITH_DEVICE": device.id,
+        "HONESMITH_DEVICE_NAME": device.name,
+        "CUDA_VISIBLE_DEVICES": device.visible,
+        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     pid = launcher.spawn_detached(
         [python, "-P", *programs.command("speed_probe"), str(home.speed)],
         cwd=home.cache,
         log=home.speed.with_name("speed.log"),
-        # Spinning OpenMP threads starve each other on few cores.
-        env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
+        env=os.environ | of_device,
         pass_fds=(lock,),
     )
     if hasattr(resource, "prlimit"):

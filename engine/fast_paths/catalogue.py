@@ -50,6 +50,12 @@ FAST_PATHS: Mapping[str, FastPath] = {
         ("cuda",),
         "each operation of a step is launched by itself",
     ),
+    "float32_head": FastPath(
+        "logits in float32 out of products of 16 bits",
+        ("cuda",),
+        "logits are rounded to 16 bits before the softmax",
+        timed=False,
+    ),
     "shared_prompt": FastPath(
         "the prompt of a group once per microbatch",
         ("cpu", "cuda"),

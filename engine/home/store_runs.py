@@ -208,7 +208,10 @@ class RunTable(Connection):
         return ids.index(run_id) + 1 if run_id in ids else 0
 
     def lease_next(
-        self, devices: Sequence[str], claim: Callable[[RunRow], bool] | None = None
+        self,
+        devices: Sequence[str],
+        claim: Callable[[RunRow], bool] | None = None,
+        choose: Callable[[RunRow, Sequence[str]], str] | None = None,
     ) -> RunRow | None:
         """Assign a free device to the oldest queued run and set its state to "preparing".
 
@@ -217,6 +220,8 @@ class RunTable(Connection):
             claim: takes the run's lock inside the transaction, so that nobody sees a run that is
                 preparing while its lock is free. A run for which it returns False stays queued,
                 and the next one is tried. None claims nothing.
+            choose: chooses among the free devices the one for a run, or "" where none has room for
+                it; the run then stays queued. None takes the first.
 
         A run that waits for others is passed over. Returns the changed row; None where no device is
         free or no queued run can start.
@@ -227,8 +232,11 @@ class RunTable(Connection):
             if not free_devices:
                 return None
             for row in self.queue():
-                if not row.waits_for and (claim is None or claim(row)):
-                    lease = {"device": free_devices[0]}
+                if row.waits_for:
+                    continue
+                device = choose(row, free_devices) if choose else free_devices[0]
+                if device and (claim is None or claim(row)):
+                    lease = {"device": device}
                     self._change_state(row.run_id, old="queued", new="preparing", values=lease)
                     return self._run(row.run_id)
         return None

@@ -32,6 +32,8 @@ class UserConfig:
     sandbox: str = "auto"
     allow_root: bool = False
     serve_with: str = "auto"
+    # Tokens of prompt and answer together that a vLLM deployment takes; 0: the model's context.
+    served_length: float = 16_384.0
     # Whether packages may be built from source distributions, which runs code of theirs in the box.
     allow_source_builds: bool = False
     # What an environment may ask for that another key than the owner's pushes.

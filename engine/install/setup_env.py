@@ -57,7 +57,7 @@ def setup(
     again: bool = False,
     say: Say = ignore_line,
     run: Run = run_on_stderr,
-    proof: str = PROOF,
+    proof: str | None = None,
 ) -> dict[str, object]:
     """Build the training environment unless a working one is there; returns `summary` and `python`.
 
@@ -65,11 +65,15 @@ def setup(
         again: build it anew in any case.
         say: called with each line about what is going on.
         run: runs a command; by default with its output on this process's stderr.
-        proof: code that the new environment must be able to run.
+        proof: code that the new environment must be able to run; None for the imports of a worker
+            and, where the machine has a GPU, a product on it.
 
     Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (it failed; what
     was there before stays).
     """
+    if proof is None:
+        on_gpu = hardware.detect(home.root).device.kind != "cpu"
+        proof = PROOF + venvs.GPU_PROOF if on_gpu else PROOF
     with venvs.only_builder(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
             say("The training environment works; --again builds it anew.")
@@ -90,7 +94,8 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     and move it there. Returns the reply of `setup`; raises UserError DISK_FULL or NO_TORCH."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
-    packages = requirements(*EXTRAS)
+    # Where a GPU is, the fused kernels come along: torch makes several launches for each of theirs.
+    packages = requirements(*EXTRAS, *(() if device == "cpu" else ("gpu",)))
     build_folder = venvs.build_folder(home.train_venv)
     shutil.rmtree(build_folder, ignore_errors=True)
     try:
@@ -117,12 +122,13 @@ def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) 
 
 def _prove(python: Path, proof: str) -> None:
     """Raise UserError NO_TORCH if the new environment's `python` cannot run the code `proof`."""
-    if not works(python, proof):
-        first_statement = proof.split(";")[0]  # the imports
+    complaint = venvs.complaint(python, proof, IMPORT_S)
+    if complaint is not None:
         raise UserError(
             "NO_TORCH",
-            "the new environment cannot import torch, transformers, peft and gguf",
-            hint=f"Try: {python} -c {first_statement!r}",
+            f"the new environment does not work: {complaint} ({hardware.driver()})",
+            hint=f"Try: {python} -c {PROOF.split(';')[0]!r}. Where torch sees no GPU, its driver "
+            "must serve the CUDA that torch is built for: 580 or newer for CUDA 13.",
         )
 
 

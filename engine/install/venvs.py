@@ -18,6 +18,18 @@ from engine.core.files import take_lock
 GB = 1_000_000_000
 _COMPLAINT_CHARS = 300
 
+# Code that fails, with a sentence, where torch is there and cannot compute on the GPU: a product in
+# the number format in which models are trained there.
+GPU_PROOF = """
+import torch
+if not torch.cuda.is_available():
+    raise SystemExit(f"torch {torch.__version__} (CUDA {torch.version.cuda}) can use no GPU here")
+native = torch.cuda.get_device_capability()[0] >= 8
+ones = torch.ones(64, 64, dtype=torch.bfloat16 if native else torch.float32, device="cuda")
+if float((ones @ ones).float().sum()) != 64.0**3:
+    raise SystemExit(f"a product on {torch.cuda.get_device_name()} is wrong")
+"""
+
 # Runs a command: returns when it succeeded, raises CalledProcessError otherwise.
 Run = Callable[[Sequence[str]], None]
 # Called with each line about what is going on.

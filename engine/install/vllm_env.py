@@ -67,7 +67,7 @@ def setup_vllm(
     again: bool = False,
     say: Say = ignore_line,
     run: Run = run_on_stderr,
-    proof: str = PROOF,
+    proof: str | None = None,
 ) -> dict[str, object]:
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
@@ -75,13 +75,16 @@ def setup_vllm(
         again: build it anew in any case.
         say: called with each line about what is going on.
         run: runs a command; by default with its output on this process's stderr.
-        proof: code that the new environment must be able to run.
+        proof: code that the new environment must be able to run; None for the import of vLLM and,
+            on a GPU, a product there.
 
     Returns `summary` and `python`. Raises UserError DISK_FULL, RUN_STATE (another set-up is going
     on) or NO_VLLM (it failed: an earlier environment stays, and the next call continues).
     """
     with venvs.only_builder(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
+        if proof is None:
+            proof = PROOF if device == "cpu" else PROOF + venvs.GPU_PROOF
         build_folder = venvs.build_folder(home.vllm_venv)
         if again:  # otherwise a half-built environment is continued
             shutil.rmtree(build_folder, ignore_errors=True)
@@ -171,8 +174,8 @@ def _prove(python: Path, proof: str) -> None:
     if complaint is not None:
         raise UserError(
             "NO_VLLM",
-            f"the new environment cannot import vLLM: {complaint}",
-            hint=f"Try: {python} -c '{proof}'. `honesmith setup --vllm --again` builds it anew.",
+            f"the new environment does not work: {complaint} ({hardware.driver()})",
+            hint=f"Try: {python} -c '{PROOF}'. `honesmith setup --vllm --again` builds it anew.",
         )
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, take_lock
@@ -25,7 +26,10 @@ from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.progress import write_status
-from engine.processes import outcome, programs, waiting
+from engine.processes import deployments, outcome, programs, waiting
+
+if TYPE_CHECKING:
+    from engine.core.hardware import Hardware
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -137,13 +141,18 @@ def start_queued(home: Home) -> list[str]:
         # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
-        devices = hardware.devices()
+        machine = hardware.detect(home.root)
+        devices = [device.id for device in machine.devices]
         while True:
             # Run id -> descriptor of its lock. `lease_next` calls the lambda, in which `_claim`
             # fills this dict; the default argument binds the dict of this round.
             locks: dict[str, int] = {}
             try:
-                row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
+                row = store.lease_next(
+                    devices,
+                    claim=lambda row, locks=locks: _claim(home, row, locks),
+                    choose=lambda row, free: device_for(home.run(row.run_id), machine, free),
+                )
                 if row is None:
                     return started_ids
                 if _start(home, store, row, locks[row.run_id]):
@@ -151,6 +160,43 @@ def start_queued(home: Home) -> list[str]:
             finally:
                 for lock in locks.values():  # a supervisor that was started has its own copy
                     os.close(lock)
+
+
+def device_for(run: RunDir, machine: "Hardware", free_ids: Sequence[str]) -> str:
+    """The id of the device among `free_ids` that a run gets, or "" where it has to wait for memory.
+
+    On a machine with GPUs it is the one with most memory free. If that is less than the run needs
+    at least, what holds the memory is not ours: idle deployments give way, and are waited for by
+    the supervisor. A run that no device could ever hold is started, and says so itself.
+    """
+    free = [device for device in machine.devices if device.id in free_ids]
+    best = max(free, key=lambda device: device.memory_free)
+    config = run.find_config() if best.kind != "cpu" else None
+    if config is None or not config.least_memory:
+        return free_ids[0] if best.kind == "cpu" else best.id
+    could_fit = any(device.memory_total >= config.least_memory for device in machine.devices)
+    has_room = best.memory_free >= config.least_memory
+    return best.id if has_room or not could_fit or deployments.living(run.home) else ""
+
+
+def awaited_memory(run: RunDir) -> str:
+    """Why a queued run waits although a device is free: what it needs, and what is free; "" where
+    it does not wait for memory."""
+    # Imported late: asking the driver takes a while.
+    from engine.core import hardware  # noqa: PLC0415
+
+    machine = hardware.detect(run.home.root)
+    config = run.find_config()
+    with Store(run.home) as store:
+        busy = {row.device for row in store.list_runs(limit=1000, states=HOLDS_DEVICE)}
+    ids = [device.id for device in machine.devices if device.id not in busy]
+    if config is None or not ids or device_for(run, machine, ids):
+        return ""
+    free = max(device.memory_free for device in machine.devices if device.id in ids)
+    return (
+        f"it waits for memory: it needs {config.least_memory / 1e9:.1f} GB at least, and other "
+        f"processes leave {free / 1e9:.1f} GB"
+    )
 
 
 def missing_secrets(run: RunDir) -> list[str]:

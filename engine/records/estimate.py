@@ -14,13 +14,15 @@ class Range(Record):
 
 
 class PeakMemory(Record):
-    """Bytes on the device when most are held, by item; `total` counts training or sampling."""
+    """Bytes on the device when most are held, by item; `total` counts training or sampling, and
+    `server` those of a vLLM server that samples, without its cache."""
 
     weights: int
     adapter_and_optimizer: int
     activations: int
     logits: int
     kv_cache: int
+    server: int = 0
     overhead: int
     total: int
 
@@ -64,6 +66,8 @@ class Estimate(Record):
         hours, gpu_hours: of the whole run; it takes one device.
         money: gpu_hours at `gpu_hour_price`.
         seconds: the likely time by phase.
+        least_memory: bytes of the device that the run needs with the fewest rows and the smallest
+            microbatches; 0 in older files.
         memory_available, memory_free: bytes of the device.
         fit: of the peak memory into the device.
         lower_this: the setting whose lowering helps most, in words; "" where none does.
@@ -79,6 +83,7 @@ class Estimate(Record):
     seconds: dict[str, float]
     tokens: TokenCounts
     peak_memory: PeakMemory
+    least_memory: int = 0
     memory_available: int
     memory_free: int
     device: str

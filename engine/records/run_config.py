@@ -137,6 +137,12 @@ class RunConfigBase(Record):
         of run that has no estimate."""
         return None
 
+    @property
+    def least_memory(self) -> int:
+        """The bytes without which the run cannot be done on its device; 0 where they are not
+        known."""
+        return 0
+
 
 class _TrainConfig(RunConfigBase):
     """A training run.
@@ -166,6 +172,10 @@ class _TrainConfig(RunConfigBase):
     @property
     def peak_memory(self) -> int | None:
         return self.estimate.peak_memory.total
+
+    @property
+    def least_memory(self) -> int:
+        return self.estimate.least_memory
 
 
 class SFTConfig(_TrainConfig):

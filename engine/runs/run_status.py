@@ -293,13 +293,14 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
-    """A warning that names the secrets that the queued run needs and this server lacks; [] where it
-    lacks none."""
+    """A warning that names the secrets that the queued run needs and this server lacks, or that
+    says how much memory it waits for; [] where it waits for neither."""
     missing = launcher.missing_secrets(run)
-    if not missing:
-        return []
-    names = ", ".join(missing)
-    return [f"it waits for a server that has the secrets {names} in its environment"]
+    if missing:
+        names = ", ".join(missing)
+        return [f"it waits for a server that has the secrets {names} in its environment"]
+    memory = launcher.awaited_memory(run)
+    return [memory] if memory else []
 
 
 def _result_fields(run: RunDir) -> Reply:

@@ -1,7 +1,7 @@
 """Where a deployment runs: its device, its engine, and the memory that it takes there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -14,13 +14,14 @@ from engine.install import vllm_env
 from engine.models.catalog import ModelRef
 from engine.pace.progress import read_progress
 from engine.processes import deployments
+from engine.sizing import servers
+from engine.sizing.layers import LoadedModel
 
 # Bytes that a serving process holds beside the weights: libraries, activations, caches.
 _OVERHEAD = {
     ("torch", "cpu"): 700_000_000,
     ("torch", "cuda"): 2_500_000_000,
     ("vllm", "cpu"): 4_500_000_000,
-    ("vllm", "cuda"): 8_000_000_000,
 }
 _WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
 
@@ -40,7 +41,7 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
     `name` is how messages call the model. Raises UserError DOES_NOT_FIT if no device is large
     enough, DEVICE_BUSY if the best one is too full now, NO_VLLM.
     """
-    devices = hardware.detect(home.root).devices
+    devices = [_without_awaited(home, device) for device in hardware.detect(home.root).devices]
     placements = [_placement(home, ref, device) for device in devices]
     best = max(placements, key=lambda option: option.device.memory_free - option.memory_bytes)
     if best.memory_bytes > best.device.memory_free:
@@ -48,9 +49,36 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
     return best
 
 
+def _without_awaited(home: Home, device: Device) -> Device:
+    """The device, and of a GPU as free only what the runs on it leave once they hold all that they
+    are expected to: a sampler that sleeps now takes its memory back."""
+    if device.kind == "cpu":
+        return device
+    with Store(home) as store:
+        rows = store.list_runs(limit=100, states=HOLDS_DEVICE)
+    configs = [home.run(row.run_id).find_config() for row in rows if row.device == device.id]
+    expected = sum(config.peak_memory or 0 for config in configs if config)
+    return replace(
+        device, memory_free=max(0, min(device.memory_free, device.memory_total - expected))
+    )
+
+
+def served_length(home: Home, ref: ModelRef) -> int:
+    """Tokens of prompt and answer together that a vLLM deployment of the model takes: what the
+    owner set, within the model's context."""
+    wanted = int(home.user_config().served_length)
+    return min(ref.facts.max_positions, wanted or ref.facts.max_positions)
+
+
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """How the model would be served on this device: by which engine, in how many bytes."""
+    """How the model would be served on this device: by which engine, in how many bytes. vLLM takes
+    more than it needs at least where so much is free."""
     engine = engine_for(home, device)
+    if (engine, device.kind) == ("vllm", "cuda"):
+        loaded = LoadedModel(ref.facts, "bfloat16", "none", 16, ref.facts.targets)
+        length = served_length(home, ref)
+        least, wished = servers.deployed_bytes(loaded, length, device.memory_total)
+        return Placement(device, engine, int(max(least, min(wished, device.memory_free))))
     # 10 % more than the weights themselves take.
     weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])

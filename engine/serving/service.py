@@ -240,6 +240,7 @@ def _server_config(
         "serve_with": chosen.engine,
         # Of the device's memory; only vLLM needs it.
         "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
+        "served_length": placement.served_length(home, target.ref),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
         "asker": asker.name,

@@ -6,6 +6,7 @@
     setting_checks.py  which settings cannot stand together, or not with model, machine or rows
     env_checks.py  whether an environment serves an algorithm, and settings an environment
     lora_targets.py  which projections of a model `lora_targets` means
+    run_size.py    what of a run has to fit into a device
     start_models.py  the model that a run starts from or asks, also one still being made
     teachers.py    what the teacher of a distillation is
     value_errors.py  the error for values of the wrong type or out of range

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.hardware import Hardware
+from engine.core.hardware import Device, Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
@@ -20,6 +20,8 @@ from engine.records.settings import (
     USUAL_KEEP,
     GivenSettings,
 )
+from engine.sizing.layers import LoadedModel
+from engine.sizing.plan import Job as SizedJob
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -194,8 +196,7 @@ def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
 
 def _machine_defaults(filled: Filled, facts: Facts) -> None:
     """Set quantization, precision and gradient checkpointing, by the GPU if there is one."""
-    device = facts.hardware.device if facts.hardware else None
-    gpu = device if device is not None and device.kind == "cuda" else None
+    gpu = _gpu_of(facts)
     filled.default("quantization", "none")
     if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
         # The 4-bit weights of nf4 are always computed with in bfloat16.
@@ -322,7 +323,6 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     _answer_defaults(filled, facts)
     filled.default("tis_cap", 2.0)
     filled.default("max_reward_errors", 0.2)
-    _sampler_default(filled, facts)
     if algorithm == "distill":
         # A teacher rates every token, so fewer completions tell as much.
         filled.default("group_size", 4)
@@ -330,11 +330,14 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("teacher_key_env", "")
     else:
         _grpo_defaults(filled)
-        _warn_of_grpo_sampling(filled)
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
     other_words = _room_for_other_words(filled)
     _length_default(filled, facts, prompt_tokens + answer_tokens + other_words)
+    longest = min(filled["max_length"], prompt_tokens + answer_tokens + other_words)
+    _sampler_default(filled, facts, longest)
+    if algorithm != "distill":
+        _warn_of_grpo_sampling(filled)
 
 
 def _grpo_defaults(filled: Filled) -> None:
@@ -380,17 +383,45 @@ def _warn_of_grpo_sampling(filled: Filled) -> None:
         )
 
 
-def _sampler_default(filled: Filled, facts: Facts) -> None:
-    """Set the sampler of rollouts: vLLM where it suits machine and weights, else our own."""
-    if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
-        return
+def _sampler_default(filled: Filled, facts: Facts, longest: int) -> None:
+    """Set the sampler of rollouts: vLLM where it suits machine and weights and has room beside the
+    training, else our own. `longest`: tokens of the longest sequence that is sampled."""
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
-    has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
+    gpu = _gpu_of(facts)
+    why_not = _why_no_server(filled, facts, gpu, longest) if gpu is not None else ""
+    if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
+        if filled["sampler"] == "vllm" and why_not:
+            filled.warnings.append(f"our own sampler will be used, not vLLM: {why_not}.")
+        return
     # With quantization vLLM would still sample from the weights before rounding.
     is_unquantized = filled["quantization"] == "none"
-    use_vllm = has_gpu and facts.vllm and is_unquantized
-    filled.values["sampler"] = "vllm" if use_vllm else "torch"
+    suits = gpu is not None and facts.vllm and is_unquantized
+    if suits and why_not:
+        filled.warnings.append(f"our own sampler is used, not vLLM: {why_not}.")
+    filled.values["sampler"] = "vllm" if suits and not why_not else "torch"
     filled.sources["sampler"] = HARDWARE
+
+
+def _gpu_of(facts: Facts) -> Device | None:
+    """The GPU that the run is planned for; None where it runs on a CPU."""
+    device = facts.hardware.device if facts.hardware else None
+    return device if device is not None and device.kind == "cuda" else None
+
+
+def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest: int) -> str:
+    """Why a vLLM server has no room beside the training on this GPU; "" if it has."""
+    assert facts.hardware is not None
+    loaded = LoadedModel(
+        facts.model,
+        filled["precision"],
+        filled["quantization"],
+        filled["lora_rank"],
+        filled["lora_targets"],
+    )
+    job = SizedJob(
+        loaded, gpu.kind, gpu.memory_total, longest, wants_server=True, ram=facts.hardware.ram_total
+    )
+    return job.server.why_not
 
 
 def _answer_defaults(filled: Filled, facts: Facts) -> None:

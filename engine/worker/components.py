@@ -12,7 +12,6 @@ import transformers
 
 from engine.core.hardware import detect
 from engine.core.hints import Call, Hint
-from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.fast_paths.examine import examine_device
@@ -28,6 +27,8 @@ from engine.records.run_config import (
     SFTConfig,
 )
 from engine.settings import defaults
+from engine.sizing import plan as sizing
+from engine.worker import room
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
@@ -41,22 +42,19 @@ from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
-# Completions under way at once; with more a CPU gains nothing and the cache only grows.
-CPU_ROWS, GPU_ROWS = 256, 512
-FEWEST_ROWS = 8  # sampled together even where memory is short
-CACHE_SHARE = 0.25  # of the memory, for the keys and values of completions
-COMMON_LENGTH = 4096  # tokens that completions commonly stay below, whatever the context
+ANSWERED = 4096  # tokens that prompt and answer of a chat commonly stay below
 
 
 @dataclass(frozen=True)
 class Components:
-    """What is loaded once per worker: base model, renderer, sampler, and the environment's
-    record."""
+    """What is loaded once per worker: base model, renderer, sampler, the environment's record, and
+    what of the run has to fit into the device (`size`)."""
 
     base: Base
     renderer: Renderer
     sampler: Sampler
     env: EnvRecord
+    size: sizing.Job
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
         """What rollouts need besides tasks and a sampler. `process` is the environment's running
@@ -140,6 +138,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """
     set_threads()
     device = pick_device(job.device)
+    memory = room.usable_bytes(device)
     switch_off_what_fails(job, device)
     loading = loading_of(job.config)
     base = load_base(
@@ -157,8 +156,10 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
             kernels=base.network.kernels,
         )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
-    sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer))
-    return Components(base, renderer, sampler, pinned_env(job))
+    env = pinned_env(job)
+    size = room.size_of_run(job, base, env, memory)
+    sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer, size), size)
+    return Components(base, renderer, sampler, env, size)
 
 
 def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
@@ -197,33 +198,22 @@ def pinned_env(job: Job[RunConfig]) -> EnvRecord:
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:
-    """The sampler of our own engine; `prepare` may choose another one."""
-    return base.network.sampler(sampler_needs(base, renderer))
+    """The sampler of our own engine, for answers of up to `ANSWERED` tokens; `prepare` may choose
+    another one."""
+    longest = min(base.network.shape.context, ANSWERED)
+    size = room.size_of_answers(base, room.usable_bytes(base.network.device), longest)
+    return base.network.sampler(sampler_needs(base, renderer, size))
 
 
-def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
-    """What every sampler on this base has to know."""
+def sampler_needs(base: Base, renderer: Renderer, size: sizing.Job) -> SamplerNeeds:
+    """What every sampler on this base has to know. `size` says how many completions it samples at
+    once."""
     return SamplerNeeds(
         pad_id=base.pad_id,
         stop_ids=base.stop_ids,
         decode=renderer.completion_text,
-        max_rows=sampler_rows(base),
+        max_rows=size.sampler_rows,
     )
-
-
-def sampler_rows(base: Base) -> int:
-    """How many completions to sample at once: as many as have room for their keys and values in the
-    share CACHE_SHARE of the device's memory, if each has COMMON_LENGTH tokens (or the model's
-    context, if that is shorter). At most GPU_ROWS or CPU_ROWS, at least FEWEST_ROWS."""
-    shape = base.network.shape
-    device = base.network.device
-    # Of one token: a key and a value in every layer.
-    token_bytes = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
-    completion_bytes = token_bytes * min(shape.context, COMMON_LENGTH)
-    rows_in_memory = CACHE_SHARE * memory_bytes(device) / completion_bytes
-    most_rows = GPU_ROWS if device.type == "cuda" else CPU_ROWS
-    rows = min(most_rows, rows_in_memory)
-    return int(max(FEWEST_ROWS, rows))
 
 
 @contextmanager
@@ -274,31 +264,9 @@ def evaluation_limits(
     return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
 
 
-def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """The most tokens, padding included, that may go through the model at once in training. With
-    `checkpointing`, which recomputes activations, there is memory for more of them.
-
-    Computed from the machine's total memory, not from what is free: a resumed run then splits its
-    batches the same way and adds up its gradients in the same order.
-    """
-    shape, device = base.network.shape, base.network.device
-    tokens = flops.tokens_at_once(
-        hidden=shape.hidden,
-        intermediate=shape.intermediate,
-        layers=shape.layers,
-        vocab=base.vocab,
-        checkpointing=checkpointing,
-        kind=device.type,
-        memory=memory_bytes(device),
-    )
-    return int(tokens)
-
-
-def memory_bytes(device: torch.device) -> int:
-    """The size of the device's memory; on a CPU a container's limit counts."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return detect().ram_total
+def microbatch_tokens(components: Components) -> int:
+    """The most tokens, padding included, that may go through the model at once in training."""
+    return int(components.size.microbatch_tokens)
 
 
 def quiet_libraries() -> None:

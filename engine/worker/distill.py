@@ -51,7 +51,7 @@ def train(job: Job[DistillConfig]) -> Result:
     """
     settings = as_grpo(job.config.settings)  # those of GRPO that do the same
     components = prepare(job, Path(job.config.base.path))
-    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    budget = microbatch_tokens(components)
     with (
         closing(components.sampler),
         closing(load_teacher(job, components)) as teacher,

@@ -66,7 +66,7 @@ def train(job: Job[DPOConfig]) -> Result:
     eval_tasks = evaluation_tasks(components, settings.eval_rows)
     eval_pairs = pairs_of(job, components, eval_tasks).pairs
     limits = evaluation_limits(job, components)
-    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    budget = microbatch_tokens(components)
     with (
         environment(components, job) as process,
         Training(job, components, settings.steps) as training,

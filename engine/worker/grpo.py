@@ -67,7 +67,7 @@ def train(job: Job[GRPOConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    budget = microbatch_tokens(components)
     with (
         closing(components.sampler),
         environment(components, job) as process,

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.records.settings import SFTSettings
@@ -62,7 +64,7 @@ def train(job: Job[SFTConfig]) -> Result:
     plain_rows = training_rows(job, components)
     eval_tasks = heldout.exam_tasks(components.env, settings.eval_rows)
     limits = evaluation_limits(job, components)
-    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    budget = microbatch_tokens(components)
     with (
         environment(components, job) as process,
         Training(job, components, settings.steps) as training,
@@ -158,14 +160,15 @@ class SupervisedPass:
         """Add the gradients of the batch's loss, the mean over all its supervised tokens, to the
         adapter, in microbatches of at most `token_limit` tokens. Returns (loss, number of
         microbatches)."""
-        loss = 0.0
+        losses: list[torch.Tensor] = []
         microbatches = self._split(token_limit)
         for rows in microbatches:
             logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
             microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
             microbatch_loss.backward()
-            loss += microbatch_loss.item()
-        return loss, len(microbatches)
+            losses.append(microbatch_loss.detach())
+        # Asked for once: on a GPU each question makes the host wait for it.
+        return sum(torch.stack(losses).tolist()), len(microbatches)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every row already goes alone, so that a smaller limit would

@@ -19,6 +19,9 @@ DEFAULTS = {
     # keeps a thousand of them, twice.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "48",
     "LRU_CACHE_CAPACITY": "48",
+    # Rows of other lengths in every step would otherwise leave a GPU's memory in pieces of sizes
+    # that nobody asks for again.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 
 
@@ -42,11 +45,15 @@ def prepare() -> None:
 
 
 def release_memory() -> None:
-    """Return freed memory to the operating system; does nothing without glibc.
+    """Return freed memory: of a GPU to its driver, for other processes there, and of the machine to
+    the operating system (does nothing without glibc).
 
-    glibc otherwise keeps freed blocks (see MALLOC). After two phases that allocate blocks of
-    different sizes, the process would hold the memory of both.
+    torch keeps what it has freed of a GPU, and glibc keeps freed blocks (see MALLOC). After two
+    phases that allocate blocks of different sizes, the process would hold the memory of both.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     if sys.platform == "linux":
         # OSError: the C library cannot be opened; AttributeError: it is not glibc.
         with contextlib.suppress(OSError, AttributeError):

@@ -235,6 +235,12 @@ def decode_graph(device: torch.device) -> Trial:
     return Trial(work, ROUNDING[network.dtype])
 
 
+def float32_head(device: torch.device) -> Trial:
+    """The logits of an output layer in bfloat16, kept in float32."""
+    x, weight = (_random(shape, device).to(torch.bfloat16) for shape in ((256, 1024), (8192, 1024)))
+    return Trial(lambda: [matmul.OutputLayer(weight).float_logits(x)], ROUNDING[torch.bfloat16])
+
+
 def onednn_products(device: torch.device) -> Trial:
     """A product of float32 matrices by a weight that stays, as in the layers of a frozen base."""
     if not matmul.has_onednn():
@@ -306,6 +312,7 @@ TRIALS: Mapping[str, Callable[[torch.device], Trial]] = {
     "flash_attention": flash_attention,
     "fused_kernels": fused_kernels,
     "decode_graph": decode_graph,
+    "float32_head": float32_head,
     "shared_prompt": shared_prompt,
     "onednn_products": onednn_products,
     "block_attention": packed_attention,

@@ -7,6 +7,9 @@ a whole block at once), two over the tokens that each row generated, and one sof
 Each step writes one column of the generated tokens, the same for all rows; a row that joined later
 has the earlier columns masked, and prompts are padded on the right. Rows that have ended may remain
 in a block; what they compute is finite and ignored.
+
+Every layer has tensors of its own. Where they grow or move, old and new ones exist side by side for
+one layer at a time (engine/sizing/layers.py counts on it).
 """
 
 from collections.abc import Sequence
@@ -29,12 +32,12 @@ class Prompts:
     """Keys and values of prompts that have been read.
 
     Attributes:
-        keys, values: [layers, prompts, kv_heads, longest, dim], zero beyond each prompt.
+        keys, values: of each layer, [prompts, kv_heads, longest, dim], zero beyond each prompt.
         lengths: of each prompt, in tokens.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
     lengths: list[int]
 
 
@@ -83,9 +86,10 @@ class Cache:
         self.window_step = WINDOW_STEP.get(self.device.type, 128)
         self.queries_per_key = shape.heads // shape.kv
         self.scale = shape.head_dim**-0.5
-        # [2, layers, blocks, kv_heads, width, columns, dim], keys first.
         # + 1: the next step writes a column.
-        self.generated = self._zero_columns(self._capacity(columns_written + 1))
+        columns = self._capacity(columns_written + 1)
+        # Of each layer, [2, blocks, kv_heads, width, columns, dim], keys first.
+        self.generated = [self._zero_columns(columns) for _ in range(shape.layers)]
         self.window = 0  # how many columns are attended to, set by `widen` before the first step
         lengths = torch.tensor(prompts.lengths, device=self.device)
         self._make_counters(lengths)
@@ -109,7 +113,7 @@ class Cache:
     def _make_prompt_tensors(self, lengths: torch.Tensor) -> None:
         """Lay out the prompts' keys and values for the products of a step, with the bias that hides
         their padding. lengths: [blocks], of the prompts."""
-        longest = self.prompts.keys.shape[3]
+        longest = self.prompts.keys[0].shape[2]
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
         # [blocks * kv_heads, 1, longest]
         bias = _hiding_bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
@@ -125,13 +129,14 @@ class Cache:
         """A new cache for rows that have only their prompts so far.
 
         Args:
-            fresh: prompts that were just read.
+            fresh: prompts that were just read; must not be used afterwards.
             blocks: for each block, the number of its prompt among `fresh`.
             width: rows of a block.
         """
         starts = [0] * (len(blocks) * width)  # every row sees all columns to come
+        like = fresh.keys[0]
         prompts = _selected(fresh, blocks)
-        return cls(shape, prompts, width, starts, columns_written=0, like=fresh.keys)
+        return cls(shape, prompts, width, starts, columns_written=0, like=like)
 
     def widen(self) -> bool:
         """Enlarge the window, the columns of generated tokens that are attended to, if it is full.
@@ -143,29 +148,32 @@ class Cache:
             return False
         # The least multiple of `window_step` above the columns written.
         self.window = (self.columns_written // self.window_step + 1) * self.window_step
-        allocated = self.generated.shape[5]
+        allocated = self.generated[0].shape[4]
         if self.window > allocated:
-            larger = self._zero_columns(self._capacity(self.window))
-            larger[..., :allocated, :] = self.generated
-            self.generated = larger
+            self._drop_views()
+            columns = self._capacity(self.window)
+            for layer, old in enumerate(self.generated):
+                larger = self._zero_columns(columns)
+                larger[..., :allocated, :] = old
+                self.generated[layer] = larger
         self._make_views()
         self._make_bias()
         self._make_score_buffers()
         return True
 
+    def _drop_views(self) -> None:
+        """Let go of the views, which keep the memory of old tensors alive."""
+        self.generated_keys, self.generated_values = [], []
+
     def _make_views(self) -> None:
-        """Make the views of the window's keys and values that a step reads and writes."""
-        dim, columns = self.shape.head_dim, self.generated.shape[5]
-        by_row = self.generated.view(2, self.shape.layers, -1, columns, dim)
-        # Each [layers, blocks * kv_heads * width, window, dim].
-        keys, values = by_row[..., : self.window, :]
+        """Make the views of the window's keys and values that a step reads."""
+        dim, columns = self.shape.head_dim, self.generated[0].shape[4]
+        # Of each layer, keys and values: [2, blocks * kv_heads * width, window, dim].
+        by_row = [each.view(2, -1, columns, dim)[:, :, : self.window] for each in self.generated]
         # For each layer: [blocks * kv_heads * width, dim, window].
-        self.generated_keys = [k.transpose(1, 2) for k in keys.unbind()]
+        self.generated_keys = [each[0].transpose(1, 2) for each in by_row]
         # For each layer: [blocks * kv_heads * width, window, dim].
-        self.generated_values = list(values.unbind())
-        # For each layer, where a step writes keys and values (axis 0):
-        # [2, blocks, kv_heads, width, columns, dim].
-        self.writable = self.generated.unbind(1)
+        self.generated_values = [each[1] for each in by_row]
 
     def _make_bias(self) -> None:
         """Make the bias that is added to the scores of generated tokens. It hides from each row the
@@ -184,14 +192,14 @@ class Cache:
         view of `scores` that this product is then copied to."""
         longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
         rows = self.blocks * self.shape.kv * self.width
-        self.scores = self.generated.new_empty(rows, queries, longest + self.window)
+        self.scores = self.generated[0].new_empty(rows, queries, longest + self.window)
         # All rows of a block have the same prompt, so one product takes them together:
         # [blocks * kv_heads, width * queries per key, longest].
         by_block = self.scores.view(-1, self.width * queries, longest + self.window)
         self.prompt_scores = by_block[..., :longest]
         self.generated_scores = self.scores[..., longest:]
-        self.prompt_product = self.generated.new_empty(self.prompt_scores.shape)
-        self.generated_product = self.generated.new_empty(self.generated_scores.shape)
+        self.prompt_product = self.generated[0].new_empty(self.prompt_scores.shape)
+        self.generated_product = self.generated[0].new_empty(self.generated_scores.shape)
 
     def open_column(self) -> None:
         """Let every row see the column that is about to be written."""
@@ -230,10 +238,10 @@ class Cache:
         shape = self.shape
         # [blocks, width, 2 (keys, values), kv_heads, 1 column, dim]
         one_column = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
-        # In the order of `writable`: [2, blocks, kv_heads, width, 1 column, dim].
+        # In the order of `generated`: [2, blocks, kv_heads, width, 1 column, dim].
         one_column = one_column.permute(2, 0, 3, 1, 4, 5)
         columns_axis = 4
-        self.writable[layer].index_copy_(columns_axis, self.next_column, one_column)
+        self.generated[layer].index_copy_(columns_axis, self.next_column, one_column)
 
     def _write_scores(self, layer: int, q: torch.Tensor) -> None:
         """Write the scores of the queries [blocks * kv_heads, width * queries per key, dim] over
@@ -269,7 +277,7 @@ class Cache:
         width: int,
     ) -> "Cache":
         """A new cache with other blocks: first blocks made of rows of this cache, then blocks for
-        the prompts that join.
+        the prompts that join. This cache and `fresh` must not be used afterwards.
 
         Args:
             staying: the blocks made of rows of this cache, `width` rows each.
@@ -286,28 +294,32 @@ class Cache:
         joining_rows = len(fresh_blocks) * width
         starts += [columns_left] * joining_rows
         old_blocks = [block.old_block for block in staying]
+        self._drop_views()
+        self.prompt_keys, self.prompt_values = [], []
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
         new = Cache(
-            self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated
+            self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated[0]
         )
         if rows:  # otherwise no row stays, and there is nothing to copy
-            new._take_over(self._columns_of_rows(rows, first_column))
+            for layer in range(self.shape.layers):
+                new._take_over(layer, self._columns_of_rows(layer, rows, first_column))
+                _release(self.generated, layer)
         return new
 
-    def _take_over(self, rows: torch.Tensor) -> None:
-        """Write keys and values [rows, 2, layers, kv_heads, columns, dim], taken from another
+    def _take_over(self, layer: int, rows: torch.Tensor) -> None:
+        """Write a layer's keys and values [rows, 2, kv_heads, columns, dim], taken from another
         cache, into the first columns of this cache's first rows."""
         by_block = rows.unflatten(0, (-1, self.width))  # [blocks, width, 2, ...]
-        # To [2, layers, blocks, kv_heads, width, columns, dim].
-        by_block = by_block.permute(2, 3, 0, 4, 1, 5, 6)
-        blocks, columns = by_block.shape[2], by_block.shape[5]
-        self.generated[:, :, :blocks, :, :, :columns] = by_block
+        # To [2, blocks, kv_heads, width, columns, dim].
+        by_block = by_block.permute(2, 0, 3, 1, 4, 5)
+        blocks, columns = by_block.shape[1], by_block.shape[4]
+        self.generated[layer][:, :blocks, :, :, :columns] = by_block
 
-    def _columns_of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
-        """Keys and values of the generated tokens of the rows with these numbers, from column
-        `first_column` to the last one written: [rows, 2, layers, kv_heads, columns, dim]."""
-        # [blocks, width, 2, layers, kv_heads, columns, dim]
-        by_place = self.generated.permute(2, 4, 0, 1, 3, 5, 6)
+    def _columns_of_rows(self, layer: int, rows: Sequence[int], first_column: int) -> torch.Tensor:
+        """A layer's keys and values of the generated tokens of the rows with these numbers, from
+        column `first_column` to the last one written: [rows, 2, kv_heads, columns, dim]."""
+        # [blocks, width, 2, kv_heads, columns, dim]
+        by_place = self.generated[layer].permute(1, 3, 0, 2, 4, 5)
         by_place = by_place[..., first_column : self.columns_written, :]
         index = torch.tensor(rows, device=self.device)
         # Row number r stands in block r // width at place r % width.
@@ -323,12 +335,12 @@ class Cache:
         return columns
 
     def _zero_columns(self, columns: int) -> torch.Tensor:
-        """Memory for keys and values of generated tokens: zeros [2, layers, blocks, kv_heads,
+        """Memory for a layer's keys and values of generated tokens: zeros [2, blocks, kv_heads,
         width, columns, dim], keys first. It must hold finite numbers, because a masked column still
         takes part in the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
-            (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
+            (2, self.blocks, shape.kv, self.width, columns, shape.head_dim),
             dtype=self.dtype,
             device=self.device,
         )
@@ -343,7 +355,8 @@ def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _joined(
     old: Prompts, old_blocks: Sequence[int], fresh: Prompts | None, fresh_blocks: Sequence[int]
 ) -> Prompts:
-    """Gather one prompt for each block: first the blocks that stay, then those that join.
+    """Gather one prompt for each block: first the blocks that stay, then those that join. `old` and
+    `fresh` must not be used afterwards.
 
     Args:
         old: the prompts of all blocks so far.
@@ -361,37 +374,55 @@ def _joined(
 
 
 def _stacked(
-    old: torch.Tensor,
+    old: list[torch.Tensor],
     old_numbers: Sequence[int],
-    fresh: torch.Tensor,
+    fresh: list[torch.Tensor],
     fresh_numbers: Sequence[int],
     longest: int,
-) -> torch.Tensor:
-    """The prompts `old_numbers` of `old`, then `fresh_numbers` of `fresh`, [layers, prompts,
-    kv_heads, longest, dim], zero beyond each prompt. All are keys, or all are values."""
-    layers, _, kv_heads, _, dim = old.shape
+) -> list[torch.Tensor]:
+    """Of each layer the prompts `old_numbers` of `old`, then `fresh_numbers` of `fresh`, [prompts,
+    kv_heads, longest, dim], zero beyond each prompt. All are keys, or all are values. The memory of
+    `old` and `fresh` is given up layer by layer."""
+    _, kv_heads, _, dim = old[0].shape
     count = len(old_numbers)
-    stacked = old.new_zeros(layers, count + len(fresh_numbers), kv_heads, longest, dim)
-    _copy_prompts(old, old_numbers, stacked[:, :count])
-    _copy_prompts(fresh, fresh_numbers, stacked[:, count:])
-    return stacked
+    joined = []
+    for layer in range(len(old)):
+        stacked = old[layer].new_zeros(count + len(fresh_numbers), kv_heads, longest, dim)
+        _copy_prompts(old[layer], old_numbers, stacked[:count])
+        _copy_prompts(fresh[layer], fresh_numbers, stacked[count:])
+        _release(old, layer)
+        _release(fresh, layer)
+        joined.append(stacked)
+    return joined
+
+
+def _release(tensors: list[torch.Tensor], layer: int) -> None:
+    """Give up the memory of a layer's tensor."""
+    tensors[layer] = tensors[layer].new_empty(0)
 
 
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
     """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order.
-    Both are keys, or both values, [layers, prompts, kv_heads, tokens, dim], padded to different
-    lengths; beyond the shorter length there is only padding, which is not copied."""
-    tokens = min(source.shape[3], target.shape[3])
+    Both are keys, or both values, [prompts, kv_heads, tokens, dim], padded to different lengths;
+    beyond the shorter length there is only padding, which is not copied."""
+    tokens = min(source.shape[2], target.shape[2])
     index = torch.tensor(indices, device=source.device)
-    target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)
+    target[:, :, :tokens] = source[:, :, :tokens].index_select(0, index)
 
 
 def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
-    """The prompts with these numbers, in that order, padded only to the longest of them."""
+    """The prompts with these numbers, in that order, padded only to the longest of them. `prompts`
+    must not be used afterwards."""
     lengths = [prompts.lengths[i] for i in numbers]
     longest = max(lengths)
-    index = torch.tensor(numbers, device=prompts.keys.device)
-    # [layers, prompts, kv_heads, tokens, dim]
-    keys = prompts.keys[:, :, :, :longest].index_select(1, index)
-    values = prompts.values[:, :, :, :longest].index_select(1, index)
-    return Prompts(keys, values, lengths)
+    index = torch.tensor(numbers, device=prompts.keys[0].device)
+
+    def selected(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        chosen = []
+        for layer in range(len(tensors)):
+            # [prompts, kv_heads, tokens, dim]
+            chosen.append(tensors[layer][:, :, :longest].index_select(0, index))
+            _release(tensors, layer)
+        return chosen
+
+    return Prompts(selected(prompts.keys), selected(prompts.values), lengths)

@@ -32,7 +32,12 @@ SOURCES = (
 )
 
 
-def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> Rope | None:
+CPU = torch.device("cpu")
+
+
+def recall(
+    file: Path | None, model: Path, dtype: torch.dtype, kernels: str, device: torch.device = CPU
+) -> Rope | None:
     """The rotary positions stored with an earlier comparison of our forward with transformers' on
     this model, if the logits agreed; None if no such comparison is stored.
 
@@ -41,10 +46,11 @@ def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> 
         model: the model's folder.
         dtype: the number format of the weights.
         kernels: the name of the set of functions between the matrix products (fused_ops.py).
+        device: where our forward ran; its results hold for GPUs of one model.
     """
     if file is None:
         return None
-    stored: Any = read_object(file).get(_key(model, dtype, kernels))
+    stored: Any = read_object(file).get(_key(model, dtype, kernels, device))
     try:
         return Rope(tuple(map(float, stored["inverse_frequencies"])), float(stored["scale"]))
     # TypeError: no entry, so not compared yet. The others: an entry that `remember` did not write.
@@ -59,9 +65,10 @@ def remember(
     kernels: str,
     rope: Rope,
     difference: float,
+    device: torch.device = CPU,
 ) -> None:
     """Store that our logits agree with transformers' on this model, for `recall`, which describes
-    the first four arguments. Nothing is stored if `file` is None or cannot be written.
+    the first four arguments and `device`. Nothing is stored if `file` is None or cannot be written.
 
     Args:
         rope: the rotary positions that transformers computed.
@@ -77,15 +84,17 @@ def remember(
     # If the file cannot be written, the next load compares again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, read_object(file) | {_key(model, dtype, kernels): entry})
+        write_json(file, read_object(file) | {_key(model, dtype, kernels, device): entry})
 
 
-def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
+def _key(model: Path, dtype: torch.dtype, kernels: str, device: torch.device) -> str:
     """The key of a comparison in the file: a hash of everything that could change its result, that
     is the model's files, the libraries, the number format, the functions and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     file_facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
+    if device.type != "cpu":  # its own kernels compute other numbers
+        libraries.append(torch.cuda.get_device_name(device))
     folder = str(model.resolve())
     facts = repr((folder, file_facts, libraries, str(dtype), kernels, _source_hash()))
     return hashlib.sha256(facts.encode()).hexdigest()

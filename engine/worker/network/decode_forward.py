@@ -52,7 +52,7 @@ class _StoringAttention:
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         """See `Attend`. Also writes the tokens' keys and values into `prompts`, whose tensors are
         [layers, prompts, kv_heads, longest, dim]."""
-        kv_heads = self.prompts.keys.shape[2]
+        kv_heads = self.prompts.keys[0].shape[1]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
         # Token t goes to [numbers[t], :, positions[t]] of the layer: all its heads at once.
         self.prompts.keys[layer][self.numbers, :, self.positions] = k
@@ -76,7 +76,7 @@ class Forward:
         self.length = length
         self.shape = decoder.shape
         pack = decoder.packs_weights
-        self.head = decoder.output_layer(vocab).logits
+        self.head = decoder.output_layer(vocab)
         self.layers = [
             (layer, _Products.of(weights.of(number), pack=pack))
             for number, layer in enumerate(decoder.layers)
@@ -101,9 +101,15 @@ class Forward:
     def _memory_for_prompts(self, lengths: list[int]) -> Prompts:
         """Memory, filled with zeros, for the keys and values of prompts of these lengths."""
         shape, decoder = self.shape, self.decoder
-        size = (shape.layers, len(lengths), shape.kv, max(lengths), shape.head_dim)
-        keys = torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
-        return Prompts(keys, torch.zeros_like(keys), lengths)
+        size = (len(lengths), shape.kv, max(lengths), shape.head_dim)
+
+        def memory() -> list[torch.Tensor]:
+            return [
+                torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
+                for _ in range(shape.layers)
+            ]
+
+        return Prompts(memory(), memory(), lengths)
 
     def _read_chunk(
         self, prompts: Sequence[Sequence[int]], chunk: Sequence[int], into: Prompts
@@ -140,7 +146,7 @@ class Forward:
         return self.logits(self._hidden(ids, positions, attend, needed=None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden).float()
+        return self.head.float_logits(hidden)
 
     def _hidden(
         self,

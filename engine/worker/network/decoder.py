@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine.core.hardware import detect
-from engine.cost.flops import HEAD_BYTES
+from engine.sizing.layers import HEAD_BYTES
 from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Slot
 from engine.worker.network.shape import Multipliers, Shape, is_rotated
 from engine.worker.network.weights import Layer, Linear, Take, layer_from, opened, required
@@ -281,9 +281,9 @@ class Decoder:
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        # The labels are the ids of the trained tokens. `predicting` are the packed tokens that
-        # predict them, each once; label i is predicted by token predicting[row_of_label[i]].
-        predicting, row_of_label = batch.source.unique(return_inverse=True)
+        # The labels are the ids of the trained tokens; label i is predicted by the packed token
+        # predicting[row_of_label[i]].
+        predicting, row_of_label = batch.predicting, batch.predicting_of_label
         # On a CPU a few other tokens follow, so that matrix products come in few sizes.
         computed = rounded_up(predicting, len(batch.ids), self.grain)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
@@ -325,6 +325,8 @@ class Decoder:
             source=no_tokens,
             labels=no_tokens,
             row=no_tokens,
+            predicting=no_tokens,
+            predicting_of_label=no_tokens,
         )
         return (self.hidden(batch, weights) @ self.head.t()).float()
 

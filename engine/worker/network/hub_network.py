@@ -142,6 +142,7 @@ class HubNetwork:
         disable_dropout(model)
         self._head = self._plain_head()
         self._sampling_checked = False
+        self._recomputes = False  # activations, in the backward pass
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
 
@@ -248,9 +249,14 @@ class HubNetwork:
 
     def _enable_checkpointing(self) -> None:
         """From now on activations are recomputed in the backward pass."""
-        if not getattr(self.model, "is_activation_checkpointing", False):
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
-            self.model.enable_input_require_grads()
+        if self._recomputes:
+            return
+        # Up to transformers 5.22 it has the second name alone, from 6 on the first alone.
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        enable = next(getattr(self.model, name) for name in names if hasattr(self.model, name))
+        enable({"use_reentrant": False})
+        self.model.enable_input_require_grads()
+        self._recomputes = True
 
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:

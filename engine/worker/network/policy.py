@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.core.files import read_object
+from engine.core.hardware import driver
 from engine.models import hub
 from engine.records.settings import CommonSettings
 from engine.worker.core import pulse, switched_off
@@ -27,6 +28,7 @@ from engine.worker.network.network import DecoderNetwork, Micro, Network
 from engine.worker.network.shape import sizes, unsupported
 from engine.worker.ops import fused_ops
 from engine.worker.ops.fused_ops import TORCH, Choice
+from engine.worker.ops.packing import pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,14 +61,27 @@ class Base:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for `name`, which is `cpu` or `cuda:N`. It is also the CPU if torch sees no
-    GPU.
+    """The torch device for `name`, which is `cpu` or `cuda:N`.
 
     A run is given one device when it starts, and its process sees only that GPU; so N, its number
     in the machine, does not matter.
+
+    Raises:
+        WorkerFailure: kind infra, when the name is that of a GPU and torch sees none. A CPU would
+            take days for what was planned in hours.
     """
-    use_gpu = name.startswith("cuda") and torch.cuda.is_available()
-    return torch.device("cuda" if use_gpu else "cpu")
+    if not name.startswith("cuda"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
+        raise WorkerFailure(
+            "infra",
+            f"torch cannot use {name}, the GPU of this run.",
+            evidence=f"torch {torch.__version__} is built for {built_for}; here is {driver()}",
+            hint="Install a driver that serves this CUDA (580 or newer for CUDA 13), or a torch "
+            "built for the CUDA of the driver, by `honesmith setup --again`; then resume the run.",
+        )
+    return torch.device("cuda")
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -147,7 +162,7 @@ def _load_decoder_network(
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     # The rotary positions that an earlier comparison stored, if the logits agreed. With them the
     # files are read directly: transformers' model classes take over 100 MB and a second to import.
-    known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
+    known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name, device)
     if known_rope is not None:
         # KeyError: weights under names that only transformers can map. The model is then loaded
         # through transformers below, and compared again.
@@ -157,7 +172,8 @@ def _load_decoder_network(
     decoder, used_choice, difference = _compared_decoder(path, vocab, device, precision, choice)
     if difference <= TOLERANCE[decoder.dtype]:
         kernels = used_choice.functions.name
-        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
+        rope = decoder.rotary
+        comparisons.remember(comparisons_file, path, dtype, kernels, rope, difference, device)
         return DecoderNetwork(decoder, vocab, used_choice), ""
     return None, f"logits differ from transformers' by {difference:.1e}"
 
@@ -317,9 +333,29 @@ def _choice_and_difference(
 
 def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
     """How far our logits for the ids `probe` are from the expected ones, relative to those: the
-    norm of the difference over the norm."""
+    norm of the difference over the norm. Or how far our log-probabilities are where rows share a
+    prompt, the path that GRPO trains through, if that is more."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
-    return float((ours - expected).norm() / expected.norm())
+    of_logits = float((ours - expected).norm() / expected.norm())
+    return max(of_logits, _shared_difference(decoder, probe, expected))
+
+
+@torch.no_grad()
+def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
+    """How far our log-probabilities of the second half of `probe` are from those of the expected
+    logits, relative to them, where two rows share the first half as their prompt."""
+    half = len(probe) // 2
+    ids = list(probe)
+    whole = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
+    shorter = Row(ids[:-2], whole.loss_mask[:-2], prefix_len=half)
+    batch = pack([whole, shorter], decoder.grain).to(decoder.device)
+    ours, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
+    # The logits at a token predict the next one.
+    known = expected[half - 1 : -1].log_softmax(-1)
+    labels = torch.tensor(ids[half:], device=known.device)
+    of_whole = known.gather(1, labels[:, None])[:, 0]
+    wanted = torch.cat([of_whole, of_whole[:-2]])
+    return float((ours - wanted).norm() / wanted.norm())
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -7,8 +7,9 @@ padding on the right is never seen. On a GPU one variable-length kernel takes al
 # once_differentiable hides the parameters of a backward from the type checker.
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from inspect import signature
 from itertools import chain, islice
 from typing import Any
 
@@ -31,13 +32,27 @@ from engine.worker.ops.packing import (
 )
 
 
-def varlen_attn(*arguments: Any, **options: Any) -> Any:
+def varlen_attn(*arguments: Any, grouped: bool, **options: Any) -> Any:
     """Call torch.nn.attention.varlen.varlen_attn with these arguments; it is imported at the first
-    call."""
+    call.
+
+    Args:
+        grouped: whether there are fewer key heads than query heads.
+    """
+    kernel, asks_for_groups = _varlen_kernel()
+    if asks_for_groups:
+        options["enable_gqa"] = grouped
+    return kernel(*arguments, **options)
+
+
+@lru_cache(maxsize=1)
+def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
+    """(torch's variable-length attention, whether it wants to be told of fewer key heads than query
+    heads by `enable_gqa`). That of torch 2.11 takes them without being told."""
     # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 
-    return kernel(*arguments, **options)
+    return kernel, "enable_gqa" in signature(kernel).parameters
 
 
 VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # those that the variable-length kernel takes
@@ -65,15 +80,15 @@ class Attention:
             heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
                 arXiv 2305.13245).
             dtype: of queries, keys and values.
-            varlen: whether to use the variable-length kernel. None, the default: on a GPU, in the
-                two number formats the kernel takes.
+            varlen: whether to use the variable-length kernel. None, the default: not on a CPU, and
+                in the two number formats the kernel takes.
         """
         self.heads, self.kv_heads = heads, kv_heads
         self.grouped = heads != kv_heads
         self.device = device
         if varlen is None:
             on = not switched_off.is_off("varlen_attention")
-            varlen = on and device.type == "cuda" and dtype in VARLEN_DTYPES
+            varlen = on and device.type != "cpu" and dtype in VARLEN_DTYPES
         self.varlen_plan = None
         self.by_blocks = not varlen and _fits_blocks(layout, device, dtype)
         if varlen:
@@ -110,7 +125,7 @@ class Attention:
             plan.longest_query,
             plan.longest_key,
             window_size=(-1, 0),  # causal, aligned at the end: a suffix sees its whole prefix
-            enable_gqa=self.grouped,
+            grouped=self.grouped,
         )
         assert isinstance(out, torch.Tensor)
         return out.reshape(out.shape[0], -1)

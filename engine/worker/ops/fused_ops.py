@@ -203,8 +203,8 @@ def _gate_gradient(
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
     """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n]
     for all rows, or [heads, n] for x [N, heads, n]."""
-    if x.is_cuda and weight.dim() == 1:  # one kernel, for one weight in all rows
-        return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
+    # Rounded where training rounds (norms.py). F.rms_norm is one kernel, but rounds once only, and
+    # what is sampled would be trained as slightly off policy.
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     # 1 / sqrt(eps + mean of the squares)
     inverse = torch.addcmul(eps.tensor, size, size, value=1 / x.shape[-1]).rsqrt_()

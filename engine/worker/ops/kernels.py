@@ -437,7 +437,7 @@ class TokenLogprobs(torch.autograd.Function):
         for start in range(0, count, chunk_rows):
             chunk = slice(start, start + chunk_rows)
             values[chunk] = _chunk_logprobs(
-                head.logits(hidden[chunk]).float(),
+                head.float_logits(hidden[chunk]),
                 head,
                 labels[chunk],
                 inverse_temperature,

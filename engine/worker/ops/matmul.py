@@ -118,6 +118,12 @@ class Fixed:
         return self._operator(x, self.packed, bias, *NO_ACTIVATION)
 
 
+def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T [N, out] in float32 out of operands of 16 bits, on a GPU. The product is summed in
+    float32 there anyway; rounded to bfloat16 first, logits would lose all but three digits."""
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+
 class OutputLayer:
     """The weight of a model's output layer, which never changes, for products from both sides. The
     copies in oneDNN's layout are made when they are first needed.
@@ -136,6 +142,12 @@ class OutputLayer:
     def logits(self) -> Fixed:
         """The product x W^T, [N, vocab] for x [N, hidden]."""
         return Fixed(self.weight, pack=self.pack)
+
+    def float_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x W^T, [N, vocab] float32 for x [N, hidden]."""
+        if x.is_cuda and x.dtype != torch.float32 and not switched_off.is_off("float32_head"):
+            return float32_product(x, self.weight)
+        return self.logits(x).float()
 
     @cached_property
     def mean_rows(self) -> Fixed:

@@ -117,6 +117,10 @@ class Layout:
     owners: tuple[int, ...]
 
 
+# The tensors of a `Packed`, by name.
+_TENSORS = ("ids", "positions", "source", "labels", "row", "predicting", "predicting_of_label")
+
+
 @dataclass(frozen=True)
 class Packed:
     """A packed microbatch of N tokens, of which T are trained.
@@ -127,6 +131,8 @@ class Packed:
         source: [T] int64, the packed token that predicts each trained token.
         labels: [T] int64, the ids of the trained tokens, row by row in the order of the rows given.
         row: [T] int64, the row that each trained token belongs to.
+        predicting: [P] int64, the packed tokens in `source`, each once and in ascending order.
+        predicting_of_label: [T] int64, the number of each trained token's own among `predicting`.
     """
 
     ids: torch.Tensor
@@ -135,14 +141,13 @@ class Packed:
     source: torch.Tensor
     labels: torch.Tensor
     row: torch.Tensor
+    predicting: torch.Tensor
+    predicting_of_label: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
         """The same microbatch with its tensors on the device. On a GPU the copies may still be
         under way; what is computed with them waits for them."""
-        moved = {
-            name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("ids", "positions", "source", "labels", "row")
-        }
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
         return replace(self, **moved)
 
 
@@ -162,14 +167,19 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     prefixes = _filled_prefixes(rows, grain)
     order = _PackedOrder.of(rows, prefixes)
     ids, positions = _packed_ids_with_positions(rows, prefixes, order)
-    source, labels, row_numbers = _trained_tokens(rows, order)
+    sources, labels, row_numbers = _trained_tokens(rows, order)
+    source = torch.cat(sources)
+    # Found here, on the CPU: on a GPU it would make the host wait for the device.
+    predicting, predicting_of_label = source.unique(return_inverse=True)
     return Packed(
         ids=torch.cat(ids),
         positions=torch.cat(positions),
         layout=order.layout,
-        source=torch.cat(source),
+        source=source,
         labels=torch.cat(labels),
         row=torch.cat(row_numbers),
+        predicting=predicting,
+        predicting_of_label=predicting_of_label,
     )
 
 

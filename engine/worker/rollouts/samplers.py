@@ -9,24 +9,25 @@ from engine.install import vllm_env
 from engine.processes.vllm_process import Plan, VllmProcess, rank_limit
 from engine.records.run_config import RunConfig
 from engine.records.settings import RolloutSettings
+from engine.sizing import plan as sizing
+from engine.sizing import servers
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.rollouts.vllm_sampler import VllmSampler
 
-# The share of a GPU's free memory that a server gets beside the trainer on the same GPU. It sleeps
-# during updates, which need more.
-FREE_MEMORY_SHARE = 0.6
 CPU_CACHE_BYTES = 2**30  # for keys and values on a CPU
 LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 
 
-def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sampler:
+def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job) -> Sampler:
     """The sampler that the setting `sampler` names, `vllm` or our own; runs without that setting
     always use our own. A vLLM server is started here, but waited for only when it is first used.
+    On a GPU without room for one our own is used, and the event `sampler` says why.
 
     Args:
         needs: what every sampler has to know: ids that end a completion, and the like.
+        size: what of the run has to fit into the device.
 
     Raises:
         UserError: NO_VLLM, when vLLM is asked for and not set up.
@@ -34,15 +35,22 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sample
     settings = job.config.settings
     if not isinstance(settings, RolloutSettings) or settings.sampler != "vllm":
         return base.network.sampler(needs)
-    return start_vllm(job, base, settings, needs)
+    if size.kind == "cuda" and size.server.why_not:
+        job.event("sampler", f"our own sampler is used: {size.server.why_not}", sampler="torch")
+        return base.network.sampler(needs)
+    return start_vllm(job, base, settings, needs, size)
 
 
 def start_vllm(
-    job: Job[RunConfig], base: Base, settings: RolloutSettings, needs: SamplerNeeds
+    job: Job[RunConfig],
+    base: Base,
+    settings: RolloutSettings,
+    needs: SamplerNeeds,
+    size: sizing.Job,
 ) -> VllmSampler:
     """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
     with a sampler that waits for the server at its first use; a cancelled run ends that wait."""
-    server = VllmProcess(run_plan(job, base, settings, needs), job.run.vllm_log)
+    server = VllmProcess(run_plan(job, base, settings, needs, size), job.run.vllm_log)
     return VllmSampler(
         server,
         folder=job.run.sampled_adapters,
@@ -54,7 +62,11 @@ def start_vllm(
 
 
 def run_plan(
-    job: Job[RunConfig], base: Base, settings: RolloutSettings, needs: SamplerNeeds
+    job: Job[RunConfig],
+    base: Base,
+    settings: RolloutSettings,
+    needs: SamplerNeeds,
+    size: sizing.Job,
 ) -> Plan:
     """The settings with which a run's vLLM server is started.
 
@@ -66,7 +78,7 @@ def run_plan(
     """
     on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
-    memory = _free_memory_share(base.network.device) if on_gpu else float(CPU_CACHE_BYTES)
+    memory = _memory_share(size, base.network.device) if on_gpu else float(CPU_CACHE_BYTES)
     # Held-out prompts may be longer than those trained on, within the model's context.
     max_length = max(2 * settings.max_length, LEAST_CONTEXT)
     return Plan(
@@ -83,10 +95,12 @@ def run_plan(
     )
 
 
-def _free_memory_share(device: torch.device) -> float:
-    """The share of a GPU's memory that vLLM may take: FREE_MEMORY_SHARE of what is free now."""
+def _memory_share(size: sizing.Job, device: torch.device) -> float:
+    """The share of a GPU's memory that vLLM may take: what was planned for it, but no more than is
+    free now without what training is given back."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return FREE_MEMORY_SHARE * free_bytes / total_bytes
+    granted = min(size.server.bytes, free_bytes - servers.TRAINER_RESERVE)
+    return granted / total_bytes
 
 
 def cpu_threads() -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.processes.vllm_process import BASE, ServerDied, VllmProcess
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.runtime import release_memory
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, save_adapter
 from engine.worker.network.sampler import SamplingParams
@@ -234,6 +235,7 @@ class VllmSampler:
         except ServerDied as error:
             raise server_failure(str(error), self.process) from error
         if self._asleep:
+            release_memory()  # what training freed and torch still holds is what the server lacks
             with _ServerErrors("wake up", self.process):
                 self.client.wake()
             self._asleep = False

@@ -464,6 +464,7 @@ def _vllm_plan(folder: DeployDir, config: Json, device: str) -> Plan:
         device,
         rank=int(config.get("lora_rank") or 0),
         share=float(config.get("memory_share") or 0.5),
+        length=int(config.get("served_length") or 0),
     )
 
 

@@ -262,7 +262,9 @@ def _model_without_weights(folder: Path) -> PreTrainedModel:
     return model
 
 
-def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: float) -> Plan:
+def serving_plan(
+    python: Path, model: Path, device: str, *, rank: int, share: float, length: int
+) -> Plan:
     """The settings with which a deployment's vLLM server is started.
 
     Args:
@@ -270,12 +272,13 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         model: the base model's folder.
         device: the one that is reserved for this process, `cpu` or `cuda:N`.
         rank: of the adapter that the server is started for; 0 if it is started without one.
-        share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
+        share: how much of a GPU's memory it may take, limited to 0.05 to 0.9.
+        length: tokens of prompt and answer together, at most; 0 for the model's whole context.
     """
     on_gpu = device.startswith("cuda")
-    gpu_share = min(0.9, max(0.1, share))
+    gpu_share = min(0.9, max(0.05, share))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-    # 4096 if the model's config does not say how long its context is.
+    # The context is 4096 if the model's config does not say how long its context is.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
     return Plan(
         python=python,
@@ -283,7 +286,7 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         device="cuda" if on_gpu else "cpu",
         dtype="bfloat16" if on_gpu else "float32",
         # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
-        max_length=context if on_gpu else min(context, 4096),
+        max_length=min(context, length or context) if on_gpu else min(context, 4096),
         rows=256 if on_gpu else 64,  # answers at once
         lora_rank=max(LEAST_RANK, rank),
         adapters=4,  # in use at once

@@ -19,6 +19,7 @@ from engine.core.files import read_lines
 from engine.cost import flops
 from engine.home.run_dir import RunDir
 from engine.models.model_files import read_facts
+from engine.sizing.layers import OVERHEAD
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
@@ -26,6 +27,8 @@ from engine.worker.ops import matmul
 from envs.json_types import JsonObject
 
 PROBE_S = 0.05  # how long matrix products are measured
+# Of a process on a GPU beside what torch reserves, as estimates count it.
+CONTEXT_BYTES = int(OVERHEAD["cuda"][0])
 SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
 
 
@@ -128,10 +131,10 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once since the start: on a GPU what torch had allocated there, on a
-    CPU the memory of this process."""
+    """The most bytes held at once since the start: on a GPU what torch had reserved there and the
+    context of this process, on a CPU the memory of this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
     status = Path("/proc/self/status")  # on Linux
     if status.exists():  # preferred: getrusage would count what the parent held before the fork
         for line in status.read_text().splitlines():

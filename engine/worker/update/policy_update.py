@@ -105,7 +105,13 @@ class PolicyPass:
             self.microbatches = self._split(token_limit, earlier=[])
         elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
             self.microbatches = self._split(token_limit, earlier=self.microbatches)
-        return [self._backward(microbatch) for microbatch in self.microbatches]
+        counted = [self._backward(microbatch) for microbatch in self.microbatches]
+        # Asked for once: on a GPU each question makes the host wait for it.
+        sums = torch.stack([sums for sums, _, _ in counted]).tolist()
+        return [
+            self._pass_sums(values, tokens, missing)
+            for values, (_, tokens, missing) in zip(sums, counted, strict=True)
+        ]
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every trajectory already goes alone, so that a smaller limit
@@ -153,21 +159,30 @@ class PolicyPass:
             lengths=torch.tensor(lengths, device=device),
         )
 
-    def _backward(self, micro: Microbatch) -> PassSums:
-        """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums."""
+    def _backward(self, micro: Microbatch) -> tuple[torch.Tensor, int, int]:
+        """Run one microbatch forward and backward, which adds to the gradients. Returns (its sums
+        [6] float64, as `_pass_sums` reads them; its trained tokens; how many of them came without
+        log-probability)."""
         tokens, entropy, missing = self._forward(micro)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
         gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
+        clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
+        sums = [loss.detach(), entropy.sum(), kl, clipped, gap.sum(), gap.max()]
+        as_double = [torch.as_tensor(each, device=gap.device).detach().double() for each in sums]
+        return torch.stack(as_double), tokens.policy.numel(), missing
+
+    def _pass_sums(self, values: Sequence[float], tokens: int, missing: int) -> PassSums:
+        """The sums of a microbatch from the six that `_backward` counted."""
+        loss, entropy, kl, clipped, gap_sum, gap_max = values
         return PassSums(
-            loss=loss.item(),
-            tokens=tokens.policy.numel(),
-            entropy=float(entropy.sum()),
-            kl=float(kl),
-            clipped=float(losses.clipped_tokens(self.settings.loss, tokens, self.clip)),
-            gap_sum=float(gap.sum()) if self.is_first_pass else 0.0,
-            gap_max=float(gap.max()) if self.is_first_pass else 0.0,
+            loss=loss,
+            tokens=tokens,
+            entropy=entropy,
+            kl=kl,
+            clipped=clipped,
+            gap_sum=gap_sum if self.is_first_pass else 0.0,
+            gap_max=gap_max if self.is_first_pass else 0.0,
             missing=missing,
             is_first_pass=self.is_first_pass,
         )

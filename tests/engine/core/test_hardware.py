@@ -31,6 +31,12 @@ class FakeNvml:
             raise self.NVMLError("driver is gone")
         return len(self.memories)
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.86.10"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 12080
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
@@ -93,6 +99,15 @@ def test_only_gpus_this_process_may_see_are_devices(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert hardware.devices() == ids
+
+
+def test_the_driver_is_named_with_the_cuda_that_it_serves(
+    gpus: FakeNvml, monkeypatch: pytest.MonkeyPatch
+):
+    assert hardware.driver() == "driver 570.86.10, CUDA 12.8"
+    assert gpus.open == 0
+    no_gpu(monkeypatch)
+    assert hardware.driver() == "no NVIDIA driver"
 
 
 def test_a_driver_that_fails_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch):

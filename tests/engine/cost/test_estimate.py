@@ -580,7 +580,7 @@ def test_a_batch_is_split_as_the_worker_splits_it():
     plan = flops.Plan(resolved.settings, SMALL, ENV, CPU.device)
     layer = 18 * SMALL.hidden + 5 * SMALL.intermediate
     per_token = 4 * (SMALL.layers * layer + 4 * SMALL.hidden) + 12 * SMALL.vocab
-    assert flops.microbatch_tokens(plan) == min(1024, 0.25 * 16 * GB / per_token)
+    assert plan.job.microbatch_tokens == min(1024, 0.25 * 16 * GB / per_token)
 
 
 @pytest.mark.parametrize(

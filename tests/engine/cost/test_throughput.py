@@ -109,3 +109,34 @@ def test_without_an_interpreter_there_is_nothing_to_measure(
 
     monkeypatch.setattr(launcher, "worker_python", none)
     assert not throughput.ensure(home, MACHINE, 4)
+
+
+def test_a_gpu_is_measured_itself_and_its_measurement_counts_for_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The probe is told the GPU, sees it alone, and no later estimate starts another one."""
+    gpu = Device("cuda:1", "NVIDIA H200", "cuda", 140 * GB, 140 * GB, visible="GPU-2", bf16=True)
+    machine = Hardware((gpu,), 16, GB, GB, GB)
+    of_gpu = json.dumps(PROBED | {"device": "cuda", "name": "NVIDIA H200"})
+    told = f"echo $HONESMITH_DEVICE $CUDA_VISIBLE_DEVICES > {tmp_path}/told"
+    fake_python(tmp_path, monkeypatch, f"{told}\necho '{of_gpu}' > \"$4\"")
+    assert throughput.ensure(home, machine, 4) and throughput.ensure(home, machine, 4)
+    assert (tmp_path / "told").read_text().split() == ["cuda:1", "GPU-2"]
+    assert (tmp_path / "started").read_text().count("once") == 1
+    assert throughput.load(home, gpu, 16, "bfloat16").train_flops_per_s == 7e10
+    other = Device("cuda:0", "NVIDIA L4", "cuda", 24 * GB, 24 * GB)
+    assert not throughput.is_measured(home, other)  # a GPU of another model is as the table says
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("NVIDIA B300", "B300"),
+        ("NVIDIA H20", "H20"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2", "V100"),
+    ],
+)
+def test_every_usual_gpu_is_in_the_table(name: str, like: str):
+    gpu, unknown = (Device("cuda:0", each, "cuda", GB, GB) for each in (name, "Some Card"))
+    assert throughput.table(gpu, 4, "bfloat16") != throughput.table(unknown, 4, "bfloat16")

@@ -9,6 +9,8 @@ from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
+from engine.core.hardware import Device, Hardware
+from engine.home.rows import NewRun
 from engine.home.store import Store
 from engine.processes import launcher
 from tests.helpers.env_versions import write_version
@@ -194,3 +196,56 @@ def test_without_torch_the_home_s_own_interpreter_is_used(home, monkeypatch):
     home.train_python.parent.mkdir(parents=True)
     home.train_python.touch()
     assert launcher.worker_python(home) == str(home.train_python)
+
+
+GIB = 1 << 30
+
+
+def machine_of(*sizes: tuple[int, int]) -> Hardware:
+    """GPUs of (memory, free memory) in GiB."""
+    gpus = tuple(
+        Device(f"cuda:{i}", "GPU", "cuda", total * GIB, free * GIB)
+        for i, (total, free) in enumerate(sizes)
+    )
+    return Hardware(gpus, 16, 64 * GIB, 64 * GIB, 99 * GIB)
+
+
+def needing(home, gib: int):
+    """A run that needs so much memory at least."""
+    config = train_config("sft")
+    config["estimate"]["least_memory"] = gib * GIB
+    run = home.run("needy")
+    run.create()
+    write_json(run.config, config)
+    return run
+
+
+def test_a_run_gets_the_gpu_with_most_memory_free_and_not_the_first(home):
+    run = needing(home, 30)
+    unequal = machine_of((24, 23), (80, 79))
+    assert launcher.device_for(run, unequal, ["cuda:0", "cuda:1"]) == "cuda:1"
+    taken = machine_of((80, 10), (80, 60))  # other people hold most of the first
+    assert launcher.device_for(run, taken, ["cuda:0", "cuda:1"]) == "cuda:1"
+
+
+def test_a_run_waits_for_memory_that_others_hold_and_says_so(home, monkeypatch):
+    run = needing(home, 30)
+    full = machine_of((80, 10))
+    assert launcher.device_for(run, full, ["cuda:0"]) == ""
+    monkeypatch.setattr("engine.core.hardware.detect", lambda disk=None: full)
+    assert "waits for memory: it needs 32.2 GB" in launcher.awaited_memory(run)
+    assert launcher.device_for(run, machine_of((24, 23)), ["cuda:0"]) == "cuda:0"  # never fits
+    assert launcher.device_for(needing(home, 0), full, ["cuda:0"]) == "cuda:0"  # needs unknown
+
+
+def test_a_run_without_a_device_with_room_stays_queued_and_the_next_is_tried(home):
+    with Store(home) as store:
+        first, second = (
+            store.insert_run(NewRun(name, "train", "sft", "e@1", "pebble"), lambda _: None)
+            for name in ("large", "small")
+        )
+        leased = store.lease_next(
+            ["cuda:0"], choose=lambda row, free: "" if row.run_id == first.run_id else free[0]
+        )
+        assert leased is not None and leased.run_id == second.run_id
+        assert store.get_run(first.run_id).state == "queued"

@@ -270,3 +270,23 @@ def test_rows_together_and_rows_one_by_one_make_the_same_run(home: Home, env_id:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
     assert together[1]["microbatches"] < alone[1]["microbatches"]
+
+
+def test_a_step_asks_for_its_loss_once_however_many_microbatches_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each question would make the host wait for a GPU."""
+    policy, rows = policy_on(own(tiny("qwen3"))), some_rows(3)
+    asked: list[str] = []
+    for name in ("item", "tolist"):
+        plain = getattr(torch.Tensor, name)
+
+        def question(self: torch.Tensor, plain: Any = plain, name: str = name) -> Any:
+            if self.requires_grad or self.dtype == torch.float32:
+                asked.append(name)
+            return plain(self)
+
+        monkeypatch.setattr(torch.Tensor, name, question)
+    loss, microbatches = sft.SupervisedPass(policy, rows, packing=False).run(10**6)
+    assert microbatches == len(rows) and asked == ["tolist"]
+    assert loss == pytest.approx(backward(policy, rows), rel=1e-5)

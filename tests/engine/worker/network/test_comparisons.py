@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.worker.network import comparisons
+from engine.worker.network.decoder import Rope
 from engine.worker.network.policy import load_base
+from engine.worker.ops import attention
+from engine.worker.ops.attention import Attention
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -42,6 +46,35 @@ def test_other_weights_number_formats_and_kernels_are_compared_anew(
     weights = random_model / "model.safetensors"
     os.utime(weights, ns=(1, 1))
     assert comparisons.recall(kept, random_model, torch.float32, "torch") is None
+
+
+def test_a_comparison_holds_for_gpus_of_one_model(
+    random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gpu = tmp_path / "comparisons.json", torch.device("cuda")
+    rope = Rope((1.0, 0.1), 1.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    comparisons.remember(kept, random_model, torch.bfloat16, "torch", rope, 1e-3, gpu)
+    assert comparisons.recall(kept, random_model, torch.bfloat16, "torch", gpu) == rope
+    assert comparisons.recall(kept, random_model, torch.bfloat16, "torch") is None  # on a CPU
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    assert comparisons.recall(kept, random_model, torch.bfloat16, "torch", gpu) is None
+
+
+def test_rows_that_share_a_prompt_are_compared_too(
+    random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward that is right on whole rows alone would train GRPO on wrong numbers."""
+    plain = Attention._attended_suffixes
+
+    def wrong(self: Attention, *given: Any) -> torch.Tensor:
+        return plain(self, *given) * 1.5
+
+    monkeypatch.setattr(attention, "_fits_blocks", lambda *given: False)
+    assert load_base(random_model, CPU, "float32").network.forward == "own"
+    monkeypatch.setattr(Attention, "_attended_suffixes", wrong)
+    base = load_base(random_model, CPU, "float32")
+    assert base.network.forward == "transformers" and "differ" in base.network.why
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', "{"])

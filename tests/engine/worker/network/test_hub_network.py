@@ -72,3 +72,36 @@ def test_logprobs_and_gradients_are_those_of_the_models_own_logits(family: str) 
     torch.testing.assert_close(entropies.double(), torch.stack(spread), rtol=0, atol=2e-5)
     for name, slope in adapter.gradients().items():
         assert (found[name] - slope).norm() <= 1e-4 * slope.norm() + 1e-9, name
+
+
+@pytest.mark.parametrize(
+    "name", ["activation_checkpointing_enable", "gradient_checkpointing_enable"]
+)
+def test_activations_are_recomputed_by_whichever_name_transformers_has(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5.16 to 5.22 have the second alone, 6 will have the first alone."""
+    model = model_of("gpt2")
+    network = HubNetwork(model, VOCAB - 3, "asked for")
+    adapter = network.new_adapter(spec(), 1)
+    enable = model.activation_checkpointing_enable
+    asked: list[object] = []
+
+    class OfOneName:
+        """The model, as a version of transformers that has one of the two."""
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute in {"activation_checkpointing_enable", "gradient_checkpointing_enable"}:
+                if attribute != name:
+                    raise AttributeError(attribute)
+                return lambda options: (asked.append(options), enable(options))
+            return getattr(model, attribute)
+
+    monkeypatch.setattr(network, "model", OfOneName())
+    for _ in range(2):
+        values, _ = network.logprobs(
+            network.collate(ROWS), adapter, checkpointing=True, training=True
+        )
+        values.sum().backward()
+    assert asked == [{"use_reentrant": False}]  # once
+    assert all(each.grad is not None for each in adapter.parameters())

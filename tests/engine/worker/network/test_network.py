@@ -185,7 +185,7 @@ def test_the_variable_length_kernel_and_the_rectangles_agree(
     def varlen(self: Any, *args: Any, **options: Any) -> None:
         plain(self, *args, **options | {"varlen": True})
 
-    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(attention, "_varlen_kernel", lambda: (varlen_attn, True))
     monkeypatch.setattr(attention.Attention, "__init__", varlen)
     other, slopes = weighted(network, adapter, rows)
     assert not torch.equal(other, values), "the kernel was not used"

@@ -14,7 +14,13 @@ from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.hub_network import lora_config
-from engine.worker.network.policy import Base, Policy, load_base, load_transformers
+from engine.worker.network.policy import (
+    Base,
+    Policy,
+    load_base,
+    load_transformers,
+    pick_device,
+)
 from tests.engine.worker.conftest import SETTINGS
 
 PEBBLE = Path(__file__).resolve().parents[4] / "engine" / "pebble"
@@ -177,3 +183,19 @@ def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> 
 
 def settings(**changes: Any) -> dict[str, Any]:
     return grpo_settings(SETTINGS | changes)
+
+
+def test_a_gpu_that_torch_cannot_use_ends_the_run_and_names_driver_and_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(
+        "engine.worker.network.policy.driver", lambda: "driver 570.86.10, CUDA 12.8"
+    )
+    with pytest.raises(WorkerFailure) as caught:
+        pick_device("cuda:0")
+    failure = caught.value
+    assert failure.kind == "infra" and "cuda:0" in failure.message
+    assert "built for CUDA 13.0" in failure.evidence and "570.86.10" in failure.evidence
+    assert pick_device("cpu") == torch.device("cpu")

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from engine.worker.ops import norms
+from engine.worker.ops.compiled import Eps
+from engine.worker.ops.fused_ops import TORCH
 
 EPS = 1e-5
 WEIGHTS = {
@@ -37,3 +39,14 @@ def test_the_result_itself_is_kept_where_it_can_be_divided_again() -> None:
     assert saved[0].data_ptr() == y.data_ptr()
     y, saved = norms.norm(x, torch.tensor(WEIGHTS["one is zero"]), EPS)
     assert saved[0].data_ptr() != y.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_sampled_is_rounded_as_what_is_trained(dtype: torch.dtype) -> None:
+    """In 16 bits the norm of the sampler and that of training agree to the last bit."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 256, generator=generator).to(dtype)
+    weight = torch.rand(256, generator=generator).to(dtype) + 0.5
+    trained, _ = norms.norm(x, weight, 1e-6)
+    sampled = TORCH.plain_norm(x, weight, Eps(1e-6, torch.tensor([1e-6])))
+    assert torch.equal(trained, sampled)

@@ -48,7 +48,7 @@ def seen_by(batch: Packed, plan: str, patch: pytest.MonkeyPatch) -> list[list[in
     qkv = torch.zeros(count, 3, dim)
     qkv[torch.arange(count), 2, torch.arange(count)] = 1
     if plan == "varlen":
-        patch.setattr(attention, "varlen_attn", varlen_attn)
+        patch.setattr(attention, "_varlen_kernel", lambda: (varlen_attn, True))
     if plan == "rectangles":
         patch.setattr(causal, "LONGEST", 0)
     attend = Attention(batch.layout, 1, 1, CPU, torch.float32, varlen=plan == "varlen")

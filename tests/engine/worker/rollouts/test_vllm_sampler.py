@@ -258,3 +258,17 @@ def test_nothing_is_left_when_it_is_closed(make, tmp_path):
     sampler.close()
     assert not folder.exists() and not (tmp_path / "adapters").exists()
     assert not sampler.process.is_alive
+
+
+def test_what_torch_holds_of_a_gpu_is_given_back_before_the_server_wakes_up(
+    make: Callable[..., VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = make(device="cuda", memory=0.5, sleeps=True)
+    order: list[str] = []
+    monkeypatch.setattr(vllm_sampler, "release_memory", lambda: order.append("released"))
+    monkeypatch.setattr(sampler.client, "wake", lambda: order.append("woken"))
+    sampler.release_memory()
+    sampler.load(None)
+    assert order == ["released", "woken"]
+    sampler.load(None)
+    assert len(order) == 2  # it is awake

@@ -144,8 +144,8 @@ def test_a_server_that_does_not_start_fails_in_its_words(tmp_path):
 
 
 def test_a_deployment_has_room_for_several_adapters_of_common_ranks():
-    small = serving_plan(Path("/v"), PEBBLE, "cpu", rank=0, share=0.4)
+    small = serving_plan(Path("/v"), PEBBLE, "cpu", rank=0, share=0.4, length=0)
     assert (small.lora_rank, small.adapters, small.dtype) == (64, 4, "float32")
     assert small.max_length == 1024  # pebble's context
-    gpu = serving_plan(Path("/v"), PEBBLE, "cuda:0", rank=200, share=0.4)
+    gpu = serving_plan(Path("/v"), PEBBLE, "cuda:0", rank=200, share=0.4, length=64)
     assert (gpu.device, gpu.dtype, gpu.lora_rank, gpu.memory) == ("cuda", "bfloat16", 200, 0.4)

@@ -1,0 +1,216 @@
+"""What of LoRA training fits on which GPU and how it would run there: the page docs/gpus.md.
+
+For every model, GPU and task the settings are resolved as for a user who leaves everything about
+the machine out. Where such a run is refused, recomputation, weights of 4 bits, and both are tried,
+in this order. Everything comes from the estimate of the run; nothing was measured on these GPUs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core.hardware import Device, Hardware
+from engine.cost import lowering
+from engine.cost import memory as footprint
+from engine.cost.flops import Plan
+from engine.environments.env_facts import EnvFacts, RowLengths
+from engine.models.model_files import ModelFacts
+from engine.records.estimate import PeakMemory
+from engine.settings import resolution
+
+_GB = 1 << 30
+
+
+def _dense(
+    hidden: int, layers: int, heads: int, intermediate: int, vocab: int, context: int, *, tied: bool
+) -> ModelFacts:
+    """A dense decoder of these sizes with 8 key heads of 128 numbers, stored in bfloat16."""
+    attention = 2 * hidden * 128 * (heads + 8)
+    params = layers * (attention + 3 * hidden * intermediate) + vocab * hidden * (1 if tied else 2)
+    return ModelFacts(
+        architecture="Qwen3ForCausalLM",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=intermediate,
+        vocab=vocab,
+        tied=tied,
+        params=params,
+        max_positions=context,
+        dtype="bfloat16",
+        weight_bytes=2 * params,
+    )
+
+
+MODELS = {
+    "Qwen3-0.6B": _dense(1024, 28, 16, 3072, 151936, 40960, tied=True),
+    "Qwen3-1.7B": _dense(2048, 28, 16, 6144, 151936, 40960, tied=True),
+    "Qwen3-4B": _dense(2560, 36, 32, 9728, 151936, 40960, tied=True),
+    "Qwen3-8B": _dense(4096, 36, 32, 12288, 151936, 40960, tied=False),
+    "Qwen3-14B": _dense(5120, 40, 40, 17408, 151936, 40960, tied=False),
+    "Qwen3-32B": _dense(5120, 64, 64, 25600, 151936, 40960, tied=False),
+    "Llama-3.3-70B": _dense(8192, 80, 64, 28672, 128256, 131072, tied=False),
+}
+# Name and memory in GiB, as the driver gives it; the machine has half as much again, at least 32.
+GPUS = {
+    "RTX 3060": 12,
+    "RTX 4080": 16,
+    "RTX 4090": 24,
+    "RTX 5090": 32,
+    "A100 40 GB": 40,
+    "L40S": 48,
+    "H100": 80,
+    "RTX PRO 6000": 96,
+    "H200": 140,
+    "B200": 180,
+    "any of this size": 192,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run on rows of one length.
+
+    Attributes:
+        algorithm, given: what the user asks for.
+        prompt, answer: tokens of every row.
+    """
+
+    algorithm: str
+    given: Mapping[str, Any]
+    prompt: int
+    answer: int
+
+    @property
+    def env(self) -> EnvFacts:
+        """An environment with 2,000 such rows, 400 of them held out."""
+        total = self.prompt + self.answer
+        row = RowLengths(self.prompt, total, ((self.prompt, total),))
+        return EnvFacts("rows@0123456789ab", "single", True, 2000, 400, 2000, (row,))
+
+
+TASKS = {
+    "SFT, rows of 2,048": Task("sft", {"max_length": 2048, "batch_size": 16}, 1024, 1024),
+    "GRPO, 16 x 8, 512 + 512": Task(
+        "grpo", {"prompts_per_step": 16, "group_size": 8, "max_tokens": 512}, 512, 512
+    ),
+    "GRPO, 64 x 8, 512 + 1,024": Task(
+        "grpo", {"prompts_per_step": 64, "group_size": 8, "max_tokens": 1024}, 512, 1024
+    ),
+}
+# What is changed, one after the other, until a run is admitted.
+_RECOMPUTED = {"gradient_checkpointing": True}
+_FOUR_BITS = {"quantization": "nf4", "gradient_checkpointing": False}
+CHANGES: tuple[dict[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How a task would run: its plan, the memory of that, and the least memory it could take."""
+
+    plan: Plan
+    memory: PeakMemory
+    least: PeakMemory
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether a submit takes it, as far as memory goes."""
+        device = self.plan.device
+        return lowering.fit_of(self.least.total, device.memory_total) != "too_big"
+
+
+def machine(memory_gib: int) -> Hardware:
+    """A machine with one GPU of that much memory."""
+    memory = memory_gib * _GB
+    device = Device("cuda:0", "GPU", "cuda", memory, memory, visible="GPU-1", bf16=True)
+    ram = max(32 * _GB, memory * 3 // 2)
+    return Hardware((device,), 16, ram, ram, 4000 * _GB)
+
+
+def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
+    """How a task would run with the settings of `change`, on a machine where vLLM is set up."""
+    resolved = resolution.resolve(
+        task.algorithm,
+        {**task.given, **change},
+        model=model,
+        env=task.env,
+        hardware=hardware,
+        vllm=True,
+    )
+    plan = Plan(resolved.settings, model, task.env, hardware.device)
+    return Cell(plan, footprint.memory(plan), footprint.least_memory(plan))
+
+
+def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
+    """How a task would run with the first of CHANGES that is admitted; None if none is."""
+    cells = (planned(task, model, hardware, change) for change in CHANGES)
+    return next((cell for cell in cells if cell.is_admitted), None)
+
+
+def page() -> str:
+    """The page as Markdown: a table for each task."""
+    parts = [_INTRODUCTION]
+    for name, task in TASKS.items():
+        parts.append(f"## {name}\n\n{_HEAD}" + "\n".join(_lines(task)) + "\n")
+    return "\n".join(parts)
+
+
+_INTRODUCTION = """# GPUs
+
+What LoRA training of rank 16 on all projections fits on one GPU, and how it would run there, from
+the estimate of each run: nothing on this page was measured. Settings that a user leaves out are
+those of the machine; vLLM is set up. A run is refused only if its least memory is above 92 % of
+the GPU: one row sampled at a time (8 beside vLLM) and microbatches of 512 tokens or of the longest
+row. Where a run as asked would be refused, the row shows the first that is not of: recomputation
+(`gradient_checkpointing`), weights of 4 bits (`quantization = "nf4"`), both.
+
+*rows* are sampled at once if so many are asked for, *microbatch* are tokens at once in training at
+most. Memory is in GB (1e9 bytes). Sampling and training alternate, so the peak counts the larger of
+the two; *server* is a vLLM server that samples, without its cache. *least* is what has to fit.
+"""
+_HEAD = (
+    "| model | GPU | weights | recomputes | sampler | rows | microbatch | weights | adapter | "
+    "activations | logits | cache | server | overhead | peak | least |\n"
+    "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+)
+
+
+def _lines(task: Task) -> Iterator[str]:
+    """The rows of a task's table."""
+    for model_name, model in MODELS.items():
+        for gpu_name, memory_gib in GPUS.items():
+            cell = first_admitted(task, model, machine(memory_gib))
+            yield _line(model_name, f"{gpu_name}, {memory_gib}", cell)
+
+
+def _line(model: str, gpu: str, cell: Cell | None) -> str:
+    """A row of a table; `cell` is None where nothing is admitted."""
+    if cell is None:
+        return f"| {model} | {gpu} | refused |" + " |" * 13
+    settings, job, memory = cell.plan.settings, cell.plan.job, cell.memory
+    cells = [
+        model,
+        gpu,
+        "4 bits" if settings.quantization == "nf4" else "bf16",
+        "yes" if settings.gradient_checkpointing else "no",
+        "vLLM" if job.has_server else "own" if job.is_own else "transformers",
+        f"{job.sampler_rows}",
+        f"{job.microbatch_tokens:,.0f}",
+        *(
+            f"{count / 1e9:.1f}"
+            for count in (
+                memory.weights,
+                memory.adapter_and_optimizer,
+                memory.activations,
+                memory.logits,
+                memory.kv_cache,
+                memory.server,
+                memory.overhead,
+                memory.total,
+                cell.least.total,
+            )
+        ),
+    ]
+    return f"| {' | '.join(cells)} |"

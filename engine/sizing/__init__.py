@@ -1,0 +1,8 @@
+"""How many rows, tokens and bytes fit into a device. Estimate, admission, worker, both samplers and
+deployments ask here and nowhere else, so that what is planned is what is done. Start with
+`plan.py`. Knows no settings, no homes and no torch.
+
+    layers.py    bytes of a model with its adapter, and of each token that runs through it
+    plan.py      rows of a sampler and tokens of a microbatch on a device, with all bytes by item
+    servers.py   memory of a vLLM server: beside training, asleep, and as a deployment
+"""

@@ -1,0 +1,162 @@
+"""Bytes of a model with its adapter, and of each token that runs through it.
+
+Of our own forward the numbers that are kept for the backward pass are those of its autograd nodes
+(engine/worker/ops/kernels.py); a test holds them against what torch keeps on the meta device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.models.model_files import ModelFacts
+
+_WIDTH = {"float32": 4, "bfloat16": 2}
+_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of the scales of its block
+# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
+ADAPTER_BYTES = 16
+FITS = 0.92  # share of a device's memory that may be planned for; with more a run is refused
+# Bytes of logits that are computed at once. On a CPU they stay in its cache; a GPU is faster with
+# larger products.
+HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
+LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
+ATTENTION_KEPT = 640  # on a CPU, rows up to this length keep their attention for the backward pass
+# Bytes of a drawn token for each id: logits in the weights' format and in float32, log-softmax and
+# probabilities in float32, and what is compared with them.
+_DRAWN_BYTES = {"cpu": 12, "cuda": 18}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its adapter, in the number format in which it is loaded.
+
+    Attributes:
+        precision: float32 or bfloat16.
+        quantization: none or nf4.
+    """
+
+    model: ModelFacts
+    precision: str
+    quantization: str
+    lora_rank: int
+    lora_targets: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a frozen weight and of an activation."""
+        return _WIDTH[self.precision]
+
+    @property
+    def weights(self) -> float:
+        """Bytes of the frozen weights, all experts included; quantization puts the layers' matrices
+        into 4 bits, but not those of experts."""
+        if self.quantization == "none":
+            return self.model.params * self.width
+        quantized = self.model.dense_params
+        return quantized * _NF4_WIDTH + (self.model.params - quantized) * self.width
+
+    @property
+    def adapter(self) -> int:
+        """Number of parameters of the adapter."""
+        return self.model.adapter_params(self.lora_rank, list(self.lora_targets))
+
+    @property
+    def own_forward(self) -> bool:
+        """Whether our own forward computes it; it knows no 4-bit weights."""
+        return self.model.own_forward and self.quantization == "none"
+
+    @property
+    def cache_token_bytes(self) -> int:
+        """Bytes of the keys and values of one token, in all layers that keep them."""
+        return self.model.cached_numbers * self.width
+
+
+def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float:
+    """How many numbers a layer of our own forward keeps of each token for the backward pass.
+
+    Args:
+        kind: of the device, cpu or cuda.
+        length: tokens of a typical row.
+    """
+    queries = model.heads * model.head_dim
+    keys = model.kv_heads * model.head_dim  # as many as values
+    # A layer has two norms. Each keeps its result, and off the CPU also the normalised numbers from
+    # before its scale (ops/norms.py).
+    kept_per_norm = 1 if kind == "cpu" else 2
+    norms = 2 * kept_per_norm * model.hidden
+    attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
+    head_norms = queries + keys  # their normalised copies; counted though not all models have them
+    mlp = 2 * model.intermediate  # gate and up
+    numbers = norms + attention + head_norms + mlp
+    if kind == "cpu":
+        # Short rows keep the weights of attention: a token sees half of its row on average. Longer
+        # rows are counted as rows of ATTENTION_KEPT tokens.
+        numbers += model.heads * min(length, ATTENTION_KEPT) / 2
+    return numbers
+
+
+def trained_token_bytes(
+    loaded: LoadedModel, kind: str, *, recomputes: bool, length: float
+) -> float:
+    """Peak bytes of activations for each token of a microbatch of our own forward, the logits left
+    out.
+
+    Args:
+        recomputes: whether activations are computed again in the backward pass.
+        length: tokens of a typical row.
+    """
+    model = loaded.model
+    numbers_per_layer = kept_numbers_per_layer(model, kind, length)
+    # The gradients inside one layer, as about six vectors of each of its two widths.
+    gradients = 6 * (model.hidden + model.intermediate)
+    if recomputes:
+        # The two inputs of each layer, and all of the one layer that is recomputed.
+        kept = model.layers * 2 * model.hidden + numbers_per_layer
+    else:
+        kept = model.layers * numbers_per_layer
+    # Outside the layers: the float32 input of the output layer and its gradient.
+    return loaded.width * (kept + gradients) + 8 * model.hidden
+
+
+def foreign_token_bytes(model: ModelFacts, *, recomputes: bool) -> float:
+    """Bytes of each token of a microbatch in the forward of transformers, its logits included: it
+    keeps most of all, and much of it in float32."""
+    numbers_per_layer = 18 * model.hidden + 5 * model.intermediate
+    kept_layers = 2 if recomputes else model.layers
+    activation_bytes = 4 * (kept_layers * numbers_per_layer + 4 * model.hidden)
+    # Three float32 numbers per entry of the vocabulary: logits, log-softmax and gradient.
+    return activation_bytes + 12 * model.vocab
+
+
+def trained_logit_bytes(model: ModelFacts, kind: str, tokens: float) -> float:
+    """Peak bytes of the logits of a microbatch of `tokens` tokens. They are computed in chunks, so
+    only those of one chunk are in memory at a time."""
+    token_bytes = 4 * model.vocab  # float32
+    chunk_bytes = max(LEAST_LOGIT_ROWS * token_bytes, HEAD_BYTES[kind])
+    # The logits, their log-softmax and its gradient.
+    return 3 * min(chunk_bytes, tokens * token_bytes)
+
+
+def sampled_row_bytes(loaded: LoadedModel, kind: str, length: float) -> tuple[float, float]:
+    """The bytes of a completion that is being sampled: (keys and values, logits).
+
+    Args:
+        length: tokens of the completion with its prompt.
+    """
+    # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
+    copies = 1 + 1 / max(1, loaded.model.attention_layers)
+    cache_bytes = length * loaded.cache_token_bytes * copies
+    return cache_bytes, loaded.model.vocab * _DRAWN_BYTES[kind]
+
+
+def overhead_bytes(kind: str, model_bytes: float) -> float:
+    """Bytes beside `model_bytes`, which are those of weights, adapter, activations and cache: a
+    fixed part and a share of `model_bytes`.
+
+    On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
+    The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every
+    size of matrix product.
+    """
+    fixed, share = OVERHEAD[kind]
+    return fixed + share * model_bytes
+
+
+OVERHEAD = {"cpu": (3.6e8, 0.08), "cuda": (1.3e9, 0.06)}  # fixed bytes, share of the others

@@ -1,0 +1,152 @@
+"""What a process has to fit into its device: the same sizes as the estimate of its run had.
+
+Computed from the device's memory without what others hold of it, and not from what is free at some
+moment: a resumed run then splits its batches the same way and adds up its gradients in the same
+order.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.core.hardware import detect
+from engine.environments.env_facts import EnvFacts, env_facts
+from engine.environments.registry import EnvRecord
+from engine.models.model_files import read_facts
+from engine.records.run_config import (
+    DistillConfig,
+    DPOConfig,
+    EvaluateConfig,
+    GRPOConfig,
+    LocalTeacher,
+    ProbeConfig,
+    RunConfig,
+    SFTConfig,
+)
+from engine.records.settings import (
+    DPOSettings,
+    EvaluationSettings,
+    SFTSettings,
+    TrainSettings,
+)
+from engine.settings import defaults, run_size
+from engine.settings.defaults import SamplingLimits
+from engine.sizing import plan as sizing
+from engine.sizing.layers import LoadedModel
+from engine.worker.core.job import Job
+from engine.worker.network.policy import Base
+
+# Others may hold this share of a GPU without counting: the driver's own memory, a desktop.
+_NEGLIGIBLE_SHARE = 0.02
+
+
+def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) -> sizing.Job:
+    """What of a run has to fit into its device.
+
+    Args:
+        memory: bytes of the device that the run may use, see `usable_bytes`.
+    """
+    config = job.config
+    # On a CPU rows and microbatches do not depend on lengths, and need no rows to be counted.
+    facts = _counted_rows(job, env) if base.network.device.type == "cuda" else None
+    if isinstance(config, SFTConfig | DPOConfig | GRPOConfig | DistillConfig):
+        size = _training_size(config, base, facts, memory)
+    elif isinstance(config, EvaluateConfig | ProbeConfig):
+        size = size_of_answers(base, memory, _longest(config.settings, facts, base))
+    else:  # a regrade, which loads no model
+        size = size_of_answers(base, memory, base.network.shape.context)
+    return replace(size, own_forward=base.network.forward == "own")
+
+
+def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
+    """The rows of the environment, counted in tokens of the run's model."""
+    home, config = job.run.home, job.config
+    match config:
+        case SFTConfig():
+            return env_facts(home, env, Path(config.base.path), thinking=config.settings.thinking)
+        case GRPOConfig() | DistillConfig():
+            return env_facts(home, env, Path(config.base.path), thinking=config.settings.thinking)
+        case DPOConfig():
+            return env_facts(home, env, Path(config.base.path), thinking="keep")
+        case EvaluateConfig() | ProbeConfig():
+            return env_facts(home, env, Path(config.models[0].base_path))
+        case _:
+            return None
+
+
+def _training_size(
+    config: SFTConfig | DPOConfig | GRPOConfig | DistillConfig,
+    base: Base,
+    facts: EnvFacts | None,
+    memory: int,
+) -> sizing.Job:
+    """What of a training run has to fit; `facts` are None on a CPU."""
+    settings = config.settings
+    teacher, shares_base = None, False
+    if isinstance(config, DistillConfig) and isinstance(config.teacher, LocalTeacher):
+        shares_base = Path(config.teacher.base_path) == base.path
+        teacher = read_facts(Path(config.teacher.base_path))
+    return run_size.training_job(
+        settings,
+        replace(
+            _loaded(base),
+            quantization=settings.quantization,
+            lora_rank=settings.lora_rank,
+            lora_targets=settings.lora_targets,
+        ),
+        kind=base.network.device.type,
+        memory=memory,
+        longest=_longest(settings, facts, base),
+        teacher=teacher,
+        shares_base=shares_base,
+    )
+
+
+def _longest(
+    settings: TrainSettings | EvaluationSettings, facts: EnvFacts | None, base: Base
+) -> int:
+    """Tokens of the longest sequence that is sampled. SFT and DPO have no settings for answers."""
+    context = base.network.shape.context
+    if facts is None:
+        return context
+    if isinstance(settings, SFTSettings | DPOSettings):
+        must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"
+        limits = defaults.exam_limits(facts, context, settings.max_length, thinking=must_think)
+    else:
+        limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+    return run_size.longest_sequence(limits, facts)
+
+
+def size_of_answers(base: Base, memory: int, longest: int) -> sizing.Job:
+    """What has to fit where a model only answers, with sequences of up to `longest` tokens."""
+    return sizing.Job(
+        _loaded(base),
+        kind=base.network.device.type,
+        memory=memory,
+        longest=longest,
+        trains=False,
+        own_forward=base.network.forward == "own",
+    )
+
+
+def _loaded(base: Base) -> LoadedModel:
+    """The base as it is loaded, with an adapter of the usual rank."""
+    facts = read_facts(base.path)
+    precision = "float32" if base.network.dtype == torch.float32 else "bfloat16"
+    return LoadedModel(facts, precision, "none", lora_rank=16, lora_targets=facts.targets)
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Bytes of the device that this process may use; asked before it takes any. On a CPU the memory
+    of the machine, of which a container's limit counts. Of a GPU what others hold is left out."""
+    machine = detect()
+    if device.type != "cuda":
+        return machine.ram_total
+    gpu = machine.device
+    if gpu.kind != "cuda":  # the driver's library does not answer; torch does
+        return torch.cuda.get_device_properties(device).total_memory
+    held_by_others = gpu.memory_total - gpu.memory_free
+    if held_by_others <= _NEGLIGIBLE_SHARE * gpu.memory_total:
+        return gpu.memory_total
+    return gpu.memory_free
