@@ -24,9 +24,14 @@ pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")
 # Those that a CPU can compute too, whatever they are for.
 COMPUTABLE = [
-    "bfloat16", "flash_attention", "decode_graph", "float32_head", "shared_prompt", "onednn_products",
-    "block_attention", "training",
-]  # fmt: skip
+    "bfloat16",
+    "flash_attention",
+    "decode_graph",
+    "shared_prompt",
+    "onednn_products",
+    "block_attention",
+    "training",
+]
 
 
 @pytest.mark.parametrize("name", COMPUTABLE)
