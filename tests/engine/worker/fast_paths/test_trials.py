@@ -27,6 +27,7 @@ COMPUTABLE = [
     "bfloat16",
     "flash_attention",
     "decode_graph",
+    "float32_head",
     "shared_prompt",
     "onednn_products",
     "block_attention",
