@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")
 # Those that a CPU can compute too, whatever they are for.
 COMPUTABLE = [
-    "bfloat16", "flash_attention", "decode_graph", "float32_head", "shared_prompt", "onednn_products",
-    "block_attention", "training",
+    "bfloat16", "flash_attention", "decode_graph", "float32_head", "shared_prompt",
+    "onednn_products", "block_attention", "training",
 ]  # fmt: skip
 
 
