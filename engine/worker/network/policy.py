@@ -239,7 +239,7 @@ def load_transformers(
             dtype=pick_dtype(precision, device),
             use_safetensors=True,
             trust_remote_code=False,
-            **_four_bit_arguments(device, quantization),
+            **_placement_arguments(device, quantization),
         )
     except NOT_LOADED as error:
         raise _not_loaded(path, error) from error
@@ -276,15 +276,17 @@ def _model_class(path: Path) -> Any:
     return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
-def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
-    """Arguments that make transformers load 4-bit NormalFloat weights with doubly quantized scales
-    (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization.
+def _placement_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
+    """Arguments that make transformers load weights straight to a GPU, not through the machine's
+    memory, which may be smaller; and, if they are quantized, as 4-bit NormalFloat with doubly
+    quantized scales (QLoRA, arXiv 2305.14314), computed with in bfloat16.
 
     Raises:
         WorkerFailure: kind config, where weights of 4 bits do not work on this device.
     """
+    on_device = {"device_map": {"": str(device)}}  # "": all modules
     if quantization == "none":
-        return {}
+        return {} if device.type == "cpu" else on_device
     if switched_off.is_off("four_bits"):
         raise WorkerFailure(
             "config",
@@ -300,7 +302,7 @@ def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, An
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return {"quantization_config": config, "device_map": {"": str(device)}}  # "": all modules
+    return {"quantization_config": config, **on_device}
 
 
 def probe_ids(vocab: int) -> list[int]:

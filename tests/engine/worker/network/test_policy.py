@@ -199,3 +199,25 @@ def test_a_gpu_that_torch_cannot_use_ends_the_run_and_names_driver_and_cuda(
     assert failure.kind == "infra" and "cuda:0" in failure.message
     assert "built for CUDA 13.0" in failure.evidence and "570.86.10" in failure.evidence
     assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_weights_are_loaded_to_the_gpu_itself_and_not_through_the_machines_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+
+    class Loads:
+        """The class of a model, as far as it is told how to load."""
+
+        @staticmethod
+        def from_pretrained(path: Path, **options: Any) -> torch.nn.Module:
+            given.update(options)
+            return torch.nn.Linear(2, 2)
+
+    monkeypatch.setattr("engine.worker.network.policy._model_class", lambda path: Loads)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    load_transformers(PEBBLE, torch.device("cuda"), "bfloat16")
+    assert given["device_map"] == {"": "cuda"}
+    given.clear()
+    load_transformers(PEBBLE, torch.device("cpu"), "float32")
+    assert "device_map" not in given
