@@ -44,7 +44,7 @@ def check_smoke(run: DryRun, limit_s: float) -> Outcome:
         return Outcome("skip", obstacle)
     folder = run.home.smoke_run(secrets.token_hex(4))
     try:
-        _write_config(run, folder)
+        _write_smoke_folder(run, folder)
         status = _run_worker(run, folder, limit_s)
         return _outcome(run, folder, status, limit_s)
     finally:
@@ -89,9 +89,9 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
     return cast(TrainSettings, settings.model_copy(update=changes))
 
 
-def _write_config(run: DryRun, folder: RunDir) -> None:
-    """Write the folder of the two steps, as a submit writes the folder of a run: config.json with
-    `smoke_settings`, and the adapters of the start model and of the teacher."""
+def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
+    """Write the folder of a smoke run (two training steps), as a submit writes that of a run:
+    config.json with `smoke_settings`, and the adapters of the start model and of the teacher."""
     facts = run.facts
     resolved = required(facts.resolved)
     plan = ResolvedTraining(

@@ -25,6 +25,7 @@ from engine.processes import launcher, programs
 from engine.processes.trainer_variables import trainer_variables
 
 PATH_S = 120.0  # for one path; compiling its kernels for the first time is the longest part
+EXIT_S = 2.0  # from the end of its output to that of the process
 START_S = 120.0  # until a process with torch says its first word, from a cold disk
 
 
@@ -112,7 +113,7 @@ def _lines_of_process(
         assert process.stdout is not None
         for text in _lines_in_time(process.stdout.fileno(), START_S, path_s):
             yield json.loads(text)
-        yield {"ended": _ended(process, path_s), "last_words": _last_words(log)}
+        yield {"ended": _end_in_words(process, path_s), "last_words": _last_words(log)}
     finally:
         _end(process)
         log.unlink(missing_ok=True)
@@ -134,11 +135,14 @@ def _lines_in_time(descriptor: int, first_s: float, next_s: float) -> Iterator[b
             yield from lines
 
 
-def _ended(process: subprocess.Popen[bytes], silent_s: float) -> str:
-    """How a process ended whose stdout is closed, or that wrote nothing for `silent_s` seconds and
-    is killed now; a verb with what follows it."""
+def _end_in_words(process: subprocess.Popen[bytes], silent_s: float) -> str:
+    """How a process ended, such as "ended with status 1" or "was killed by SIGSEGV".
+
+    Its stdout must be closed, or have been silent for `silent_s` seconds. In the second case it
+    lives on, and is killed.
+    """
     try:
-        status = process.wait(timeout=2)
+        status = process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
         _end(process)
         return f"wrote nothing for {silent_s:.0f} s"

@@ -54,9 +54,10 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
         return None
     real_paths = {Path(path).resolve() for path in needed}
     folders = {path for path in real_paths if path.is_dir()}
-    # Not reachable for another uid, and impossible to make so.
-    if not _is_exposed(folders, box) and not _expose(folders, box):
-        return None
+    if not _is_exposed(folders, box):
+        is_exposed_now = _expose(folders, box)  # by a mount namespace of this process
+        if not is_exposed_now:
+            return None
     used_uids = _uids_in_use()
     for uid in random.SystemRandom().sample(UIDS, TRIES):
         if uid not in used_uids and not _has_account(uid):

@@ -347,10 +347,15 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
 def _with_toml_files(
     request: TrainRequest, names: Sequence[str]
 ) -> tuple[TrainRequest, list[JsonObject]]:
-    """(`request` with the model, algorithm, environment and settings of the TOML files `names`,
-    merged in order; what each file said). Options given on the command line stay.
+    """The request with what TOML files say; the second result is what each file said.
 
-    Raises UserError if a file cannot be read, or something else stands among them.
+    The files are merged in order. They decide environment and settings, and model and algorithm
+    where they name one; of `then` and `vary` what stands on the command line wins.
+
+    Args:
+        names: the arguments of the command line; they must all end in .toml.
+
+    Raises UserError if a file cannot be read, or a name does not end in .toml.
     """
     other_names = [name for name in names if not name.endswith(".toml")]
     if other_names:

@@ -259,13 +259,13 @@ class GuardedServer(MCPServer[Any]):
         Raises:
             UserError: MODEL_NOT_FOUND, a path leads to no model.
         """
-        models = models_of(tool, arguments)
         # Names that cannot be paths, such as run ids, need no check.
-        if caller.is_owner or not any("/" in name or name[0] in ".~" for name in models):
+        paths = [name for name in models_of(tool, arguments) if "/" in name or name[0] in ".~"]
+        if caller.is_owner or not paths:
             return
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
-        for name in models:
+        for name in paths:
             await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
     def _changes_something(self, name: str) -> bool:

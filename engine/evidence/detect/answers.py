@@ -203,21 +203,26 @@ def _cut_finding(
 
 
 def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject: str) -> Finding:
-    """The finding that answers are cut at `max_tokens`, with the advice to raise it.
+    """The finding that answers are cut at `max_tokens`, with the advice for one of three cases:
 
-    Where the reference answers fit easily and the model does not think first, the advice is to
-    shorten the answers instead. `subject` begins the sentence, as "20% of the answers".
+    - the reference answers are cut too: the room that they need;
+    - they fit easily and the model does not think first: shorter answers;
+    - otherwise: twice the room.
+
+    `subject` begins the sentence, as "20% of the answers".
     """
     max_tokens = facts.settings.max_tokens
     sentence = f"{subject} were cut at max_tokens = {max_tokens}."
     if _reference_is_cut(facts) and facts.gold_tokens is not None:
         return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
-    lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     if _references_fit_easily(facts) and not facts.settings.thinking:
         evidence = {**evidence, "gold_tokens": facts.gold_tokens}
         sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
         edit = "ask for short answers in the prompt, or show them by SFT"
         lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
+    else:
+        lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
+    # "truncated" shows answers that were cut.
     return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
 
 

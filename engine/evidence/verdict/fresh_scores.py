@@ -23,18 +23,23 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     """Whether rewards depend on what the env process had done before it gave them.
 
     That is so where two fresh processes agree with each other and not with the stored rewards, on
-    more answers than are tolerated. `scores` is a stored rescoring, {} where there is none.
+    more answers than are tolerated.
+
+    Args:
+        scores: a stored rescoring, {} where there is none. Read are `scored` (how many answers were
+            scored again), `examples` (those with another reward than the stored one), `confirmed`
+            (how many of them got the same other reward twice), `wavering` (how many got two
+            different rewards), `deterministic` (the audit's word) and `network` (whether the
+            environment may use it).
     """
-    # Random: two fresh processes disagree ("wavering"), or the audit saw it score at random.
     is_random = scores.get("wavering") or scores.get("deterministic") is False
-    # Examples are the answers whose reward came out differently.
     if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
-    # With a network more are tolerated: a service outside may have changed its mind.
+    # With a network more are tolerated: a service outside may answer differently by now.
     tolerated_share = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    fewest_above_tolerated = math.floor(tolerated_share * scores["scored"]) + 1
-    # Confirmed: both fresh processes gave the same reward, which is not the stored one.
-    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_tolerated)
+    tolerated_count = math.floor(tolerated_share * scores["scored"])
+    # Of few answers the share tolerates none, and one or two may differ by chance.
+    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, tolerated_count + 1)
 
 
 def warnings(run_dir: RunDir) -> list[str]:

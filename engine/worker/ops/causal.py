@@ -324,17 +324,22 @@ def _continued_score_gradient(
 def _weighted_sum(
     weights: torch.Tensor, own: torch.Tensor, of_prompt: torch.Tensor
 ) -> torch.Tensor:
-    """For each query the sum, with its weights, over the tokens of the prompt and of its own row,
-    [kv_heads, rows * length * group, dim].
+    """For each query the weighted sum of the vectors (values, or keys in the backward pass) of the
+    prompt's tokens and of its own row's tokens.
 
     Args:
-        weights: [kv_heads, rows * length * group, prompt length + length].
-        own: [kv_heads * rows, length, dim]; of_prompt: [kv_heads, prompt length, dim].
+        weights: [kv_heads, rows * length * group, prompt length + length], where `group` query
+            heads share a key head.
+        own: the vectors of each row's own tokens, [kv_heads * rows, length, dim].
+        of_prompt: those of the prompt's tokens, [kv_heads, prompt length, dim].
+
+    Returns:
+        [kv_heads, rows * length * group, dim].
     """
     rows = own.shape[0] // of_prompt.shape[0]
     prompt_weights, own_weights = _split_columns(weights, of_prompt.shape[1], rows)
     total = torch.bmm(prompt_weights, of_prompt)
-    _by_row(total, rows).baddbmm_(own_weights, own)
+    _by_row(total, rows).baddbmm_(own_weights, own)  # a view, so this adds to `total`
     return total
 
 
