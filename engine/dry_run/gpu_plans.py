@@ -7,6 +7,7 @@ in this order. Everything comes from the estimate of the run; nothing was measur
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from engine.core.hardware import Device, Hardware
@@ -149,6 +150,7 @@ def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | 
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
+@cache
 def page() -> str:
     """The page as Markdown: a table for each task."""
     parts = [_INTRODUCTION]
