@@ -104,7 +104,7 @@ TASKS = {
 # What is changed, one after the other, until a run is admitted.
 _RECOMPUTED = {"gradient_checkpointing": True}
 _FOUR_BITS = {"quantization": "nf4", "gradient_checkpointing": False}
-CHANGES: tuple[dict[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
+CHANGES: tuple[Mapping[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
 
 
 @dataclass(frozen=True)
