@@ -7,6 +7,7 @@ in this order. Everything comes from the estimate of the run; nothing was measur
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from engine.core.hardware import Device, Hardware
@@ -103,7 +104,7 @@ TASKS = {
 # What is changed, one after the other, until a run is admitted.
 _RECOMPUTED = {"gradient_checkpointing": True}
 _FOUR_BITS = {"quantization": "nf4", "gradient_checkpointing": False}
-CHANGES: tuple[dict[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
+CHANGES: tuple[Mapping[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | 
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
+@cache
 def page() -> str:
     """The page as Markdown: a table for each task."""
     parts = [_INTRODUCTION]

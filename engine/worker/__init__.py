@@ -9,7 +9,6 @@ nobody. Start with `grpo.py`, `sft.py`, `dpo.py` or `distill.py`, each a loop fr
     grpo.py          group relative policy optimisation, top to bottom
     manifest.py      what was trained on what, with what
     probe_speed.py   how fast this machine is
-    room.py          what has to fit into the device, as the estimate counted it
     sft.py           supervised fine-tuning, top to bottom
     teacher_endpoint.py  a teacher behind an OpenAI-compatible server
     teachers.py      the teacher of a distillation, a model in this process

@@ -28,11 +28,11 @@ from engine.records.run_config import (
 )
 from engine.settings import defaults
 from engine.sizing import plan as sizing
-from engine.worker import room
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
 from engine.worker.core.limits import AnswerLimits, EvaluationLimits
+from engine.worker.network import room
 from engine.worker.network.policy import Base, load_base, pick_device
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.rollouts import samplers

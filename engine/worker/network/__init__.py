@@ -11,6 +11,7 @@ Start with `policy.py`, then `network.py`.
     hub_sampler.py     sampling on a transformers model, refilled as rows end
     network.py         a base as training sees it: rows in, log-probabilities out
     policy.py          base with adapter and reference; loading both
+    room.py            what has to fit into the device, as the estimate counted it
     sampler.py         what every sampler shares: how to sample, what to draw, when to stop
     shape.py           a model's sizes, and whether our forward knows it
     weights.py         weights from safetensors files, fused layer by layer

@@ -174,15 +174,14 @@ class PolicyPass:
 
     def _pass_sums(self, values: Sequence[float], tokens: int, missing: int) -> PassSums:
         """The sums of a microbatch from the six that `_backward` counted."""
-        loss, entropy, kl, clipped, gap_sum, gap_max = values
         return PassSums(
-            loss=loss,
+            loss=values[0],
             tokens=tokens,
-            entropy=entropy,
-            kl=kl,
-            clipped=clipped,
-            gap_sum=gap_sum if self.is_first_pass else 0.0,
-            gap_max=gap_max if self.is_first_pass else 0.0,
+            entropy=values[1],
+            kl=values[2],
+            clipped=values[3],
+            gap_sum=values[4] if self.is_first_pass else 0.0,
+            gap_max=values[5] if self.is_first_pass else 0.0,
             missing=missing,
             is_first_pass=self.is_first_pass,
         )

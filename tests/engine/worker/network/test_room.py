@@ -13,7 +13,7 @@ from engine.core.hardware import Hardware
 from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, planned
 from engine.install import vllm_env
 from engine.records.run_config import GRPOConfig, SFTConfig
-from engine.worker import room
+from engine.worker.network import room
 from engine.worker.network.sampler import SamplerNeeds
 from engine.worker.rollouts import samplers
 
