@@ -528,11 +528,9 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The weights that must be stored, with their shapes: possible endings of the weight's name ->
-    (outputs, inputs). Embeddings always; a query projection where the names of the layers are
-    known; an output head where it is not tied to the embeddings."""
+    """The weights that must be stored: possible endings of a name -> shape (outputs, inputs)."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
-    if facts.own_forward:  # only of these families the names of the layers are known
+    if facts.own_forward:  # of other families the names of the layers are not known
         name, heads = _last_query_projection(facts)
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:

@@ -83,9 +83,10 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
 
 
 def _say_once(status: Reply) -> None:
-    """Take out of the status of a run that is done what its summary says already: the result's own
-    summary, and warnings, such as the sentence on forgotten skills, which stood in all three."""
-    if "result" not in status:
+    """Take out of the status of a training run that is done what its summary says already: the
+    result's own summary, and warnings, such as the sentence on forgotten skills, which stood in all
+    three."""
+    if "result" not in status or status["kind"] != "train":
         return
     status["result"].pop("summary", None)
     status["warnings"] = [text for text in status["warnings"] if text not in status["summary"]]

@@ -161,7 +161,7 @@ async def _resources(client: Client, env_id: str, run_id: str) -> None:
         "train://settings",
         "train://skills",
     }
-    assert len((await client.list_resource_templates()).resource_templates) == 6
+    assert len((await client.list_resource_templates()).resource_templates) == 7
     for uri, mime, inside in [
         ("playbook://TRAINING.md/loop", "text/markdown", "#"),
         (f"env://{env_id}/source", "text/markdown", "load_environment"),

@@ -13,7 +13,6 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.hardware import Device, Hardware
-from engine.cost import estimate
 from engine.dry_run import checks, dry_run
 from engine.dry_run.report import shortened
 from engine.environments.push import push_env
@@ -511,19 +510,6 @@ def test_the_summary_says_first_what_to_do_about_the_first_warning(home: Home):
     summary = dry_run.dry_run(home, "sums")["summary"]
     assert summary.startswith("Ready to train, about ") and "; look at data" in summary
     assert "Give the environment at least 100 held-out rows" in summary
-
-
-def test_no_time_is_told_while_the_machine_is_still_being_measured(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    env_id = add(home)
-    known = dry_run.dry_run(home, env_id)
-    assert "about" in known["summary"] and known["next"][0]["tool"] == "submit_train"
-    monkeypatch.setattr(estimate, "unmeasured_warning", lambda home, figures: ["it is measured"])
-    report = dry_run.dry_run(home, env_id)
-    assert "how long it takes is not known yet" in report["summary"]
-    assert "about" not in report["summary"].split(";")[0]
-    assert [call["tool"] for call in report["next"]] == ["dry_run", "submit_train"]
 
 
 @pytest.mark.parametrize("samples", [-1, 257, True, 2.0])

@@ -128,9 +128,9 @@ async def test_a_run_that_is_dearer_than_may_be_is_offered_shorter(home: Home, c
 async def test_a_run_that_does_not_fit_is_offered_smaller(
     home: Home, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ):
-    settings = {"group_size": 256, "max_tokens": 200}
+    settings = {"group_size": 256, "max_tokens": 800, "lora_rank": 256}
     large = {"env_id": await caller.push(), "settings": settings}
-    need = (await caller.call("estimate_cost", large))["peak_memory"]["total"]
+    need = (await caller.call("estimate_cost", large))["least_memory"] * 3 // 4
     machine = hardware.detect(home.root)
     small = replace(machine.devices[0], memory_total=int(need), memory_free=need)
     monkeypatch.setattr(hardware, "detect", lambda _: replace(machine, devices=[small]))

@@ -117,7 +117,12 @@ def test_a_metric_that_is_no_number_has_no_value():
 
 
 REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800}
-MANIFEST_WITH_REPLAY = {**MANIFEST, "replayed": REPLAYED, "shared_texts": ["tools"]}
+MANIFEST_WITH_REPLAY = {
+    **MANIFEST,
+    "replayed": REPLAYED,
+    "shared_texts": ["tools"],
+    "switched_off": {"decode_graph": "slower: 3 ms, the plain way 2 ms"},
+}
 
 
 def test_a_manifest_is_written_as_it_was_read(tmp_path: Path):
