@@ -67,12 +67,17 @@ FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
     """A small Qwen3 with random weights on the device, in the number format that training would use
     there; our own forward runs it."""
+    sizes = SIZES[device.type]
     config = Qwen3Config(
         vocab_size=VOCAB,
         num_hidden_layers=LAYERS,
         eos_token_id=None,
         pad_token_id=0,
-        **SIZES[device.type],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_attention_heads=sizes["num_attention_heads"],
+        num_key_value_heads=sizes["num_key_value_heads"],
+        head_dim=sizes["head_dim"],
     )
     model = Qwen3ForCausalLM(config)
     # Through torch, because the types of transformers' own `to` fit no call.
