@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 from engine.environments.registry import find_env, read_tasks
 from engine.home.run_dir import RunDir
 from engine.records.run_config import GRPOConfig, SFTConfig, read_run_config
+from engine.worker.components import sample_rows
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.rollouts.task_order import shuffled_tasks
-from engine.worker.sft import rows_of_step, sample_rows
+from engine.worker.sft import rows_of_step
 
 
 def rows(run: RunDir) -> list[dict[str, Any]]:

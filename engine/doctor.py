@@ -157,7 +157,7 @@ def _title(result: PathResult) -> str:
 
 
 def _summary_of_paths(findings: Sequence[Finding]) -> str:
-    """One sentence: how many of the fast paths are switched off."""
+    """Say in one sentence how many of the fast paths are switched off."""
     paths = [finding for finding in findings if finding.name in FAST_PATHS]
     off_count = sum(finding.status == "warn" for finding in paths)
     if off_count:
@@ -166,7 +166,7 @@ def _summary_of_paths(findings: Sequence[Finding]) -> str:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    """One sentence: how many findings failed, else how many are warnings."""
+    """Say in one sentence how many findings failed, or else how many are warnings."""
     failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
         return f"{failed_count} of {counted(len(findings), 'check')} failed."
@@ -199,9 +199,9 @@ def python(home: Home) -> Iterator[Finding]:
 
 
 def sdk(home: Home) -> Iterator[Finding]:
-    """Whether the installed version of the MCP SDK is one that this server supports."""
+    """Check that the installed version of the MCP SDK is one that this server supports."""
     version = importlib.metadata.version("mcp")
-    numbers = tuple(int(part) for part in version.split(".")[:2])  # major and minor version
+    numbers = tuple(int(number) for number in version.split(".")[:2])  # major and minor version
     status: Status = "pass" if (2, 3) <= numbers < (3, 0) else "fail"
     yield Finding("mcp", status, version, "pip install 'mcp[cli]>=2.3,<3'")
 
@@ -267,8 +267,11 @@ def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
 
 
 def database(home: Home) -> Iterator[Finding]:
-    """Whether the database is intact. Warns where it was damaged once and was made again from the
-    run folders. Raises UserError where it is damaged and cannot be mended now."""
+    """Check that the database is intact.
+
+    Warns where it was damaged once and was made again from the run folders. Raises UserError where
+    it is damaged and cannot be mended now.
+    """
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(limit=1000))  # not more: only to show that rows can be read
@@ -316,7 +319,7 @@ def isolation(home: Home) -> Iterator[Finding]:
 
 
 def devices(home: Home) -> Iterator[Finding]:
-    """Which devices this machine has; a machine without GPU gets a warning."""
+    """List the devices of this machine; a machine without GPU gets a warning."""
     machine = hardware.detect(home.root)
     names = ", ".join(f"{device.id} {device.name}" for device in machine.devices)
     if machine.device.kind == "cpu":
@@ -358,15 +361,17 @@ def training(home: Home) -> Iterator[Finding]:
 
 
 def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
-    """Whether torch computes on the GPU: a product is made there."""
+    """Check that torch computes on the GPU, by a product of two numbers there.
+
+    `interpreter` is the Python that has torch.
+    """
     complaint = venvs.complaint(interpreter, venvs.GPU_PROOF, _TORCH_S)
-    here = f"{gpu.id} {gpu.name}, {hardware.driver()}"
+    gpu_and_driver = f"{gpu.id} {gpu.name}, {hardware.driver()}"
     if complaint is None:
-        return Finding("gpu", "pass", f"{here}: torch computes on it")
+        return Finding("gpu", "pass", f"{gpu_and_driver}: torch computes on it")
     fix = "Install a driver that serves this CUDA (580 or newer for CUDA 13), or a torch for the "
-    return Finding(
-        "gpu", "fail", f"{complaint}; {here}", f"{fix}driver's CUDA: honesmith setup --again"
-    )
+    fix += "driver's CUDA: honesmith setup --again"
+    return Finding("gpu", "fail", f"{complaint}; {gpu_and_driver}", fix)
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
@@ -389,8 +394,10 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
 
 
 def fast_paths(home: Home) -> Iterator[Finding]:
-    """What was switched off on the devices of this home, because it does not work there; nothing
-    where no device was tried. Of each device the newest results count."""
+    """Yield what was switched off on the devices of this home, because it does not work there.
+
+    Nothing where no device was tried. Of each device the newest results count.
+    """
     seen_devices = set()
     for results in all_results(home):
         device = results.identity["device"]
@@ -398,11 +405,11 @@ def fast_paths(home: Home) -> Iterator[Finding]:
             continue
         seen_devices.add(device)
         if results.off:
-            why = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
             yield Finding(
                 "fast paths",
                 "warn",
-                f"switched off on {device}: {why}",
+                f"switched off on {device}: {reasons}",
                 "After a change of driver or libraries: honesmith doctor --gpu tries again.",
             )
         else:
@@ -424,8 +431,10 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Whether every run that holds a device has a living process. Also yields a warning for each of
-    the last three failures, with its remedy."""
+    """Check that every run that holds a device has a living process.
+
+    Also yields a warning for each of the last three failures, with its remedy.
+    """
     with Store(home) as store:
         open_runs = store.list_runs(limit=50, states=OPEN)
         failed = store.list_runs(limit=3, states=("failed",))
@@ -449,8 +458,10 @@ def runs(home: Home) -> Iterator[Finding]:
 
 
 def run_files(home: Home) -> Iterator[Finding]:
-    """Whether the config.json of every run can be read. If the database were lost, a run whose
-    config.json is damaged could not be listed again."""
+    """Check that the config.json of every run can be read.
+
+    If the database were lost, a run whose config.json is damaged could not be listed again.
+    """
     faults = recovery.damaged_configs(home)
     if not faults:
         yield Finding("run files", "pass", "every config.json can be read")

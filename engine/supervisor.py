@@ -23,6 +23,7 @@ from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.pace.progress import write_status
+from engine.pace.staleness import LEAST_GRACE_S
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
 from engine.processes.limits import Limit, limit_of_home, limit_of_run, nearest_cap
@@ -31,7 +32,6 @@ from engine.processes.vigil import Vigil
 from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
-GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
 _STATUS_S = 15.0  # how often STATUS.md is renewed
 _KILL_PATIENCE_S = 10.0  # how long to wait for killed descendants to be gone
 
@@ -269,7 +269,7 @@ def _stop_trainer(watch: Watch) -> None:
             # It has installed its handler by then, which writes where it hangs into its log.
             _signal(watch.trainer_pid, signal.SIGUSR1)
         _signal(watch.trainer_pid, signal.SIGTERM)
-    elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s():
+    elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s(watch):
         _signal_group(watch.trainer_pid, signal.SIGKILL)
 
 
@@ -499,10 +499,13 @@ def _signal_group(group_id: int, signal_number: int) -> None:
         os.killpg(group_id, signal_number)
 
 
-def _stop_grace_s() -> float:
-    """The seconds that a trainer may take to stop after SIGTERM. HONESMITH_STOP_GRACE_S overrides
-    the default."""
-    return float(os.environ.get("HONESMITH_STOP_GRACE_S") or GRACE_S)
+def _stop_grace_s(watch: Watch) -> float:
+    """The seconds that the trainer may take to stop after SIGTERM: longer where its steps are slow.
+    HONESMITH_STOP_GRACE_S overrides that."""
+    given = os.environ.get("HONESMITH_STOP_GRACE_S")
+    if given:
+        return float(given)
+    return watch.vigil.stop_grace_s() if watch.vigil else LEAST_GRACE_S
 
 
 def _memory_kills() -> int:

@@ -255,7 +255,7 @@ class Task:
         return (chosen, rejected) if chosen and rejected else None
 
     def to_row(self) -> TaskRow:
-        """The task as a row of plain JSON values; `from_row` makes an equal task of it.
+        """Return the task as a row of plain JSON values; `from_row` makes an equal task of it.
 
         The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
         `text` names those of the two that were strings, such as ["answer"]. `group` and `tools`
@@ -271,10 +271,10 @@ class Task:
             "metadata": self.metadata,
             "text": given_as_text,
         }
-        own: dict[str, Any] = {"group": self.group} if self.group else {}
+        optional: dict[str, Any] = {"group": self.group} if self.group else {}
         if self.tools is not None:
-            own["tools"] = list(self.tools)
-        return {**row, **own}
+            optional["tools"] = list(self.tools)
+        return {**row, **optional}
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
@@ -320,6 +320,8 @@ class Env:
 
     tools: Sequence[ToolSchema] = ()
     """Functions the model may call, in OpenAI's function schema; a task may have its own."""
+    command: Sequence[str] = ()
+    """The program that plays the tasks, from environment.toml; () where `score` scores answers."""
 
     def tasks(self) -> list[Task]:
         """Every task, in a fixed order. Called once per push; its rows are stored."""
@@ -369,7 +371,13 @@ class MultiTurnEnv(Env):
 
 
 def is_scored(env: Env) -> bool:
-    """Whether the class of `env` defines `score`; if not, the environment is an SFT dataset."""
+    """Whether the class of `env` defines `score`, or a command earns its rewards; if not, the
+    environment is an SFT dataset."""
+    return bool(env.command) or defines_score(env)
+
+
+def defines_score(env: Env) -> bool:
+    """Whether the class of `env` defines `score`."""
     defined = getattr(type(env), "score", None)
     return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
 
@@ -380,7 +388,10 @@ def has_own_words(env: Env) -> bool:
 
 
 def kind_of(env: Env) -> str:
-    """The kind of an environment: `sft` if it has no scorer, else `multi` or `single`."""
+    """The kind of an environment: `command` if a program plays its tasks, `sft` if it has no
+    scorer, else `multi` or `single`."""
+    if env.command:
+        return "command"
     if not is_scored(env):
         return "sft"
     return "multi" if isinstance(env, MultiTurnEnv) else "single"
@@ -439,7 +450,7 @@ def _as_messages(value: Any, role: str) -> list[Message]:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content.
+    """Return the text of a message's content.
 
     `content` may be None (then it is ""), a string, or OpenAI's text parts: a list of them, which
     is joined, or a single one. Raises ValueError for anything else, such as an image.
@@ -458,16 +469,16 @@ def _text(content: Any) -> str:
     return _check_encodable("".join(texts), "a message's content")
 
 
-def _check_encodable(text: str, what: str) -> str:
+def _check_encodable(text: str, text_name: str) -> str:
     """Return `text`, after checking that UTF-8 can encode it.
 
-    Raises ValueError for a lone surrogate (half of a pair); `what` names the text in the error,
-    such as "a task's id".
+    Raises ValueError for a lone surrogate (half of a pair); `text_name` names the text in the
+    error, such as "a task's id".
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{what} has half of a surrogate pair in it, at {error.start}"
+        message = f"{text_name} has half of a surrogate pair in it, at {error.start}"
         raise ValueError(message) from None
     return text
 

@@ -247,7 +247,7 @@ def _equal(returned: Any, expected: Any) -> bool:
 
 
 def _equal_objects(returned: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Whether two objects have the same keys with equal values."""
+    """Return whether two JSON objects have the same keys with equal values."""
     if returned.keys() != expected.keys():
         return False
     return all(_equal(returned[key], value) for key, value in expected.items())

@@ -135,7 +135,7 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
     """Read a data file as `read_rows` does; a file without rows counts as unusable.
 
-    For an unusable file this returns the problem, and data with one bad line that says the same.
+    Returns (data, None); of an unusable file (data with one bad line, the problem it names).
     """
     try:
         data = read_rows(path)
@@ -414,7 +414,7 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Yields (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
+    """Yield (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1  # the first line of the next row, which may span several
@@ -480,7 +480,7 @@ def _to_json(row: JsonObject) -> str:
 
 
 def _without_null(value: Any) -> Any:
-    """`value` without the keys whose value is None, at every level."""
+    """Return a copy of `value` without the keys whose value is None, at every level."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

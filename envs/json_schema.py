@@ -103,8 +103,10 @@ def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault for each bound of the schema, such as `minimum` or `maxLength`, that the value
-    breaks."""
+    """List one fault for each bound of the schema, as `minimum` or `maxLength`, that is broken.
+
+    `place` is where the value stands in the whole document, for the text of the fault.
+    """
     return [
         f"{place}: {name} is {schema[name]}"
         for name, (kind, fits) in BOUNDS.items()
@@ -138,14 +140,14 @@ def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
 
 
 def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
+    """List the faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
 
     For allOf these are the faults against each of its schemas; for each of the others that does not
     hold, one text.
     """
     errors: list[str] = []
-    for part in schema.get("allOf", []):
-        errors += schema_errors(value, part, place)
+    for all_of_schema in schema.get("allOf", []):
+        errors += schema_errors(value, all_of_schema, place)
     for name in ("anyOf", "oneOf"):
         if name in schema:
             fit_count = _count_fitting(value, schema[name])

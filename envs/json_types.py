@@ -22,8 +22,8 @@ Reply = dict[str, Any]
 
 
 class EnvDescription(TypedDict):
-    """What an environment is: its `kind` (single, multi or sft), whether it scores, its tools;
-    `perturbs` where it words tasks in its own way (`Env.perturb`)."""
+    """What an environment is: its `kind` (single, multi, command or sft), whether it scores, its
+    tools; `perturbs` where it words tasks in its own way (`Env.perturb`)."""
 
     kind: str
     scored: bool

@@ -78,17 +78,21 @@ class Rubric:
         self.pass_at = pass_at
 
     def score(self, task: Task, completion: str, judge: "Judge | None" = None) -> Score:
-        """The weighted mean of all criteria, or 0 if a required one fails.
+        """Score an answer by the weighted mean of all criteria, or 0 if a required one fails.
 
         The judge values the criteria without a check, and is asked only after every required check
         has passed; with `judge` None they are left out. The score has an `error` if the judge gives
         no verdict, or if no criterion is left. Raises ValueError if a check returns a value that is
         not from 0 to 1.
         """
-        values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
+        values = {
+            criterion.id: _checked_value(criterion.check(task, completion))
+            for criterion in self.criteria
+            if criterion.check
+        }
         if not self._required_met(values):
             return Score(reward=0.0, success=False, metrics=values)
-        for_judge = [c for c in self.criteria if c.check is None]
+        for_judge = [criterion for criterion in self.criteria if criterion.check is None]
         if for_judge and judge is not None:
             try:
                 values |= judge.grade(for_judge, task, completion)
@@ -97,18 +101,19 @@ class Rubric:
         return self._final_score(values)
 
     def _final_score(self, values: dict[str, float]) -> Score:
-        """The score of an answer; `values` maps the ids of the decided criteria to their values.
+        """Return the score of an answer; `values` maps ids of the decided criteria to their values.
 
         Without required criteria the answer is a success from the reward `pass_at` on. With some it
         is a success if all of them are met, and otherwise earns 0. The score has an `error` if
         `values` is empty.
         """
-        decided = [c for c in self.criteria if c.id in values]
+        decided = [criterion for criterion in self.criteria if criterion.id in values]
         if not decided:
             return Score(reward=0.0, success=False, error="the rubric needs a judge and has none")
-        total_weight = math.fsum(c.weight for c in decided)
-        reward = math.fsum(c.weight * values[c.id] for c in decided) / total_weight
-        has_required = any(c.required for c in self.criteria)
+        total_weight = math.fsum(criterion.weight for criterion in decided)
+        weighted_sum = math.fsum(criterion.weight * values[criterion.id] for criterion in decided)
+        reward = weighted_sum / total_weight
+        has_required = any(criterion.required for criterion in self.criteria)
         if not has_required:
             return Score(reward, success=reward >= self.pass_at, metrics=values)
         required_met = self._required_met(values)
@@ -231,7 +236,10 @@ class Judge:
             return None
 
     def _to_disk(self, question_hash: str, verdict: dict[str, float]) -> None:
-        """Store a verdict; does nothing without a cache folder."""
+        """Store a verdict under the hash of its question; do nothing without a cache folder.
+
+        `verdict` maps ids of criteria to values from 0 to 1.
+        """
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
             # Renamed once it is complete, so that nobody reads half a file.
@@ -255,7 +263,7 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 
 
 def _fenced_blocks(task: Task, completion: str) -> str:
-    """Task, reference and answer, each between fences such as <ANSWER-3f...>.
+    """Return task, reference and answer, each between fences such as <ANSWER-3f...>.
 
     A fence contains a hash of the answer. So no answer can contain its own closing fence, and
     continue after it as if it had ended.
@@ -286,8 +294,10 @@ def _verdict_in(reply: str, ids: Sequence[str]) -> dict[str, float]:
 
 
 def _grade(name: str, value: Any) -> float:
-    """`value`, which a judge gave the criterion `name`, as a float. Raises JudgeError unless it is
-    a number from 0 to 1."""
+    """Return the value, which a judge gave the criterion `name`, as a float.
+
+    Raises JudgeError unless it is a number from 0 to 1.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise JudgeError(f"it gave {name!r} no number from 0 to 1: {value!r}")
     return float(value)

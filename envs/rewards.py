@@ -106,8 +106,10 @@ def final_answer(completion: str) -> str:
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
-    """1 if the completion equals `expected`, else 0. How much white space stands between words,
-    and at the ends, does not matter."""
+    """Return 1 if the completion equals `expected`, else 0.
+
+    How much white space stands between words, and at the ends, does not matter.
+    """
     actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
         actual, target = actual.casefold(), target.casefold()
@@ -115,10 +117,10 @@ def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float
 
 
 def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
-    """1 if the final answer is a number equal to `expected`, else 0.
+    """Return 1 if the final answer is a number equal to `expected`, else 0.
 
-    `tolerance` is how far it may differ, relative to `expected`: 0.01 allows 1 %, 0 nothing.
-    Raises ValueError if `expected` is not a number.
+    `tolerance` is how far it may differ, relative to `expected`: 0.01 allows 1 %, 0 nothing. Raises
+    ValueError if `expected` is not a number.
     """
     target = parse_number(str(expected))
     if target is None:
@@ -166,7 +168,7 @@ def last_number(text: str) -> int | float | None:
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
-    """1 if the final answer to a multiple choice question is the letter `expected`, else 0.
+    """Return 1 if the final answer to a multiple choice question is the letter `expected`, else 0.
 
     `options` are the letters ("ABCD"), or a dict from letter to text. "B", "(b)" and "B." all mean
     the letter B; with a dict "B) its text" and the text alone do so too. Case does not matter.
@@ -195,7 +197,7 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
-    """1 if `pattern` matches the whole completion (its ends stripped of white space), else 0.
+    """Return 1 if `pattern` matches the whole completion without white space at its ends, else 0.
 
     With `expected`, the pattern's first group must also have matched that text, or, if it has no
     group, the whole pattern.
@@ -226,7 +228,7 @@ def json_value(completion: str) -> Any:
 
 
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
-    """1 if the completion is JSON that fits `schema`, else 0.
+    """Return 1 if the completion is JSON that fits `schema`, else 0.
 
     Raises ValueError if the completion is JSON and the schema uses a keyword outside the subset of
     JSON Schema that `envs.json_schema` knows.

@@ -30,7 +30,7 @@ def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
 def tasks_beside(
     source: str, task_of: Callable[[JsonObject, str, str | None], Task | None]
 ) -> list[Task]:
-    """The tasks that `task_of` makes of the rows of the data files beside an environment's source.
+    """Make tasks of the rows of the data files beside an environment's source.
 
     Args:
         source: path of the environment's own file (`__file__`).
@@ -38,9 +38,9 @@ def tasks_beside(
             says none), such as (row, "test-00000-3", "heldout"), returns the task; None leaves the
             row out.
     """
-    made = (
+    tasks = (
         task_of(row, f"{path.stem}-{line}", split_of(path))
         for path in data_files(Path(source).parent)
         for line, row in good_rows(path)
     )
-    return [task for task in made if task is not None]
+    return [task for task in tasks if task is not None]

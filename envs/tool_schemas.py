@@ -12,18 +12,23 @@ _SHOWN_CHARS = 120  # of a faulty schema, in a message
 
 
 def tools_of(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
-    """The tools of a task: those it was given ([] for none), those of its row in a data file (under
-    `tools` in the metadata), or else `env_tools`, those of the environment."""
-    own = task.get("tools")
-    if own is not None:
-        return own
-    of_row: Any = (task.get("metadata") or {}).get("tools")
-    return of_row if _are_schemas(of_row) else env_tools
+    """Return the tools of a task.
+
+    They are those it was given ([] for none), those of its row in a data file (under `tools` in the
+    metadata), or else `env_tools`, those of the environment.
+    """
+    task_tools = task.get("tools")
+    if task_tools is not None:
+        return task_tools
+    row_tools: Any = (task.get("metadata") or {}).get("tools")
+    return row_tools if _are_schemas(row_tools) else env_tools
 
 
 def checked_tools(tools: Any) -> list[ToolSchema]:
-    """`tools` as a list of function schemas. Raises ValueError for anything else, naming the first
-    that is none."""
+    """Return `tools` as a list of function schemas.
+
+    Raises ValueError for anything else, naming the first that is none.
+    """
     # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise ValueError(f"a list of functions is needed, got {type(tools).__name__}")

@@ -19,10 +19,10 @@ FILES = frozenset((".mcp.json", "mcp.json", ".envrc", *_INSTRUCTIONS, *_RULES))
 
 
 def is_agent_file(path: str) -> bool:
-    """Whether the relative `path` names a file or folder that coding agents obey or run, or lies
-    inside such a folder. Upper and lower case make no difference.
+    """Return whether coding agents obey or run the file or folder at the relative `path`.
 
-    True for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
+    That is so too if it lies inside such a folder. Upper and lower case make no difference. True
+    for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
     """
     parts = [part.lower() for part in Path(path).parts]
     # A checkout that an agent works in is a project like others: only what follows
@@ -64,14 +64,14 @@ def refuse_folder_of_agent_files(target: Path, field: str) -> None:
 
 
 def refuse_links(project: Path, file: str) -> None:
-    """Refuse to write the file at the relative path `file` in the folder `project` if the file, or
-    a folder on the way to it, is a link: what is written could land outside the project.
+    """Raise UserError BAD_ARGUMENT if a file, or a folder on the way to it, is a link.
 
-    Raises UserError BAD_ARGUMENT.
+    What is written to it could then land outside the project. `file` is its path relative to the
+    folder `project`.
     """
     path = project
-    for part in Path(file).parts:
-        path = path / part
+    for name in Path(file).parts:
+        path = path / name
         if path.is_symlink():
             raise UserError(
                 "BAD_ARGUMENT",

@@ -183,16 +183,16 @@ class Appender:
         The file is read in blocks from its end until one holds a newline.
         """
         size = os.fstat(self._fd).st_size
-        kept_size = size
-        while kept_size > 0:
-            start = max(0, kept_size - _BLOCK)
-            newline = os.pread(self._fd, kept_size - start, start).rfind(b"\n")
+        end_of_lines = size
+        while end_of_lines > 0:
+            start = max(0, end_of_lines - _BLOCK)
+            newline = os.pread(self._fd, end_of_lines - start, start).rfind(b"\n")
             if newline >= 0:
-                kept_size = start + newline + 1
+                end_of_lines = start + newline + 1
                 break
-            kept_size = start
-        if kept_size < size:
-            os.ftruncate(self._fd, kept_size)
+            end_of_lines = start
+        if end_of_lines < size:
+            os.ftruncate(self._fd, end_of_lines)
 
 
 def append_line(path: Path, obj: JsonObject) -> None:
@@ -219,7 +219,7 @@ class Chunk:
 def read_lines(
     path: Path, cursor: int = 0, max_bytes: int = 1_000_000
 ) -> tuple[list[JsonObject], int]:
-    """`read_chunk` for callers that do not need the number of damaged lines.
+    """Read JSON lines like `read_chunk`, for callers that need no number of damaged lines.
 
     Returns the JSON objects of the complete lines from byte `cursor` on, and the cursor for the
     next read.
@@ -405,8 +405,11 @@ def is_locked(path: Path) -> bool:
 
 
 def _dump_line(obj: JsonObject) -> bytes:
-    """`obj` as one line of compact JSON with its newline. NaN and infinity become null; if a text
-    holds a lone surrogate, the whole line is escaped to plain ASCII."""
+    """Return `obj` as one line of compact JSON with its newline, encoded as UTF-8.
+
+    NaN and infinity become null; if a text holds a lone surrogate, the whole line is escaped to
+    plain ASCII.
+    """
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except ValueError:  # NaN or infinity; they are rare, so the object is searched only now
@@ -418,7 +421,7 @@ def _dump_line(obj: JsonObject) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with every NaN and infinity inside it replaced by None."""
+    """Return a copy of `value` with every NaN and infinity inside it replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -48,6 +48,7 @@ def _numbers_only(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
     """
 
     def apply(left: Any, right: Any) -> Any:
+        """Return the result of the operation; raise TypeError unless both operands are numbers."""
         if not isinstance(left, int | float) or not isinstance(right, int | float):
             raise TypeError("arithmetic needs numbers on both sides")
         return operation(left, right)

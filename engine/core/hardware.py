@@ -106,8 +106,10 @@ def devices() -> list[str]:
 
 
 def _gpus() -> tuple[Device, ...]:
-    """The GPUs that this process may use; () where there is no NVIDIA driver, or where it does not
-    answer."""
+    """Return the GPUs that this process may use.
+
+    () where there is no NVIDIA driver, or where it does not answer.
+    """
     nvml = _load_nvml()
     if nvml is None:
         return ()
@@ -184,14 +186,16 @@ def _gpu(nvml: Any, index: int) -> Device | None:
 
 
 def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
-    """The GPUs that this process's CUDA_VISIBLE_DEVICES names, in the order it names them; all
-    GPUs when the variable is not set."""
+    """Return the GPUs that this process's CUDA_VISIBLE_DEVICES names, in the order it names them.
+
+    All GPUs when the variable is not set.
+    """
     visible_names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_names is None:
         return tuple(gpus)
     chosen: list[Device] = []
-    for part in visible_names.split(","):
-        matches = [gpu for gpu in gpus if _names_gpu(part.strip(), gpu)]
+    for gpu_name in visible_names.split(","):
+        matches = [gpu for gpu in gpus if _names_gpu(gpu_name.strip(), gpu)]
         if not matches:  # CUDA itself ignores everything from the first unknown entry on
             break
         first_match = matches[0]  # a name that fits several GPUs means the first of them
@@ -298,23 +302,25 @@ def _memory_limits() -> list[tuple[int, int]]:
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """The folders of this process's cgroup and of the groups above it, the root first; only those
-    that exist.
+    """Return the folders of this process's cgroup and of the groups above it, the root first.
 
-    Inside a container, /proc often names the path of the group on the host, which does not exist
-    here. Then only the mount's root is returned, which is the container's own group.
+    Only folders that exist are returned. Inside a container, /proc often names the path of the
+    group on the host, which does not exist here. Then only the mount's root is returned, which is
+    the container's own group.
 
     Args:
         controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
     """
     folders = [_CGROUP / controller if controller else _CGROUP]
-    for part in Path(_cgroup_path(controller)).parts:
-        folders.append(folders[-1] / part)
+    for name in Path(_cgroup_path(controller)).parts:
+        folders.append(folders[-1] / name)
     return [folder for folder in folders if folder.is_dir()]
 
 
 def _cgroup_path(controller: str) -> str:
-    """The path of this process's cgroup below the root, as /proc names it; "" for the root itself.
+    """Return the path of this process's cgroup below the root, as /proc names it.
+
+    It is "" for the root itself.
 
     Args:
         controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
@@ -322,8 +328,8 @@ def _cgroup_path(controller: str) -> str:
     group_path = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
         # A line is `hierarchy:controllers:path`; of a damaged line the missing parts are "".
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        hierarchy, _, after_hierarchy = line.partition(":")
+        controllers, _, path = after_hierarchy.partition(":")
         if controller:
             is_in_hierarchy = controller in controllers.split(",")
         else:

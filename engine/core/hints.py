@@ -67,8 +67,10 @@ class Change:
     without_arguments: tuple[str, ...] = ()
 
     def applied_to(self, refused: Call) -> Call:
-        """The call to make instead of `refused`: the same call with this change made to its
-        arguments and settings."""
+        """Return the call to make instead of `refused`.
+
+        It is the same call with this change made to its arguments and settings.
+        """
         arguments = {
             name: value
             for name, value in refused.arguments.items()

@@ -37,7 +37,10 @@ class Metric:
 
 
 def _quantiles(figure: str, meaning: str) -> tuple[Metric, ...]:
-    """The metrics that say how a figure of a group lies over the groups of a step."""
+    """Make the metrics p10, p50 and p90 of a figure of a group, taken over the groups of a step.
+
+    `figure` is a part of the metrics' names, `meaning` says in words what it is.
+    """
     return tuple(
         Metric(
             f"group_{figure}_p{percent}",
@@ -85,11 +88,24 @@ _LIST = (
         SAMPLED,
     ),
     Metric(
+        "unstitched",
+        "Conversations of a rollout beyond its first: requests of a command (docs/gateway.md) that "
+        "do not go on where an earlier one ended. They are trained with the rollout's advantage.",
+        "conversations per rollout",
+        SAMPLED,
+    ),
+    Metric(
         "entropy", "Mean entropy of the policy at each sampled token of the step.", "nats", SAMPLED
     ),
     Metric(
         "kl",
         "Mean divergence from the reference per token (k3); measured with `kl_coef` above 0.",
+        "nats",
+        (GRPO,),
+    ),
+    Metric(
+        "replay_loss",
+        "Mean loss of the replayed rows per supervised token; measured with `keep` above 0.",
         "nats",
         (GRPO,),
     ),

@@ -192,7 +192,7 @@ def complete_size(path: Path) -> int:
 
 
 def _next_line_start(file: BinaryIO, offset: int) -> int:
-    """`offset` if a line starts there, else the start of the next line."""
+    """Return `offset` if a line starts there, else the start of the next line, in bytes."""
     if offset == 0:
         return 0
     # If the byte before `offset` is a newline, readline reads only that byte.

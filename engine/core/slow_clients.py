@@ -72,8 +72,11 @@ class ImpatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _idle_connections(self, known: bool) -> "dict[ImpatientProtocol, None]":
-        """This server's idle connections, the longest idle first: those whose client is known, or
-        with False those whose client is unknown. A dict is used as an ordered set."""
+        """Return this server's idle connections, the longest idle first.
+
+        With `known` they are those whose client is known, else those whose client is unknown. The
+        dict is used as an ordered set; its values are None.
+        """
         # The pair of dicts is indexed by the flag: 0 for unknown clients, 1 for known ones.
         return _IDLE.setdefault(self.server_state, ({}, {}))[known]
 

@@ -54,12 +54,12 @@ class Split:
 
 
 def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Split:
-    """Decide for every row whether it is for training ("train"), chooses checkpoints ("dev") or is
-    held out ("heldout"). The result depends on the rows' content, not on their order.
+    """Decide for every row its side: "train", "dev" (chooses checkpoints) or "heldout".
 
-    Rows of one family (`family_keys`) get the same side: held out if any of them names that side,
-    else dev if any names that. Dev rows beside which no row is held out are held out themselves: a
-    verdict needs them. Raises UnknownSplit where a row names a split that is not in `NAMES`.
+    The result depends on the rows' content, not on their order. Rows of one family (`family_keys`)
+    get the same side: held out if any of them names that side, else dev if any names that. Dev rows
+    beside which no row is held out are held out themselves: a verdict needs them. Raises
+    UnknownSplit where a row names a split that is not in `NAMES`.
 
     Args:
         rows: each with "id", "prompt" (messages) and, where it names one, "split" and "group".
@@ -103,8 +103,10 @@ def _with_dev_held_out(side_of_family: Mapping[str, str]) -> dict[str, str]:
 
 
 def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each row the key of its family: rows with the same prompt or the same "group", directly
-    or over other rows, have one key. A row without a group has the key of its prompt.
+    """Return for each row the key of its family.
+
+    Rows with the same prompt or the same "group", directly or over other rows, have one key. A row
+    without a group has the key of its prompt.
 
     Args:
         rows: each with "prompt" (messages), and "group" where it has one ("" counts as none).
@@ -113,9 +115,10 @@ def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     parents: dict[str, str] = {}  # of a prompt or group: an equivalent one with a smaller key
     for prompt, row in zip(prompts, rows, strict=True):
         if row.get("group"):
-            one, other = _root(parents, prompt), _root(parents, _group_key(row["group"]))
-            if one != other:
-                parents[max(one, other)] = min(one, other)
+            prompt_root = _root(parents, prompt)
+            group_root = _root(parents, _group_key(row["group"]))
+            if prompt_root != group_root:
+                parents[max(prompt_root, group_root)] = min(prompt_root, group_root)
     return [_root(parents, prompt) for prompt in prompts]
 
 
@@ -179,8 +182,9 @@ def _source(named_sides: Sequence[str | None]) -> str:
 def _named_side_of_families(
     keys: Sequence[str], named_sides: Sequence[str | None]
 ) -> dict[str, str]:
-    """The side that the rows of each family name, by family key. If they disagree, "heldout" wins,
-    then "dev". A family of which no row names a side is left out.
+    """Return the side that the rows of each family name, by family key.
+
+    If they disagree, "heldout" wins, then "dev". A family of which no row names a side is left out.
 
     Args:
         keys: the family key of each row.
@@ -188,7 +192,8 @@ def _named_side_of_families(
     """
     side_of_family: dict[str, str] = {}
     for side in reversed(_STRICTEST_FIRST):  # the last to be set wins
-        families = (key for key, named in zip(keys, named_sides, strict=True) if named == side)
+        pairs = zip(keys, named_sides, strict=True)
+        families = [key for key, named_side in pairs if named_side == side]
         side_of_family |= dict.fromkeys(families, side)
     return side_of_family
 
@@ -276,7 +281,10 @@ def _families_up_to(wanted_rows: int, row_counts: Mapping[str, int]) -> list[str
 
 
 def _wanted_heldout_rows(total: int) -> int:
-    """How many of `total` rows shall be held out: `HELDOUT_SHARE` of them, but at least
-    `HELDOUT_LEAST`, or half of the rows where those are fewer."""
-    least = min(HELDOUT_LEAST, total // 2)
-    return max(math.ceil(HELDOUT_SHARE * total), least)
+    """Return how many of `total` rows shall be held out.
+
+    `HELDOUT_SHARE` of them, but at least `HELDOUT_LEAST`, or half of the rows where those are
+    fewer.
+    """
+    least_rows = min(HELDOUT_LEAST, total // 2)
+    return max(math.ceil(HELDOUT_SHARE * total), least_rows)

@@ -69,7 +69,7 @@ class Battery:
 
 PEBBLE_SKILLS = Battery(
     len(SKILLS) * TASKS_PER_SKILL,
-    Lengths(prompt=24, turn_tokens=8, longest_turn=PEBBLE_TOKENS),
+    Lengths(prompt=46, turn_tokens=11, longest_turn=PEBBLE_TOKENS),
     practice=len(SKILLS) * QUESTIONS_PER_SKILL,
 )
 

@@ -203,6 +203,8 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
     measured = result.measured
     if not isinstance(config, TrainConfig) or measured is None:
         return None
+    if config.settings.gpus > 1:  # its phases were shared
+        return None
     predicted_work = config.estimate.uncalibrated  # predicted when the run was submitted
     if isinstance(predicted_work, EarlierWorkload):
         return None

@@ -34,13 +34,16 @@ from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import GivenSettings, RowSettings, TrainSettings
+from engine.settings import gpu_count, start_models, teachers
 from engine.settings import resolution as settings_schema
-from engine.settings import start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
 PROBE_WAIT_S = 35.0  # that an estimate waits for the machine to be measured
 _TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
 DISK_RESERVE = 500_000_000  # bytes that must stay free
+_PHASES_OF_STEPS = ("training", "rollouts", "rewards")  # they take as long as there are steps
+_ROOM_BELOW_CAP = 0.9  # share of a cap that fewer steps are to fill
+_FEWEST_STEPS = 0.2  # share of a run's steps that can still stand for it
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,21 @@ def estimate_cost(
     resolved = run.resolved
     teacher = teachers.resolve_teacher(home, resolved.settings, run.model)
     throughput.ensure(home, run.hardware, PROBE_WAIT_S)
-    forecast = estimate(
-        home,
-        resolved,
-        run.model.facts,
-        run.env_facts,
-        run.hardware,
-        teacher=teacher,
-        base_path=run.model.base_path,
+
+    def forecast_of(settings: settings_schema.Resolved) -> Forecast:
+        facts = (run.model.facts, run.env_facts, run.hardware)
+        return estimate(home, settings, *facts, teacher=teacher, base_path=run.model.base_path)
+
+    resolved, on_gpus = gpu_count.decide(
+        home, resolved, run.hardware, lambda settings: forecast_of(settings).estimate
     )
+    forecast = forecast_of(resolved)
     statistics = env_facts.statistics(run.env_facts, resolved.settings)
     misfit = none_fit(statistics, resolved.settings)  # "" if at least one row can be trained on
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
     warnings = [*resolved.warnings, *unmeasured_warning(home, forecast.estimate)]
-    return _estimate_reply(forecast, misfit, submit_call, warnings)
+    reply = _estimate_reply(forecast, misfit, submit_call, warnings)
+    return reply | ({"by_gpus": [option.shown() for option in on_gpus]} if on_gpus else {})
 
 
 def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
@@ -262,6 +266,7 @@ def _forecast(
     time = predicted_time(
         plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=load
     )
+    gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1  # devices that the run takes
     raw_memory = footprint.memory(plan)
     factor = past_runs.memory_factor(algorithm)
     memory = _corrected_memory(raw_memory, factor)
@@ -272,7 +277,8 @@ def _forecast(
             "tokens": _token_counts(plan),
             "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
-            **_time_figures(time, gpu_hour_price),
+            **_time_figures(time, gpu_hour_price, gpus),
+            "gpus": gpus,
             **_memory_figures(memory, least_bytes, plan.device),
             **_disk_figures(footprint.disk(plan) + download_bytes, disk_free),
         }
@@ -283,13 +289,13 @@ def _forecast(
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
-def _time_figures(time: PredictedTime, gpu_hour_price: float) -> dict[str, object]:
-    """The fields of an `Estimate` about time and money."""
-    hours = _rounded(time.hours)
+def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict[str, object]:
+    """The fields of an `Estimate` about time and money, of a run on so many devices."""
+    gpu_hours = {level: gpus * time.hours[level] for level in LEVELS}
     return {
-        "hours": hours,
-        "gpu_hours": hours,  # a run takes one device
-        "money": _rounded({level: gpu_hour_price * time.hours[level] for level in LEVELS}),
+        "hours": _rounded(time.hours),
+        "gpu_hours": _rounded(gpu_hours),
+        "money": _rounded({level: gpu_hour_price * gpu_hours[level] for level in LEVELS}),
         "gpu_hour_price": gpu_hour_price,
         "seconds": {phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
         "basis": time.basis,
@@ -356,7 +362,8 @@ def summary(figures: Estimate) -> str:
     hours = figures.hours
     memory = figures.peak_memory.total
     sentence = f"About {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
-    sentence += f" on {figures.device}, {size(memory)} of {size(figures.memory_available)}"
+    where = figures.device if figures.gpus == 1 else f"{figures.gpus} GPUs, on each"
+    sentence += f" on {where}, {size(memory)} of {size(figures.memory_available)}"
     if figures.gpu_hour_price:
         sentence += f", {figures.money.likely:.2f} at {figures.gpu_hour_price:g} an hour"
     return sentence + ("." if figures.fits else ". It does not fit.")
@@ -399,21 +406,45 @@ def check_budget(
 
 
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
-    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours. Its hint
-    is the same call of submit_train, whose arguments are in `call`, with a sufficient cap."""
-    likely = figures.gpu_hours.likely
-    high = figures.gpu_hours.high
+    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
+
+    Its hint is the call of submit_train whose arguments are in `call`, with fewer steps where those
+    fit, because the cap is what the caller said; else with a sufficient cap.
+    """
+    likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
     sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
-    advice = "Raise the cap:"
-    if figures.lower_this:
-        advice = f"Raise the cap, or lower {figures.lower_this}:"
+    steps = _steps_within(figures, cap)
+    if steps:
+        settings = {**(call.get("settings") or {}), "steps": steps}
+        settings.pop("epochs", None)  # steps replace them
+        advice = (
+            f"steps = {steps} instead of {figures.steps} likely fit; for all of them "
+            f"max_gpu_hours = {sufficient_cap:g}."
+        )
+        next_call = Call("submit_train", {**call, "settings": settings})
+    else:
+        lower = f", or lower {figures.lower_this}" if figures.lower_this else ""
+        advice = f"Raise max_gpu_hours to {sufficient_cap:g}{lower}."
+        next_call = Call("submit_train", {**call, "max_gpu_hours": sufficient_cap})
     return UserError(
         "BUDGET",
         f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
         f"max_gpu_hours is {cap:g}",
-        hint=Hint(advice, Call("submit_train", {**call, "max_gpu_hours": sufficient_cap})),
+        hint=Hint(advice, next_call),
         field="max_gpu_hours",
     )
+
+
+def _steps_within(figures: Estimate, cap: float) -> int:
+    """How many steps likely fit into nine tenths of `cap` GPU-hours; 0 where that is less than a
+    fifth of the run's steps, too few to stand for it."""
+    whole_s = sum(figures.seconds.values())
+    stepped_s = sum(figures.seconds.get(phase, 0.0) for phase in _PHASES_OF_STEPS)
+    if not stepped_s or not whole_s:
+        return 0
+    allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely
+    steps = int(figures.steps * (1 - (1 - allowed_share) * whole_s / stepped_s))
+    return steps if steps >= _FEWEST_STEPS * figures.steps else 0
 
 
 def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: float) -> UserError:

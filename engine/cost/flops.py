@@ -18,7 +18,13 @@ from engine.core.hardware import Device
 from engine.cost.batteries import PEBBLE_SKILLS, Battery, Lengths
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
-from engine.records.settings import DPOSettings, RowSettings, SFTSettings, TrainSettings
+from engine.records.settings import (
+    DPOSettings,
+    GRPOSettings,
+    RowSettings,
+    SFTSettings,
+    TrainSettings,
+)
 from engine.settings.defaults import SamplingLimits, exam_limits
 from engine.settings.run_size import loaded_model, longest_sequence, training_job
 from engine.sizing.layers import LoadedModel
@@ -46,7 +52,6 @@ UNSEEN = Seen()
 
 
 # Of what the starting model answers, so that it can be replayed.
-_MOST_ASKED = 8_000  # train tasks of an environment that are asked to be replayed
 _RIGHT_SHARE = 0.7  # of practice questions, which a model that is worth keeping answers rightly
 
 
@@ -237,11 +242,11 @@ class Plan:
 
     @property
     def replayed_rows(self) -> int:
-        """Rows that SFT replays in a step beside its own (`keep`)."""
-        if not isinstance(self.settings, SFTSettings) or not self.settings.keep:
+        """Rows that SFT or GRPO replays in a step beside its own (`keep`)."""
+        settings = self.settings
+        if not isinstance(settings, SFTSettings | GRPOSettings) or not settings.keep:
             return 0
-        share = self.settings.keep
-        return max(1, round(self.settings.batch_size * share / (1 - share)))
+        return max(1, round(self.rows * settings.keep / (1 - settings.keep)))
 
     @property
     def replayed_tokens(self) -> float:
@@ -252,24 +257,20 @@ class Plan:
     def asks_practice(self) -> bool:
         """Whether practice questions are asked before the first step, to replay right answers."""
         settings = self.settings
-        return isinstance(settings, SFTSettings) and settings.keep > 0 and not settings.keep_env
+        return isinstance(settings, SFTSettings | GRPOSettings) and settings.keep > 0
 
     def own_answers(self) -> tuple[float, Lengths]:
         """How many questions the starting model answers before the first step, so that its right
         answers can be replayed, and the lengths of one with its answer. The train tasks of
-        `keep_env`, which are not counted here, are taken to be as long as the run's own rows."""
-        settings = self.settings
+        `keep_env` are counted as if they were practice questions."""
         asked = self.settings.steps * self.replayed_rows / _RIGHT_SHARE
         for battery in self.batteries:
             if battery.practice and self.asks_practice:
                 return min(asked, battery.practice), battery.answer
-        if isinstance(settings, SFTSettings) and settings.keep_answers == "own":
-            return min(asked, _MOST_ASKED), self.trained_row()
         return 0.0, self.trained_row()
 
     def replayed_row(self) -> Lengths:
-        """The lengths of a replayed row: those of a practice question with its answer; of
-        `keep_env`, whose rows are not counted here, those of the run's own rows."""
+        """The lengths of a replayed row: those of a practice question with its answer."""
         return self.own_answers()[1]
 
     @property

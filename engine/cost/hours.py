@@ -14,6 +14,7 @@ from engine.cost.flops import Plan
 from engine.cost.lowering import phases_of
 from engine.cost.throughput import Speed
 from engine.records.settings import STOP_EARLY_PATIENCE
+from engine.sizing import ranks
 
 LEVELS = ("low", "likely", "high")
 # Without enough finished runs: factors for low and high, with speeds from the table ("model") or as
@@ -87,14 +88,17 @@ def _corrected_phases(
 ) -> dict[str, dict[str, float]]:
     """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
 
-    The start includes a download of `download_bytes`. A phase without a factor stays as it is.
+    The start includes a download of `download_bytes`. A phase without a factor stays as it is. What
+    several devices share takes less.
     """
     phases = {level: phases_of(plan, speed, level) for level in LEVELS}
     for seconds_by_phase in phases.values():
         seconds_by_phase["startup"] += download_bytes / DOWNLOAD_RATE
         for name in seconds_by_phase:
             seconds_by_phase[name] *= factors.get(name, 1.0)
-    return phases
+    # Processes on one CPU take each other's cores.
+    gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1
+    return {level: ranks.seconds_on(seconds, gpus) for level, seconds in phases.items()}
 
 
 def hours_by_level(

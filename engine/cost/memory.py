@@ -116,7 +116,8 @@ def _batch_tokens(plan: Plan) -> float:
         return plan.step_tokens + plan.replayed_tokens
     episode = plan.episode(_episode_level(plan))
     prompt_tokens = settings.prompts_per_step * episode.prompt
-    return prompt_tokens + plan.rows * (episode.total - episode.prompt)
+    own_tokens = prompt_tokens + plan.rows * (episode.total - episode.prompt)
+    return max(own_tokens, plan.replayed_tokens)  # replayed rows have passes of their own
 
 
 def _usual_length(plan: Plan) -> float:

@@ -49,7 +49,21 @@ def train_work(plan: Plan, level: str) -> Work:
         step = _distill_step_work(plan, plan.settings, level)
     else:
         step = _row_step_work(plan)
-    return step.times(plan.settings.steps)
+    return (step + _replay_work(plan)).times(plan.settings.steps)
+
+
+def _replay_work(plan: Plan) -> Work:
+    """The work of the rows that one step of SFT or GRPO replays; none without `keep`."""
+    if not plan.replayed_rows:
+        return Work()
+    replayed = plan.replayed_row()
+    return update_work(
+        plan,
+        plan.replayed_rows,
+        tokens=plan.replayed_tokens,
+        length=replayed.total,
+        supervised=replayed.turn_tokens,
+    )
 
 
 def _row_step_work(plan: Plan) -> Work:
@@ -71,15 +85,6 @@ def _row_step_work(plan: Plan) -> Work:
         rows_read = plan.step_tokens / max(1.0, row.total)
         layers = forward_operations(plan, rows_read, row.total)
         step += Work(train_operations=layers + output_layer)
-    if plan.replayed_rows:
-        replayed = plan.replayed_row()
-        step += update_work(
-            plan,
-            plan.replayed_rows,
-            tokens=plan.replayed_tokens,
-            length=replayed.total,
-            supervised=replayed.turn_tokens,
-        )
     return step
 
 

@@ -30,7 +30,7 @@ from engine.processes import launcher
 from engine.reading import preview
 from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs.submit import admission, contamination
-from engine.settings import env_checks, resolution, start_models, teachers
+from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
@@ -80,7 +80,10 @@ class DryRun:
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
-        """The arguments are those of `dry_run`; `settings` are as the user gave them."""
+        """Take what is to be checked; the arguments are those of `dry_run`.
+
+        `settings` are as the user gave them.
+        """
         self.home = home
         self.env_id = env_id
         self.model = model
@@ -91,8 +94,11 @@ class DryRun:
         self.facts = Facts()
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check except the probe. Each line names a check and the earlier checks that it
-        needs; `began` is the time on the monotonic clock at which the call began."""
+        """Make every check except the probe, and return the list of them.
+
+        Each line names a check and the earlier checks that it needs. `began` is the time on the
+        monotonic clock at which the call began.
+        """
         run_check = self.check_list.run_check
         run_check("env", (), self.check_env)
         run_check("model", (), self.check_model)
@@ -114,14 +120,14 @@ class DryRun:
         return self.check_list
 
     def check_env(self) -> Outcome:
-        """Whether the environment exists; stores its record."""
+        """Check that the environment exists; store its record."""
         record = registry.find_env(self.home, self.env_id)
         self.facts.record = record
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Whether the model exists and can be trained; stores what its reference means."""
+        """Check that the model exists and can be trained; store what its reference means."""
         ref = start_models.model_to_train(self.home, self.model)
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
@@ -137,9 +143,11 @@ class DryRun:
         return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
 
     def check_resolved(self) -> Outcome:
-        """Whether the settings fit each other, the model and the rows. Chooses every setting that
-        was left out. Stores the settings, the machine, the facts of the environment's rows and the
-        teacher; raises UserError where something does not fit."""
+        """Check that the settings fit each other, the model and the rows.
+
+        Every setting that was left out is chosen. Stores the settings, the machine, the facts of
+        the environment's rows and the teacher; raises UserError where something does not fit.
+        """
         ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = self.facts.rows = self._row_facts(ref)
@@ -155,7 +163,7 @@ class DryRun:
         return Outcome("pass", f"{len(resolved.sources)} settings, {steps}")
 
     def _row_facts(self, ref: ModelRef) -> env_facts.EnvFacts:
-        """The facts of the environment's rows, with their lengths in tokens of the model `ref`."""
+        """Measure the environment's rows, with their lengths in tokens of the model `ref`."""
         return env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -166,7 +174,10 @@ class DryRun:
     def _resolved(
         self, ref: ModelRef, rows: env_facts.EnvFacts, machine: hardware.Hardware
     ) -> resolution.Resolved:
-        """All settings: those given, and a choice for each that was left out."""
+        """Choose every setting that was not given; return all of them with their sources.
+
+        `inherited` facts are those of the adapter that `ref` continues.
+        """
         return resolution.resolve(
             self.algorithm,
             self.settings,
@@ -178,7 +189,7 @@ class DryRun:
         )
 
     def check_interpreter(self) -> Outcome:
-        """Whether there is an interpreter that can train with these settings.
+        """Check that there is an interpreter that can train with these settings.
 
         Raises UserError if there is none.
         """
@@ -188,7 +199,10 @@ class DryRun:
         return Outcome("pass", f"workers run with {python}")
 
     def check_packages(self) -> Outcome:
-        """Whether the packages that the environment's requirements.txt names are installed."""
+        """Check that the packages which the environment's requirements.txt names are installed.
+
+        Raises UserError ENV_DEPS if one is missing.
+        """
         record = required(self.facts.record)
         needed = env_packages.read_requirements(record.source)
         if not needed:
@@ -205,7 +219,7 @@ class DryRun:
         return Outcome("pass", f"{len(needed)} found here")
 
     def check_secrets(self) -> Outcome:
-        """Whether all secrets that the environment names are set. Raises UserError ENV_SECRETS."""
+        """Check that all secrets of the environment are set. Raises UserError ENV_SECRETS."""
         record = required(self.facts.record)
         admission.check_secrets(record)
         if not record.secrets:
@@ -213,7 +227,7 @@ class DryRun:
         return Outcome("pass", f"{', '.join(record.secrets)} set")
 
     def check_isolation(self) -> Outcome:
-        """Whether the environment's code can be confined on this machine, and how well."""
+        """Check whether the environment's code can be confined on this machine, and how well."""
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
@@ -224,8 +238,10 @@ class DryRun:
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
 
     def check_data(self) -> Outcome:
-        """Whether the training rows fit the settings. Stores their statistics, and for SFT one row
-        as it would be trained on."""
+        """Check that the training rows fit the settings.
+
+        Stores their statistics, and for SFT one row as it would be trained on.
+        """
         resolved, rows = required(self.facts.resolved), required(self.facts.rows)
         statistics = env_facts.statistics(rows, resolved.settings)
         self.facts.statistics = statistics
@@ -238,7 +254,7 @@ class DryRun:
         return judge_wording(required(self.facts.record), required(self.facts.resolved).settings)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
-        """One row as SFT would train on it; {} if there is none."""
+        """Return one row as SFT would train on it; {} if there is none."""
         record, model_folder = required(self.facts.record), required(self.facts.model).base_path
         tasks = registry.read_tasks(record)
         redact = redactor_for(self.home, record.dir)
@@ -246,7 +262,7 @@ class DryRun:
         return row.to_json() if row else {}
 
     def check_exam(self) -> Outcome:
-        """What the held-out tasks can show, as far as that is known before the run; stores it."""
+        """Judge what the held-out tasks can show, as far as known before the run; store it."""
         rows, settings = required(self.facts.rows), required(self.facts.resolved).settings
         env_id, model = required(self.facts.record).env_id, required(self.facts.model).ref
         exam = self.facts.exam = exam_of(self.home, env_id, model, settings, rows)
@@ -259,7 +275,7 @@ class DryRun:
         return Outcome("warn", f"{exam.in_words()}; {'; '.join(doubts)}", fix)
 
     def check_contamination(self) -> Outcome:
-        """Whether training rows contain held-out tasks."""
+        """Check that no training rows contain held-out tasks."""
         overlap = self.overlap()
         headline = overlap.headline
         if overlap.verdict == "clean":
@@ -274,8 +290,10 @@ class DryRun:
         return contamination.of_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
-        """What the stored reward audit says of the scorer, by its verdict: "ok", "warn" or "risk".
-        A risk is a failure only for GRPO without accept_reward_risk, else a warning."""
+        """Judge what the stored reward audit says of the scorer: "ok", "warn" or "risk".
+
+        A risk is a failure only for GRPO without accept_reward_risk, else a warning.
+        """
         record = required(self.facts.record)
         audit = record.audit.as_written()
         self.facts.audit = audit
@@ -297,11 +315,11 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; stores the forecast. Warns if records of earlier runs
-        could not be read, so that the forecast was made without them.
+        """Estimate the run's time and memory; store the forecast.
 
-        The machine is measured first, if the call has time left for that; it began at `began` on
-        the monotonic clock.
+        It warns if records of earlier runs could not be read, so that the forecast was made without
+        them. The machine is measured first, if the call has time left for that; it began at `began`
+        on the monotonic clock.
         """
         wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -315,20 +333,26 @@ class DryRun:
         return Outcome("pass", detail)
 
     def _forecast(self) -> Forecast:
-        """The estimate of the run with the settings that were chosen."""
+        """The estimate of the run with the settings that were chosen, and now on as many devices
+        as it takes."""
         ref = required(self.facts.model)
-        return estimate.estimate(
+        facts = (ref.facts, required(self.facts.rows), required(self.facts.machine))
+
+        def forecast_of(settings: resolution.Resolved) -> Forecast:
+            return estimate.estimate(
+                self.home, settings, *facts, teacher=self.facts.teacher, base_path=ref.base_path
+            )
+
+        self.facts.resolved, _ = gpu_count.decide(
             self.home,
             required(self.facts.resolved),
-            ref.facts,
-            required(self.facts.rows),
             required(self.facts.machine),
-            teacher=self.facts.teacher,
-            base_path=ref.base_path,
+            lambda settings: forecast_of(settings).estimate,
         )
+        return forecast_of(self.facts.resolved)
 
     def check_memory(self) -> Outcome:
-        """Whether the run fits into the memory of its device."""
+        """Check that the run fits into the memory of its device."""
         forecast = required(self.facts.forecast)
         figures = forecast.estimate
         total, available = figures.peak_memory.total, figures.memory_available
@@ -345,7 +369,7 @@ class DryRun:
         return Outcome("fail", detail, fix, code="DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
-        """Whether the disk has room for what the run writes."""
+        """Check that the disk has room for what the run writes."""
         figures = required(self.facts.forecast).estimate
         free_bytes = required(self.facts.machine).disk_free
         detail = f"the run writes about {size(figures.disk_bytes)}"
@@ -355,7 +379,7 @@ class DryRun:
         return Outcome("fail", detail, fix, code="DISK_FULL")
 
     def check_budget(self) -> Outcome:
-        """Whether the run is expected to stay within the default cap and the home's total.
+        """Check that the run is expected to stay within the default cap and the home's total.
 
         Raises UserError BUDGET if it likely does not.
         """
@@ -369,7 +393,7 @@ class DryRun:
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the call of submit_train that this dry run checks.
+        """Return the arguments of the call of submit_train that this dry run checks.
 
         `env_id` is the whole id where the environment was looked up, else as the caller gave it.
         """
@@ -385,8 +409,10 @@ class DryRun:
         return arguments
 
     def sft_arguments(self) -> Mapping[str, object]:
-        """The arguments of a submit_train by SFT on the same tasks; {} where the tasks have no
-        reference answers to learn from."""
+        """Return the arguments of a submit_train by SFT on the same tasks.
+
+        {} where the tasks have no reference answers to learn from.
+        """
         rows = self.facts.rows
         if rows is None or not rows.answered_rows:
             return {}

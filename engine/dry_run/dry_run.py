@@ -28,12 +28,14 @@ def dry_run_request(
     """Check the run or the plan that could be submitted with this request, without training it.
 
     Args:
+        home: the home.
+        request: what could be submitted, and what is to be tried.
         cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
             estimate of them, or raises a UserError. None where no quota applies.
 
-    What the reply does not know, because a check failed, is empty; `probe` is the probe's result,
-    None until it is done, `smoke` that of the two steps. Raises UserError BAD_ARGUMENT for a number
-    of samples outside 0..256.
+    Returns the reply. What it does not know, because a check failed, is empty; `probe` is the
+    probe's result, None until it is done, `smoke` that of the two steps. Raises UserError
+    BAD_ARGUMENT for a number of samples outside 0..256.
     """
     began = time.monotonic()
     _check_samples(request.samples)
@@ -55,7 +57,7 @@ def dry_run(
     samples: int = 0,
     cap_function: Callable[[float], float] | None = None,
 ) -> Reply:
-    """Check a single run; see `dry_run_request`."""
+    """Check a single run and return the reply; `dry_run_request` explains the arguments."""
     request = DryRunRequest(
         env_id=env_id,
         model=model,
@@ -67,7 +69,7 @@ def dry_run(
 
 
 def _check_samples(samples: int) -> None:
-    """Raises UserError BAD_ARGUMENT unless `samples` is a whole number of tasks in its range."""
+    """Raise UserError BAD_ARGUMENT unless `samples` is a whole number from 0 to `MOST_SAMPLES`."""
     is_count = isinstance(samples, int) and not isinstance(samples, bool)
     if not is_count or not 0 <= samples <= MOST_SAMPLES:
         raise UserError(

@@ -25,7 +25,12 @@ _GB = 1 << 30
 def _dense(
     hidden: int, layers: int, heads: int, intermediate: int, vocab: int, context: int, *, tied: bool
 ) -> ModelFacts:
-    """A dense decoder of these sizes with 8 key heads of 128 numbers, stored in bfloat16."""
+    """Describe a dense decoder of these sizes, with 8 key heads of 128 numbers, in bfloat16.
+
+    `hidden` is the width of a layer, `intermediate` that of its feed-forward block, `vocab` the
+    number of tokens, `context` the longest sequence in tokens; `tied` says whether the output
+    shares the weights of the embedding. Norms and biases are not counted as parameters.
+    """
     attention = 2 * hidden * 128 * (heads + 8)
     params = layers * (attention + 3 * hidden * intermediate) + vocab * hidden * (1 if tied else 2)
     return ModelFacts(
@@ -123,7 +128,7 @@ class Cell:
 
 
 def machine(memory_gib: int) -> Hardware:
-    """A machine with one GPU of that much memory."""
+    """Describe a machine with one GPU of `memory_gib` GiB."""
     memory = memory_gib * _GB
     device = Device("cuda:0", "GPU", "cuda", memory, memory, visible="GPU-1", bf16=True)
     ram = max(32 * _GB, memory * 3 // 2)
@@ -131,7 +136,10 @@ def machine(memory_gib: int) -> Hardware:
 
 
 def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
-    """How a task would run with the settings of `change`, on a machine where vLLM is set up."""
+    """Plan a task with the settings of `change`, on a machine where vLLM is set up.
+
+    `change` holds the settings that differ from a user's, one of `CHANGES`.
+    """
     resolved = resolution.resolve(
         task.algorithm,
         {**task.given, **change},
@@ -145,18 +153,18 @@ def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[s
 
 
 def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
-    """How a task would run with the first of CHANGES that is admitted; None if none is."""
+    """Plan a task with the first of `CHANGES` that is admitted; None if none is."""
     cells = (planned(task, model, hardware, change) for change in CHANGES)
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
 @cache
 def page() -> str:
-    """The page as Markdown: a table for each task."""
-    parts = [_INTRODUCTION]
+    """Return the page as Markdown: an introduction, then a table for each task."""
+    sections = [_INTRODUCTION]
     for name, task in TASKS.items():
-        parts.append(f"## {name}\n\n{_HEAD}" + "\n".join(_lines(task)) + "\n")
-    return "\n".join(parts)
+        sections.append(f"## {name}\n\n{_HEAD}" + "\n".join(_lines(task)) + "\n")
+    return "\n".join(sections)
 
 
 _INTRODUCTION = """# GPUs
@@ -180,7 +188,7 @@ _HEAD = (
 
 
 def _lines(task: Task) -> Iterator[str]:
-    """The rows of a task's table."""
+    """Yield the rows of a task's table, one for each model and GPU."""
     for model_name, model in MODELS.items():
         for gpu_name, memory_gib in GPUS.items():
             cell = first_admitted(task, model, machine(memory_gib))
@@ -188,7 +196,10 @@ def _lines(task: Task) -> Iterator[str]:
 
 
 def _line(model: str, gpu: str, cell: Cell | None) -> str:
-    """A row of a table; `cell` is None where nothing is admitted."""
+    """Write a row of a table: how a task runs with `model` on `gpu`, memory in GB (10^9 bytes).
+
+    `cell` is None where nothing is admitted.
+    """
     if cell is None:
         return f"| {model} | {gpu} | refused |" + " |" * 13
     settings, job, memory = cell.plan.settings, cell.plan.job, cell.memory

@@ -55,7 +55,7 @@ class _CheckedPlan:
     """The runs of a plan after their checks, and the checks of the plan as a whole."""
 
     def __init__(self, home: Home, request: DryRunRequest, runs: Sequence[PlannedRun]) -> None:
-        """`runs` have made their checks."""
+        """Take the runs of a plan, which have made their checks."""
         self.home = home
         self.request = request
         self.runs = runs
@@ -64,8 +64,7 @@ class _CheckedPlan:
         self.evaluation_hours: Range = NO_HOURS
 
     def check_evaluation(self, planned: PlannedEvaluation) -> None:
-        """Check the evaluation that the plan ends with; stores its entry of the reply, and its
-        hours."""
+        """Check the evaluation that the plan ends with; store its hours and its reply entry."""
         self.evaluation_step = {
             "step": planned.step,
             "algorithm": "evaluate",
@@ -74,11 +73,14 @@ class _CheckedPlan:
         self.whole.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
 
     def _evaluation_outcome(self, planned: PlannedEvaluation) -> Outcome:
-        """Whether the evaluation can be carried out, on the model that the plan starts from and
-        those that its runs make. Stores its hours; raises the UserErrors of an evaluation."""
+        """Judge whether the evaluation can be carried out.
+
+        It asks the model that the plan starts from and those that its runs make. Stores its hours;
+        raises the UserErrors of an evaluation.
+        """
         evaluation.check_request(planned.request)
         start_model = self.runs[0].facts.model
-        made_models = [self.runs[index].model_to_be for index in planned.asked]
+        made_models = [self.runs[index].model_to_be for index in planned.model_indices]
         models = [model for model in (start_model, *made_models) if model is not None]
         if len(models) < 1 + len(made_models):  # a check of a run failed, so its model is unknown
             return Outcome("skip", "needs every model of the plan")
@@ -103,14 +105,16 @@ class _CheckedPlan:
         self.whole.run_check("budget", (), self._budget_outcome)
 
     def _disk_outcome(self, figures: Sequence[Estimate]) -> Outcome:
-        """Whether the disk holds what all runs write. Raises UserError DISK_FULL."""
+        """Judge whether the disk holds what all runs write. Raises UserError DISK_FULL."""
         disk_free = required(self.runs[0].facts.machine).disk_free
         needed = plan_total.check_disk(figures, disk_free)
         return Outcome("pass", f"all runs write about {size(needed)}")
 
     def _budget_outcome(self) -> Outcome:
-        """Whether all runs stay within their one cap and the home's total. Raises UserError
-        BUDGET."""
+        """Judge whether all runs stay within their one cap and the home's total.
+
+        Raises UserError BUDGET.
+        """
         total = required(self.total)
         cap = self.request.cap_hours
         arguments = self.runs[0].arguments()
@@ -125,7 +129,7 @@ class _CheckedPlan:
 
     @property
     def total(self) -> Estimate | None:
-        """The estimate of all runs together; None where one of them has none."""
+        """Return the estimate of all runs together; None where one of them has none."""
         figures = self._figures()
         if len(figures) < len(self.runs):
             return None
@@ -145,9 +149,11 @@ class _CheckedPlan:
         return self.home.user_config().gpu_hour_price
 
     def entries(self) -> list[dict[str, object]]:
-        """The checks of the plan as the reply shows them: of single runs those that
-        `_is_to_be_shown`, with their step; then all checks of the whole plan. A check that says the
-        same of several runs of a step is shown once."""
+        """List the checks of the plan as the reply shows them.
+
+        First come those of single runs that `_is_to_be_shown`, with their step; then all checks of
+        the whole plan. A check that says the same of several runs of a step is shown once.
+        """
         entries: list[dict[str, object]] = []
         shown: set[tuple[int, str, str]] = set()  # (step, name, detail)
         for run in self.runs:
@@ -175,8 +181,11 @@ class _CheckedPlan:
         }
 
     def _summary(self, entries: Sequence[Mapping[str, object]]) -> str:
-        """Whether the plan can be submitted, in one sentence: the first refusal, or how long it
-        takes and what its one cap is."""
+        """Say in one sentence whether the plan can be submitted.
+
+        It names the first refusal, or how long the plan takes and what its one cap is. `entries`
+        are the checks as the reply shows them.
+        """
         failed = self.failed
         if failed:
             more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
@@ -201,9 +210,11 @@ class _CheckedPlan:
         return [Call("submit_train", self.runs[0].arguments()).to_json()]
 
     def _steps(self) -> list[Reply]:
-        """An entry for each run, the evaluation last: what it trains on, its settings, hours and
-        money. Of several runs of a step the first has all settings, the others those that differ
-        from the first."""
+        """List an entry for each run of the plan, the evaluation last.
+
+        It says what the run trains on, its settings, hours and money. Of several runs of a step the
+        first has all settings, the others those that differ from the first.
+        """
         steps: list[Reply] = []
         first_settings_of_step: dict[int, Mapping[str, object]] = {}
         for run in self.runs:
@@ -222,16 +233,17 @@ class _CheckedPlan:
 
 
 def _is_to_be_shown(check: Check) -> bool:
-    """Whether the reply shows a check of a single run: it failed, it warns, or it tried the model
-    (probe and smoke run)."""
+    """Return whether the reply shows a check of a single run.
+
+    That is so if it failed, it warns, or it tried the model (probe and smoke run).
+    """
     return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
 def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
-    """A training run as an entry of the reply.
+    """Make the entry of a training run in the reply.
 
-    Args:
-        settings: those of its settings that the entry shows.
+    `settings` are those of its settings that the entry shows.
     """
     record, figures = run.facts.record, run.figures
     entry: Reply = {"step": run.step}
@@ -247,8 +259,10 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
 
 
 def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
-    """The fields `hours` and, where a device hour has a `price` (0: none), `money`, each as low,
-    likely and high. The money is that of `gpu_hours`."""
+    """Return the fields `hours` and, where a device hour has a price, `money`.
+
+    Each has low, likely and high. The money is that of `gpu_hours`; a `price` of 0 means none.
+    """
     fields: Reply = {"hours": hours.to_json()}
     if price:
         fields["money"] = plan_total.priced(gpu_hours, price).to_json()
@@ -256,14 +270,17 @@ def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
 
 
 def _total_fields(total: Estimate, cap: float) -> Reply:
-    """The `total` of the reply: hours and money of all runs together, their shared `cap` in device
-    hours, and what the estimate rests on."""
+    """Return the `total` of the reply.
+
+    It has hours and money of all runs together, their shared `cap` in device hours, and what the
+    estimate rests on.
+    """
     fields = _cost_fields(total.hours, total.gpu_hours, total.gpu_hour_price)
     return fields | {"max_gpu_hours": cap, "basis": total.basis}
 
 
 def _as_sentence(entry: Mapping[str, object]) -> str:
-    """A check in words, with its step where it is about one: "step 2: data: 3 rows ..."."""
-    of_label = f" ({entry['label']})" if entry.get("label") else ""
-    of_step = f"step {entry['step']}{of_label}: " if "step" in entry else ""
-    return f"{of_step}{entry['name']}: {entry['detail']}"
+    """Write a check as text, with its step where it is about one: "step 2: data: 3 rows ..."."""
+    label_note = f" ({entry['label']})" if entry.get("label") else ""
+    step_note = f"step {entry['step']}{label_note}: " if "step" in entry else ""
+    return f"{step_note}{entry['name']}: {entry['detail']}"

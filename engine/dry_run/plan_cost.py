@@ -15,8 +15,10 @@ from engine.runs.submit.requests import TrainRequest
 
 @reports_unwritable_disk
 def estimate_request(home: Home, request: TrainRequest) -> Reply:
-    """Estimate the run or the plan that could be submitted with this request; returns the reply.
-    Raises UserError if a submit would refuse an environment, a model or the settings."""
+    """Estimate the run or the plan that could be submitted with this request; return the reply.
+
+    Raises UserError if a submit would refuse an environment, a model or the settings.
+    """
     if request.is_plan:
         return estimate_plan(home, request)
     return estimate.estimate_cost(
@@ -25,8 +27,11 @@ def estimate_request(home: Home, request: TrainRequest) -> Reply:
 
 
 def estimate_plan(home: Home, request: TrainRequest) -> Reply:
-    """Estimate every run of a plan; returns the reply. The machine is measured first if it never
-    was. Raises UserError, naming the step, if a submit would refuse what it trains."""
+    """Estimate every run of a plan; return the reply.
+
+    The machine is measured first if it never was. Raises UserError, naming the step, if a submit
+    would refuse what it trains.
+    """
     machine = hardware.detect(home.root)
     throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
     steps = plans.resolved_steps(home, request, is_admitted=False)
@@ -56,7 +61,11 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
 
 
 def _summary(steps: ResolvedSteps, total: Estimate, cap: float, *, fits: bool) -> str:
-    """The estimate of the plan in one sentence."""
+    """Say in one sentence what the plan will take.
+
+    `cap` is the limit of GPU-hours of all runs together; `fits` whether every run fits into the
+    memory.
+    """
     count = len(steps.trainings) + (steps.evaluation is not None)
     hours = total.hours
     sentence = (
@@ -69,7 +78,7 @@ def _summary(steps: ResolvedSteps, total: Estimate, cap: float, *, fits: bool) -
 
 
 def _over_cap(total: Estimate, cap: float) -> list[str]:
-    """The warning that the plan may not end within its cap, as a list; [] where it does."""
+    """Return a warning if the plan may not end within its cap of GPU-hours; otherwise []."""
     if total.gpu_hours.high <= cap:
         return []
     verb = "will be refused" if total.gpu_hours.likely > cap else "may be stopped"
@@ -80,7 +89,7 @@ def _over_cap(total: Estimate, cap: float) -> list[str]:
 
 
 def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
-    """An entry for each run of the plan."""
+    """List an entry for each run of the plan; `price` is that of a device hour, 0 for none."""
     entries = [_training_entry(training) for training in steps.trainings]
     if steps.evaluation is not None:
         hours = steps.evaluation.resolved.hours
@@ -90,8 +99,10 @@ def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
 
 
 def _training_entry(training: PlanTraining) -> Reply:
-    """A training run as an entry of the reply: its step and label, what it trains on, its steps,
-    hours, money and memory in bytes."""
+    """Make the entry of a training run in the reply.
+
+    It has step and label, what it trains on, its steps, hours, money, and memory in bytes.
+    """
     planned, resolved = training.planned, training.resolved
     figures = resolved.forecast.estimate
     entry: Reply = {"step": planned.step, "algorithm": planned.request.algorithm}
@@ -103,6 +114,8 @@ def _training_entry(training: PlanTraining) -> Reply:
 
 
 def _cost(hours: Range, money: Range, price: float) -> Reply:
-    """The fields `hours` and, where a device hour has a `price` (0: none), `money`, each as low,
-    likely and high."""
+    """Return the fields `hours` and, where a device hour has a price, `money`.
+
+    Each has low, likely and high; a `price` of 0 means none.
+    """
     return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})

@@ -28,22 +28,23 @@ class PlannedRun(DryRun):
         home: Home,
         request: TrainRequest,
         planned: PlannedTraining,
-        before: Sequence["PlannedRun"],
+        earlier_runs: Sequence["PlannedRun"],
     ) -> None:
         """Take one training run of a plan.
 
         Args:
+            home: the home.
             request: that of the whole plan.
             planned: the run.
-            before: the runs that come before it in the plan; `planned.behind` is the index of the
-                one among them that makes its start model.
+            earlier_runs: the runs that come before it in the plan; `planned.behind` is the index of
+                the one among them that makes its start model.
         """
-        own = planned.request
-        super().__init__(home, own.env_id, own.model, own.algorithm, dict(own.settings))
+        step = planned.request  # the request of this run alone
+        super().__init__(home, step.env_id, step.model, step.algorithm, dict(step.settings))
         self.request = request
         self.planned = planned
         # The run that makes the start model; None where that exists already.
-        self.maker = before[planned.behind] if planned.behind is not None else None
+        self.maker = earlier_runs[planned.behind] if planned.behind is not None else None
 
     @property
     def step(self) -> int:
@@ -57,7 +58,7 @@ class PlannedRun(DryRun):
 
     @property
     def model_to_be(self) -> ModelRef | None:
-        """The model that the run is to make; None where its settings are not known."""
+        """Return the model that the run is to make; None where its settings are not known."""
         if self.facts.model is None or self.facts.resolved is None:
             return None
         return model_made(self.facts.model, self.facts.resolved.settings)
@@ -69,7 +70,7 @@ class PlannedRun(DryRun):
         return check_list
 
     def check_model(self) -> Outcome:
-        """Whether the model exists or is to be made by the step before; stores what it is."""
+        """Check that the model exists or that the step before makes it; store what it is."""
         if self.maker is None:
             return super().check_model()
         made = self.maker.model_to_be
@@ -79,8 +80,11 @@ class PlannedRun(DryRun):
         return Outcome("pass", f"the best of step {self.maker.step}")
 
     def overlap(self) -> Contamination:
-        """Which held-out tasks stand in the training rows of this run, of the runs that make its
-        start model, or of those that made the model of the plan's beginning."""
+        """Find which held-out tasks occur in the rows that the model is trained on.
+
+        These are the training rows of this run, of the runs that make its start model, and of those
+        that made the model of the plan's beginning.
+        """
         earlier_runs: list[PlannedRun] = []  # the nearest first
         maker = self.maker
         while maker is not None:
@@ -100,8 +104,10 @@ class PlannedRun(DryRun):
         return Outcome("skip", "checked for the whole plan")
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the call that submits the whole plan. `env_id` is the whole id where
-        this is a run of the first step whose environment was looked up, else as the user gave it.
+        """Return the arguments of the call that submits the whole plan.
+
+        `env_id` is the whole id where this is a run of the first step whose environment was looked
+        up, else as the user gave it.
         """
         all_arguments = self.request.given_arguments()
         arguments = {name: value for name, value in all_arguments.items() if value}
@@ -110,9 +116,11 @@ class PlannedRun(DryRun):
         return arguments
 
     def entry(self, check: Check) -> dict[str, object]:
-        """A check as the reply shows it: with the step, and the label of the run where it has one.
+        """Return a check as the reply shows it, with the step, and the label of the run if any.
+
         After the first step the call that mends it is left out: its arguments are of the first step
-        and cannot change a later one."""
+        and cannot change a later one.
+        """
         fields = {"step": self.step, **check.to_json()}
         if self.planned.label:
             fields["label"] = self.planned.label

@@ -44,15 +44,18 @@ def check_probe(
 def _start_probe(
     run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
 ) -> str:
-    """Submit the probe; returns the id of its run. A probe takes the settings of GRPO, so for
-    other algorithms it gets only those that they share with GRPO."""
+    """Submit the probe; return the id of its run.
+
+    A probe takes the settings of GRPO, so for other algorithms it gets only those that they share
+    with GRPO.
+    """
     settings = run.settings if run.algorithm == "grpo" else run.shared_settings()
     request = ProbeRequest(record.env_id, run.model, samples, settings)
     return lifecycle.submit_probe(run.home, request, cap_function)["run_id"]
 
 
 def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
-    """Judge the result of the probe; stores it, and whether its tasks are too hard for GRPO."""
+    """Judge the result of the probe; store it, and whether its tasks are too hard for GRPO."""
     path = run.home.run(run_id).result
     run.facts.probe = read_json(path)
     result = ProbeResult.read(path)
@@ -61,8 +64,10 @@ def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
 
 
 def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
-    returned."""
+    """Make the outcome of a probe that failed or was cancelled.
+
+    `status` is what `lifecycle.wait` returned.
+    """
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"
     fix = Hint.from_fields(error.get("hint", ""), error.get("call"))

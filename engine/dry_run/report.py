@@ -20,8 +20,10 @@ _HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
 
 
 def report_of(run: DryRun) -> Reply:
-    """The parts of the reply that are known without the probe; with `report_hash`, which is the
-    same for the same call."""
+    """Return the parts of the reply that are known without the probe.
+
+    Among them is `report_hash`, which is the same for the same call.
+    """
     facts = run.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
@@ -38,8 +40,11 @@ def report_of(run: DryRun) -> Reply:
 
 
 def _report_hash(run: DryRun, report: Reply) -> str:
-    """A hash of the report's parts that do not change from call to call. It leaves out the
-    estimate and the times of the audit, because free memory, free disk and times do change."""
+    """Hash the report's parts that do not change from call to call; return hexadecimal text.
+
+    It leaves out the estimate and the times of the audit, because free memory, free disk and times
+    do change.
+    """
     facts = run.facts
     record, model = facts.record, facts.model
     stable = {
@@ -58,7 +63,7 @@ def _report_hash(run: DryRun, report: Reply) -> str:
 
 
 def results_of(run: DryRun) -> Reply:
-    """The parts of the reply that tell what the checks came to, the probe included."""
+    """Return the parts of the reply that tell what the checks came to, the probe included."""
     return {
         "checks": [check.to_json() for check in run.check_list.checks],
         "probe": run.facts.probe,
@@ -71,7 +76,7 @@ def results_of(run: DryRun) -> Reply:
 
 
 def _summary(run: DryRun) -> str:
-    """One sentence on the result of the dry run, what matters first.
+    """Say in one sentence what the dry run came to, what matters first.
 
     `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
     to train, about 12 min`, each followed by the names of the checks that warn and by what to do
@@ -101,16 +106,17 @@ def _summary(run: DryRun) -> str:
 
 
 def _others_to_look_at(run: DryRun) -> str:
-    """The names of the checks that warn besides the estimate, as the end of a sentence; "" where
-    none does."""
+    """Name the checks that warn besides the estimate, as the end of a sentence; "" without any."""
     others = [check.name for check in run.check_list.checks if check.status == "warn"]
     names = ", ".join(name for name in others if name != "estimate")
     return f"; look at {names}" if names else ""
 
 
 def _little_to_learn(run: DryRun) -> str:
-    """A sentence that says that GRPO would learn little, because the probe's groups (the answers to
-    one task) are too hard, and what helps."""
+    """Say that GRPO would learn little, because the tasks are too hard, and what helps.
+
+    A group of the probe holds the answers to one task.
+    """
     probe = required(run.facts.probe)
     first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
     return (
@@ -145,8 +151,11 @@ def _next_calls(run: DryRun) -> list[Call]:
 
 
 def _warnings(run: DryRun) -> list[str]:
-    """The warnings of the reply: first one where `env_id` was only the beginning of an id, then one
-    for every check with a warning."""
+    """List the warnings of the reply.
+
+    The first says which environment was meant, where `env_id` was only the beginning of an id; then
+    comes one for every check with a warning.
+    """
     record = run.facts.record
     prefix_warnings = registry.prefix_meant(run.env_id, record) if record else []
     warned = [check for check in run.check_list.checks if check.status == "warn"]
@@ -154,9 +163,11 @@ def _warnings(run: DryRun) -> list[str]:
 
 
 def shortened(reply: Reply) -> Reply:
-    """The reply to a dry run without what is rarely read: the details of checks that passed, where
-    each setting comes from, the row as it is trained, faultless probes of the audit, the parts of
-    the estimate. `left_out` says how to see them. A reply about a plan is short already.
+    """Return the reply to a dry run without what is rarely read; `left_out` says how to see that.
+
+    Left out are the details of checks that passed, where each setting comes from, the row as it is
+    trained, faultless probes of the audit, the parts of the estimate. A reply about a plan is short
+    already and is returned as it is.
     """
     if "steps" in reply or "checks" not in reply:
         return reply
@@ -168,15 +179,17 @@ def shortened(reply: Reply) -> Reply:
 
 
 def _shortened_audit(audit: Reply) -> Reply:
-    """The verdict and the headline of a reward audit, and its probes that warn or show a risk."""
+    """Return the verdict and the headline of an audit, and its probes that warn or show a risk."""
     short = {key: audit[key] for key in ("verdict", "headline") if key in audit}
     faulty = [probe for probe in audit.get("probes", []) if probe.get("verdict") in _FAULTY]
     return short | ({"probes": faulty} if faulty else {})
 
 
 def _shortened_estimate(figures: Reply) -> Reply:
-    """The main figures of an estimate; of the peak memory only the total in bytes, and money only
-    where a GPU-hour has a price."""
+    """Return the main figures of an estimate.
+
+    Of the peak memory only the total in bytes is kept, and money only where a GPU-hour has a price.
+    """
     short = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
     if figures.get("peak_memory"):
         short["peak_memory"] = figures["peak_memory"]["total"]

@@ -33,11 +33,11 @@ _LEAST_S = 5.0  # a process with torch takes longer only to start
 
 
 def check_smoke(run: DryRun, limit_s: float) -> Outcome:
-    """Do two optimizer steps of the run on at most `MOST_ROWS` rows, within `limit_s` seconds, in
-    a folder that is removed afterwards. Stores their result in `run.facts.smoke`.
+    """Do two optimizer steps of the run on at most `MOST_ROWS` rows, and judge them.
 
-    Skipped while a run holds the device, where another run is still to make the model, and where
-    `limit_s` is too short.
+    They may take `limit_s` seconds, in a folder that is removed afterwards. Their result is stored
+    in `run.facts.smoke`. Skipped while a run holds the device, where another run has yet to make
+    the model, and where `limit_s` is too short.
     """
     obstacle = _obstacle(run, limit_s)
     if obstacle:
@@ -52,22 +52,25 @@ def check_smoke(run: DryRun, limit_s: float) -> Outcome:
 
 
 def _obstacle(run: DryRun, limit_s: float) -> str:
-    """Why the two steps cannot be done within `limit_s` seconds from now; "" where they can."""
+    """Return why the two steps cannot be done within `limit_s` seconds from now; "" if they can."""
     maker = required(run.facts.model).waits_for
     if maker:
         return f"{maker} is still to make the model"
     with Store(run.home) as store:
-        holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
-    if holding:
-        return f"{holding[0].run_id} holds the device: make the same dry run when it is done"
+        running = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if running:
+        return f"{running[0].run_id} holds the device: make the same dry run when it is done"
     if limit_s < _LEAST_S:
         return "no time is left in this call: honesmith dry-run --smoke waits longer"
     return ""
 
 
 def smoke_settings(settings: TrainSettings) -> TrainSettings:
-    """The settings of the two steps: those of the run, but on at most `MOST_ROWS` rows, with a
-    constant learning rate, without evaluations, early stopping and replayed rows."""
+    """Return the settings of the two steps: those of the run, with a few changes.
+
+    The steps use at most `MOST_ROWS` rows and a constant learning rate, without evaluations, early
+    stopping and replayed rows.
+    """
     changes: dict[str, object] = {
         "steps": STEPS,
         # A schedule spans the whole run; at a constant rate both steps change the model.
@@ -90,8 +93,11 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
 
 
 def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
-    """Write the folder of a smoke run (two training steps), as a submit writes that of a run:
-    config.json with `smoke_settings`, and the adapters of the start model and of the teacher."""
+    """Write the folder of a smoke run (two training steps), as a submit writes that of a run.
+
+    It holds config.json with `smoke_settings`, and the adapters of the start model and of the
+    teacher.
+    """
     facts = run.facts
     resolved = required(facts.resolved)
     plan = ResolvedTraining(
@@ -111,8 +117,10 @@ def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
 
 
 def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
-    """Run the worker in its own session to its end. Returns its exit status; None where it was not
-    done within `limit_s` seconds and was killed."""
+    """Run the worker in its own session to its end, and return its exit status.
+
+    None where it was not done within `limit_s` seconds and was killed.
+    """
     python = launcher.worker_python(run.home)
     device = required(run.facts.machine).device.id
     argv = [python, "-P", *programs.command("smoke"), str(folder.path)]
@@ -139,8 +147,11 @@ def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
 
 @contextmanager
 def _lifeline() -> Iterator[int]:
-    """A context that yields the reading end of a pipe. Its other end closes with this context, or
-    with this process: the worker that reads it then ends."""
+    """Context manager: yield the reading end of a pipe.
+
+    Its other end closes with this context, or with this process: the worker that reads it then
+    ends.
+    """
     reading, writing = os.pipe()
     try:
         yield reading
@@ -150,7 +161,10 @@ def _lifeline() -> Iterator[int]:
 
 
 def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) -> Outcome:
-    """What the steps came to; `status` is that of the worker, None where it took too long."""
+    """Judge what the steps came to.
+
+    `status` is the exit status of the worker, None where it took longer than `limit_s` seconds.
+    """
     if status is None:
         return Outcome(
             "fail",
@@ -171,8 +185,10 @@ def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) ->
 
 
 def _stage(folder: RunDir) -> str:
-    """What the worker was doing when it ended, such as "step 2", by the events and metrics that it
-    wrote."""
+    """Say what the worker was doing when it ended, such as "step 2".
+
+    That follows from the events and metrics that it wrote.
+    """
     event_names = {event.event for event in Event.read_all(folder.events)}
     if SMOKE_SAVED in event_names:
         return "reading the saved adapter back"
@@ -184,14 +200,17 @@ def _stage(folder: RunDir) -> str:
 
 
 def _judged(result: SmokeResult) -> Outcome:
-    """The outcome of two steps that were done: passed, or, where all answers to a task earned the
-    same reward, a warning that no update was tried."""
+    """Make the outcome of two steps that were done.
+
+    It passes, or warns that no update was tried, where all answers to a task earned the same
+    reward.
+    """
     seconds = ", ".join(f"{step.seconds:.2f}" for step in result.steps)
-    parts = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
-    parts += _progress(result)
-    parts.append(f"{size(result.peak_memory)} at most")
-    parts.append(f"the saved adapter ({size(result.adapter_bytes)}) was read back")
-    detail = ", ".join(parts)
+    phrases = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
+    phrases += _progress(result)
+    phrases.append(f"{size(result.peak_memory)} at most")
+    phrases.append(f"the saved adapter ({size(result.adapter_bytes)}) was read back")
+    detail = ", ".join(phrases)
     if result.updated:
         return Outcome("pass", detail)
     return Outcome(
@@ -202,14 +221,16 @@ def _judged(result: SmokeResult) -> Outcome:
 
 
 def _progress(result: SmokeResult) -> list[str]:
-    """What the steps measured, as parts of a sentence: loss and reward as far as the algorithm has
-    them, and the norms of the gradients."""
-    parts: list[str] = []
+    """Say what the steps measured, as parts of a sentence.
+
+    These are loss and reward as far as the algorithm has them, and the norms of the gradients.
+    """
+    phrases: list[str] = []
     if result.loss_before is not None and result.loss_after is not None:
-        parts.append(f"loss {result.loss_before:.4g} before, {result.loss_after:.4g} after")
+        phrases.append(f"loss {result.loss_before:.4g} before, {result.loss_after:.4g} after")
     elif all(step.loss is not None for step in result.steps):
-        parts.append("loss " + ", ".join(f"{step.loss:.4g}" for step in result.steps))
+        phrases.append("loss " + ", ".join(f"{step.loss:.4g}" for step in result.steps))
     if all(step.reward_mean is not None for step in result.steps):
-        parts.append("reward " + ", ".join(f"{step.reward_mean:.3g}" for step in result.steps))
-    parts.append("gradients " + ", ".join(f"{step.grad_norm:.3g}" for step in result.steps))
-    return parts
+        phrases.append("reward " + ", ".join(f"{step.reward_mean:.3g}" for step in result.steps))
+    phrases.append("gradients " + ", ".join(f"{step.grad_norm:.3g}" for step in result.steps))
+    return phrases

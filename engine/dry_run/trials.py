@@ -17,10 +17,14 @@ def try_model(
     began: float,
     cap_function: Callable[[float], float] | None,
 ) -> None:
-    """Try the model of a run as far as the request asks: two optimizer steps (check "smoke"),
-    answers to some tasks (check "probe"). Both are skipped where an earlier check failed.
+    """Try the model of a run as far as the request asks, and add what came of it to the checks.
+
+    The check "smoke" does two optimizer steps, the check "probe" answers some tasks. Both are
+    skipped where an earlier check failed.
 
     Args:
+        run: the dry run, whose checks are made.
+        request: it says what is to be tried.
         began: when the call began, on the monotonic clock.
         cap_function: that of `dry_run_request`; raises UserError where the caller has no hours
             left. None where nothing limits the caller.

@@ -66,13 +66,16 @@ def inspect(
 def _dataset_report(
     home: Home, dataset: hub_data.Dataset, model: str, deadline: float
 ) -> DataReport:
-    """The report of a fetched dataset's first training file, with a warning about the others. If
-    all files are held out, that of the first one."""
+    """Describe the first training file of a fetched dataset, with a warning about the others.
+
+    If all files are held out, the first of them is described. `deadline` is a value of
+    `time.monotonic()`; `model` as in `inspect`.
+    """
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) not in ("heldout", "dev")]
     file = (training_files or files)[0]
     report = _file_report(home, file, model, deadline)
-    other_files = [other.name for other in files if other != file]
+    other_files = [candidate.name for candidate in files if candidate != file]
     warnings = list(report.warnings)
     if other_files:
         warnings.append(f"of {len(files)} files only {file.name} is described here")
@@ -116,7 +119,7 @@ def _task_rows(file: Path) -> list[TaskRow]:
 
 
 def _large_report(file: Path, facts: DataIndex) -> DataReport:
-    """The facts about a large file, as the report of any other."""
+    """Turn the facts about a large file into the report that any other file gets."""
     report = DataReport(
         path=str(file),
         hash=facts.files[0].sha256[:12],
@@ -159,8 +162,11 @@ def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> To
 def _row_lengths(
     rows: Sequence[TaskRow], tokenizer: tokens.ChatTokenizer
 ) -> tuple[list[RowLengths], list[str]]:
-    """(the lengths in tokens of the rows that the chat template takes, what it says of each row
-    that it refuses)."""
+    """Measure the rows in tokens.
+
+    Returns (the lengths of the rows that the chat template takes, a text for each row that it
+    refuses, with the reason).
+    """
     lengths: list[RowLengths] = []
     refusals: list[str] = []
     for row in rows:

@@ -222,10 +222,12 @@ def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
 
 
 def _split_by_name(file: Path) -> str | None:
-    """The split that the file's name stands for; None if it stands for none. The names of the other
-    data files of its folder count too (`splits_of`)."""
-    others = [path for path in data_files(file.parent) if path.name != file.name]
-    split_of_file, *_ = splits_of([file, *others])
+    """Return the split that the file's name stands for; None if it stands for none.
+
+    The names of the other data files of its folder count too (`splits_of`).
+    """
+    other_files = [path for path in data_files(file.parent) if path.name != file.name]
+    split_of_file, *_ = splits_of([file, *other_files])
     return split_of_file
 
 
@@ -264,7 +266,7 @@ def _count_characters(messages: Sequence[Any]) -> int:
 
 
 def spread(values: Sequence[int]) -> dict[str, int]:
-    """Minimum, median, 95th percentile and maximum of the values; zeros if there are none.
+    """Return minimum, median, 95th percentile and maximum of the values; zeros if there are none.
 
     Percentiles are taken at the nearest rank, so each is one of the values.
     """
@@ -297,7 +299,10 @@ def _short_hash(path: Path) -> str:
 
 
 def _summary(report: DataReport) -> str:
-    """One sentence, such as "12 rows (10 prompt/answer, 2 messages), 1 that cannot be read."."""
+    """Sum up a report in one sentence.
+
+    Such as "12 rows (10 prompt/answer, 2 messages), 1 that cannot be read."
+    """
     shapes = ", ".join(f"{count} {name}" for name, count in report.shapes.items()) or "none"
     bad = f", {report.bad} that cannot be read" if report.bad else ""
     return f"{counted(report.rows, 'row')} ({shapes}){bad}."

@@ -114,13 +114,13 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """A new staging folder beside the versions of `name`, as a context manager.
+    """Context manager: a new staging folder beside the versions of `name`.
 
     It is removed at the end, unless it was renamed to a version. Staging folders that killed pushes
     left behind are removed first.
     """
-    for other in home.envs.glob(f"*/{_STAGING}*"):
-        _remove_abandoned(other)
+    for old_folder in home.envs.glob(f"*/{_STAGING}*"):
+        _remove_abandoned(old_folder)
     parent = home.env(name, "x").parent  # any hash: only the folder of the name is wanted
     folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
     lock = _make_locked_folder(folder)  # a staging folder without a lock is of a killed push

@@ -119,7 +119,7 @@ class EnvFacts:
 
     Attributes:
         env_id: `name@hash12`.
-        kind: "single", "multi", or without a scorer "sft" or "preference".
+        kind: "single", "multi", "command", or without a scorer "sft" or "preference".
         scored: whether it can score a completion.
         train_rows, heldout_rows, dev_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
@@ -152,8 +152,8 @@ class EnvFacts:
     dev_rows: int = 0
 
     def measured_rows(self, *, by_pairs: bool) -> int:
-        """Held-out rows (dev rows, if more) that a run can be measured on. Without a scorer a run
-        of DPO (`by_pairs`) is measured by the loss of pairs; rows without a pair say nothing."""
+        """Count the held-out rows (dev rows, if more) that a run can be measured on; without a
+        scorer a run of DPO (`by_pairs`) is measured by the loss of pairs: only rows with one."""
         if by_pairs and not self.scored and self.heldout_pairs is not None:
             return self.heldout_pairs
         return max(self.heldout_rows, self.dev_rows)
@@ -178,7 +178,7 @@ class EnvFacts:
 
     @property
     def multi_turn(self) -> bool:
-        return self.kind == "multi"
+        return self.kind in ("multi", "command")
 
     @cached_property
     def longest_prompt(self) -> int:
@@ -250,7 +250,7 @@ def env_facts(
 
 
 def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
-    """The facts of an environment whose rows were counted."""
+    """Put together the facts of an environment: those of its record, and its counted rows."""
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -274,12 +274,12 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`. Of a
-    task without training rows the prompt alone is counted."""
-    # `known`: tokens at the beginning that the row before it holds too.
+    """Make the lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`;
+    of a task without training rows (`rows`) the prompt alone is counted."""
+    # `shared_tokens`: tokens at the beginning that the row before it holds too.
     shapes = [
-        RowShape(length, tuple(turns), known, is_last=number == len(rows))
-        for number, (length, known, turns) in enumerate(rows, start=1)
+        RowShape(length, tuple(turns), shared_tokens, is_last=number == len(rows))
+        for number, (length, shared_tokens, turns) in enumerate(rows, start=1)
     ]
     if not shapes:
         return RowLengths(prompt, total=prompt, pair=pair)
@@ -329,9 +329,9 @@ def _count_rows(
     """
     train, heldout = _rows_by_split(record)
     sample = _sample(train)
-    counted = _SampleLengths()
+    sample_lengths = _SampleLengths()
     for row in sample:
-        counted.count(row, record.tools, tokenizer, thinking)
+        sample_lengths.count(row, record.tools, tokenizer, thinking)
     kinds = _kinds_of(record, train, sample)
     return _CachedCounts(
         train_rows=len(train),
@@ -339,11 +339,11 @@ def _count_rows(
         answered_rows=kinds.answered,
         paired_rows=kinds.paired,
         heldout_pairs=_count_pairs(heldout),
-        lengths=counted.lengths,
+        lengths=sample_lengths.lengths,
         duplicate_share=1 - kinds.distinct_prompts / len(train) if train else 0.0,
-        refused=counted.refused,
-        refusal=counted.first_refusal[:_REFUSAL_CHARS],
-        without_reasoning=counted.without_reasoning,
+        refused=sample_lengths.refused,
+        refusal=sample_lengths.first_refusal[:_REFUSAL_CHARS],
+        without_reasoning=sample_lengths.without_reasoning,
         reasoned=_count_reasoned(sample),
     )
 
@@ -503,22 +503,22 @@ def _pair_lengths(
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
-    """Token statistics of the train rows under the resolved `settings`, as a JSON object."""
+    """Return token statistics of the train rows under the resolved `settings`, as JSON."""
     tokens_of = _tokens_of(facts, settings)
     is_dpo = isinstance(settings, DPOSettings)
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows
-    counted = len(tokens_of.totals)
+    counted_rows = len(tokens_of.totals)
     return {
         "rows": facts.train_rows,  # all of them, of which only a sample may be counted
         # How many rows the figures on tokens are about: in SFT those that the counted answers
         # become, in DPO those with a pair.
-        "counted": counted,
+        "counted": counted_rows,
         "split": facts.split_rows,  # answers that the chat template splits into several rows
         "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out
         "prompt": spread(tokens_of.prompts),  # percentiles of tokens, as the next two
         "target": spread(tokens_of.targets),  # what is learnt; in GRPO the reference answer
         "total": spread(tokens_of.totals),
-        "truncated_share": _share(tokens_of.truncated, counted),
+        "truncated_share": _share(tokens_of.truncated, counted_rows),
         "dropped": tokens_of.dropped,
         "duplicate_share": round(facts.duplicate_share, 4),  # with the prompt of an earlier row
         "zero_supervision": tokens_of.targets.count(0),  # rows without a token to learn

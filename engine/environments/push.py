@@ -181,7 +181,7 @@ def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> P
 
 
 def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
-    """SHA-256 by name of the files that stay where they are; None if all files are copied."""
+    """Return the SHA-256 by name of the files that stay where they are; None if all are copied."""
     if large is None:
         return None
     return {file.name: file.sha256 for file in large.facts.files}
@@ -296,7 +296,7 @@ class _Played:
 
 
 def _play(draft: Draft) -> _Played:
-    """Run the environment: get its rows, replay their reference answers and audit its scorer.
+    """Run the environment of a draft: get its rows, replay reference answers, audit its scorer.
 
     Raises EnvProblem for a fault of the environment, or UserError ENV_INVALID.
     """
@@ -308,15 +308,15 @@ def _play(draft: Draft) -> _Played:
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        own_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
-        kind = task_rows.kind_of(own_kind, rows)
-        named = [row.get("split") for row in rows]
+        env_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
+        kind = task_rows.kind_of(env_kind, rows)
+        named_splits = [row.get("split") for row in rows]
         split = task_rows.assign_split(rows, draft)
-        task_rows.add_gold(env, rows, own_kind, draft)
+        task_rows.add_gold(env, rows, env_kind, draft)
         if draft.settings.drop_leaks:
-            split = task_rows.drop_leaks(rows, named, split, draft)
+            split = task_rows.drop_leaks(rows, named_splits, split, draft)
         draft.warnings += family_hint(rows)
-        audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
+        audit = push_audit.run_audit(env, rows, env_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
     return _Played(

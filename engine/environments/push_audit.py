@@ -69,7 +69,7 @@ class SecondProcess:
         return self.process
 
     def warnings(self) -> list[str]:
-        """[] if `tasks()` gives the same rows as in the first process, else one warning.
+        """Return a warning if `tasks()` gives other rows than in the first process; otherwise [].
 
         The warning also says if that could not be checked. `tasks()` is called the first time only;
         later calls return the same list.

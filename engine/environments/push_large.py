@@ -63,15 +63,17 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 
 
 def _refuse_split_settings(draft: Draft) -> None:
-    """Raise UserError DATASET_INVALID if `environment.toml` asks for what acts only on data that
-    are copied: `drop_leaks`, or a share of the rows as dev tasks."""
-    asked = {"drop_leaks": draft.settings.drop_leaks, "dev": draft.settings.dev_share > 0}
-    named = [name for name, is_asked in asked.items() if is_asked]
-    if named:
+    """Raise UserError DATASET_INVALID for settings that act only on data that are copied.
+
+    These are `drop_leaks` and a share of the rows as dev tasks, in `environment.toml`.
+    """
+    switched_on = {"drop_leaks": draft.settings.drop_leaks, "dev": draft.settings.dev_share > 0}
+    refused_names = [name for name, is_on in switched_on.items() if is_on]
+    if refused_names:
         raise UserError(
             "DATASET_INVALID",
-            f"{' and '.join(named)} under [split] in environment.toml: these data are too large to "
-            "copy, so their rows stay as they are in the files",
+            f"{' and '.join(refused_names)} under [split] in environment.toml: these data are too "
+            "large to copy, so their rows stay as they are in the files",
             hint="Leave out those rows in the files themselves and take the setting away, or push "
             "fewer rows.",
             field="path",
@@ -98,7 +100,10 @@ def _copy_index(source: Path, target: Path) -> None:
 
 
 def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> EnvVersion:
-    """The content of env.json for data that stays where it is."""
+    """Make the content of env.json for data that stays where it is.
+
+    `facts` are about its rows; `contamination` is what of the held-out rows occurs in the others.
+    """
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,

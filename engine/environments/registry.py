@@ -97,8 +97,10 @@ class EnvRecord:
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
-    """The version that `ref` names: its id (`name@hash`), a bare name, which means its newest
-    version, or the beginning of either, if that fits only one environment.
+    """Return the version of an environment that `ref` names.
+
+    `ref` is its id (`name@hash`), a bare name, which means its newest version, or the beginning of
+    either, if that fits only one environment.
 
     Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, or ENV_AMBIGUOUS.
     """
@@ -166,7 +168,7 @@ class ListedVersion(ReplyBase):
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
-    """At most `limit` versions after the first `offset`, the last pushed first."""
+    """List at most `limit` versions after the first `offset`, the last pushed first."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
     return [

@@ -98,7 +98,7 @@ def _unresolvable(path: str, error: Exception) -> UserError:
 
 
 def _outside_roots(path: str, roots: list[Path]) -> UserError:
-    """The error for a path that lies in none of the `roots`."""
+    """Make the error for a path that lies in none of the folders `roots`."""
     allowed = ", ".join(str(root) for root in roots) or "none"
     return UserError(
         "PATH_OUTSIDE_ROOTS",
@@ -108,14 +108,14 @@ def _outside_roots(path: str, roots: list[Path]) -> UserError:
     )
 
 
-def _no_folder(shown: str, path: Path) -> UserError:
-    """The error for a path that is no folder; `shown` is how the caller wrote it."""
+def _no_folder(given_path: str, path: Path) -> UserError:
+    """Make the error for a path that is no folder; `given_path` is how the caller wrote it."""
     fault, advice = "does not exist", ""
     if path.is_file():
         fault, advice = "is a file", f" Pass its folder {str(path.parent)!r}."
     return UserError(
         "ENV_INVALID",
-        f"the folder {shown!r} {fault}",
+        f"the folder {given_path!r} {fault}",
         field="path",
         hint=f"path is the folder that holds environment.py or data files.{advice}",
     )
@@ -183,8 +183,10 @@ class _Copier:
     """
 
     def __init__(self, target: Path, by_reference: Collection[str]) -> None:
-        """`target` is the folder to write; `by_reference` are paths that are not copied, because
-        their content stays where it is."""
+        """Prepare to copy into the folder `target`.
+
+        `by_reference` are paths that are not copied, because their content stays where it is.
+        """
         self.target = target
         self.by_reference = by_reference
         self.digests: dict[str, str] = {}  # the SHA-256 of each copied file, by its path
@@ -346,11 +348,11 @@ def _shortened_list(left_out: list[str]) -> list[str]:
     return [*left_out[:MOST_LISTED], f"... and {len(left_out) - MOST_LISTED} more"]
 
 
-def _too_large(why: str) -> UserError:
-    """The error for an environment above one of the limits; `why` names the limit."""
+def _too_large(limit: str) -> UserError:
+    """Make the error for an environment above one of the limits; `limit` names it."""
     return UserError(
         "ENV_LIMITS",
-        f"the environment is too large to push: {why}",
+        f"the environment is too large to push: {limit}",
         field="path",
         hint="Keep models and raw data out of the folder; make rows in tasks() or sample them.",
     )

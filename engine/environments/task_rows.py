@@ -81,9 +81,12 @@ def drop_leaks(
 
 
 def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
-    """The training rows that teach a held-out or dev task, each by file and line (by its id, where
-    it is of no data file) with the task, such as "train.jsonl:7 asks heldout.jsonl:3 (exact,
-    prompt)"; at most `_MOST_LEAKS`, and how many more there are."""
+    """List the training rows that teach a held-out or dev task, in words.
+
+    Each is named by file and line (by its id, where it is of no data file) with the task, such as
+    "train.jsonl:7 asks heldout.jsonl:3 (exact, prompt)". At most `_MOST_LEAKS` are listed, then how
+    many more there are.
+    """
     train = [row for row in rows if row["split"] == "train"]
     exam = [row for row in rows if row["split"] != "train"]
     seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))

@@ -92,14 +92,14 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
     )
 
 
-def diff(home: Home, before: str, after: str) -> VersionDiff:
-    """Compare the files of two versions; `before` and `after` are ids, names or prefixes of them.
+def diff(home: Home, old_ref: str, new_ref: str) -> VersionDiff:
+    """Compare the files of two versions, each named by its id, its name or a prefix.
 
     The diff is cut after 400 lines, with a warning. Raises UserError ENV_NOT_FOUND or
     ENV_AMBIGUOUS.
     """
-    old = find_env(home, before)
-    new = find_env(home, after)
+    old = find_env(home, old_ref)
+    new = find_env(home, new_ref)
     old_files = _read_files(old)
     new_files = _read_files(new)
     changes = _changes(old_files, new_files)
@@ -132,7 +132,10 @@ def _changes(old_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> 
 
 
 def _counted_changes(changes: Mapping[str, str]) -> str:
-    """How many files have each change, such as "1 added, 2 changed"; "" without any."""
+    """Count the files with each change, as text such as "1 added, 2 changed"; "" without any.
+
+    `changes` holds by file name "added", "removed" or "changed".
+    """
     files_with_change = Counter(changes.values())
     return ", ".join(
         f"{files_with_change[change]} {change}"
@@ -142,8 +145,9 @@ def _counted_changes(changes: Mapping[str, str]) -> str:
 
 
 def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
-    """Copy a version's files into `folder`, which must be new or empty; files that coding agents
-    would obey, such as AGENTS.md, are left out with a warning.
+    """Copy a version's files into `folder`, which must be new or empty, and return the reply.
+
+    Files that coding agents would obey, such as AGENTS.md, are left out with a warning.
 
     Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS (`ref` names no single version), or BAD_ARGUMENT
     (a folder that cannot be used).
@@ -182,7 +186,7 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
 
 
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
-    """Delete a version: its files and its database row.
+    """Delete a version, its files and its database row, and return the reply.
 
     Raises UserError RUN_STATE if a run uses the version. A run that has not ended always forbids
     the deletion. One that has ended forbids it only without `force`: its answers could not be
@@ -236,16 +240,18 @@ def _read_files(record: EnvRecord) -> dict[str, bytes]:
 
 
 def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
-    """The lines of a unified diff of a file's two contents.
+    """Return the lines of a unified diff of the two contents of the file `name`.
 
     If one of them is not text: a single line with both sizes.
     """
     try:
-        before = old.decode().splitlines()
-        after = new.decode().splitlines()
+        old_lines = old.decode().splitlines()
+        new_lines = new.decode().splitlines()
     except UnicodeDecodeError:
         return [f"{name}: {len(old)} bytes, then {len(new)}, not text"]
-    return list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="", n=2))
+    return list(
+        difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}", lineterm="", n=2)
+    )
 
 
 def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:

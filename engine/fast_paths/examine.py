@@ -48,11 +48,11 @@ def examine_device(
     ends before it tries a path.
     """
     kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
-    wanted = list(names) or paths_of(kind)
+    path_names = list(names) or paths_of(kind)
     identity: dict[str, str] = {}
     results: list[PathResult] = []
-    while len(results) < len(wanted):
-        remaining = wanted[len(results) :]
+    while len(results) < len(path_names):
+        remaining = path_names[len(results) :]
         interrupted_at = ""
         for line in _lines_of_process(home, device, remaining, path_s):
             if "identity" in line:
@@ -63,7 +63,7 @@ def examine_device(
                 interrupted_at = ""
                 results.append(PathResult.model_validate(line["result"]))
                 report(results[-1])
-            elif len(results) < len(wanted):  # the process has ended, and paths are left
+            elif len(results) < len(path_names):  # the process has ended, and paths are left
                 results.append(_switched_off_by_death(interrupted_at, line, device))
                 report(results[-1])
     checked = DeviceResults(identity=identity, time=time.time(), paths=tuple(results))

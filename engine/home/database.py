@@ -142,10 +142,16 @@ def m003_plans(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN plan TEXT NOT NULL DEFAULT ''")
 
 
+def m004_several_gpus(db: sqlite3.Connection) -> None:
+    """Runs say how many devices they are to have."""
+    db.execute("ALTER TABLE runs ADD COLUMN gpus INTEGER NOT NULL DEFAULT 1")
+
+
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m001_first_tables,
     m002_waiting_runs,
     m003_plans,
+    m004_several_gpus,
 ]
 
 

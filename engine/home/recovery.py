@@ -260,6 +260,8 @@ def _config_columns(config: "RunConfig") -> Columns:
         # Those that are done already are taken off again before the run can start.
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
+        # On a CPU a run has the only device, however many processes share it.
+        "gpus": train_config.settings.gpus if train_config and train_config.device != "cpu" else 1,
     }
 
 
@@ -360,6 +362,7 @@ def _hours_in_events(run: RunDir) -> float:
     events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
     started_at = None  # when the attempt under way began; None between attempts, which adds 0 s
+    devices = 1  # of that attempt
     last_at = 0.0
     for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line
@@ -367,13 +370,14 @@ def _hours_in_events(run: RunDir) -> float:
         event_at = float(event["time"])
         event_name = event.get("event")
         if event_name == "attempt_started":
-            total_s += _seconds_between(started_at, last_at)  # an attempt without an end event
+            total_s += devices * _seconds_between(started_at, last_at)  # without an end event
             started_at = event_at
+            devices = 1 + str(event.get("device") or "").count(",")
         elif event_name in _END_EVENTS:
-            total_s += _seconds_between(started_at, event_at)
+            total_s += devices * _seconds_between(started_at, event_at)
             started_at = None
         last_at = event_at
-    return (total_s + _seconds_between(started_at, last_at)) / 3600
+    return (total_s + devices * _seconds_between(started_at, last_at)) / 3600
 
 
 def _seconds_between(start: float | None, end: float) -> float:

@@ -60,6 +60,7 @@ class NewRun:
     body: Mapping[str, Any] = field(default_factory=dict)  # what request_id stands for
     waits_for: str = ""  # as in a RunRow
     plan: str = ""
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class RunRow:
 
     `waits_for` holds the ids, with commas between them, of the runs whose models it needs and does
     not have yet; it is not started before all of them are done. `plan` is the id of the plan that
-    it is a step of: the runs of a plan share the cap `max_gpu_hours`.
+    it is a step of: the runs of a plan share the cap `max_gpu_hours`. `gpus` is how many devices it
+    is to have, `device` those that it was leased last, with commas between them.
     """
 
     rowid: int
@@ -99,6 +101,16 @@ class RunRow:
     verdict: str
     waits_for: str = ""
     plan: str = ""
+    gpus: int = 1
+
+    @property
+    def devices(self) -> list[str]:
+        """The ids of the devices that it was leased last; [] before its first start."""
+        return self.device.split(",") if self.device else []
+
+    def device_hours(self, seconds: float) -> float:
+        """The hours that count for so many seconds on its devices: those of each of them."""
+        return seconds / 3600 * max(1, len(self.devices))
 
     @property
     def awaited_ids(self) -> list[str]:

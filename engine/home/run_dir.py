@@ -376,6 +376,19 @@ class RunDir:
         return self.path / "sampled"
 
     @property
+    def ranks(self) -> Path:
+        """Where the ranks of a run in several processes find each other while it is going on."""
+        return self.path / "ranks"
+
+    def rank_sampled_adapters(self, rank: int) -> Path:
+        """As `sampled_adapters`, for the server of another rank than the first."""
+        return self.ranks / f"sampled_{rank}"
+
+    def rank_vllm_log(self, rank: int) -> Path:
+        """As `vllm_log`, for the server of another rank than the first."""
+        return self.logs / f"vllm_rank_{rank}.log"
+
+    @property
     def best(self) -> Path:
         """A relative symlink to the best checkpoint's folder, or a file with the folder's name."""
         return self.checkpoints / "best"

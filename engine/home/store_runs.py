@@ -212,16 +212,22 @@ class RunTable(Connection):
         devices: Sequence[str],
         claim: Callable[[RunRow], bool] | None = None,
         choose: Callable[[RunRow, Sequence[str]], str] | None = None,
+        can_start: Callable[[RunRow], bool] | None = None,
     ) -> RunRow | None:
-        """Assign a free device to the oldest queued run and set its state to "preparing".
+        """Assign free devices to the oldest queued run and set its state to "preparing".
+
+        A run gets as many as it is to have (`gpus`, at most all of the machine), all or none. Where
+        fewer are free, they are kept for it: no later run starts before it.
 
         Args:
             devices: ids of the devices that may be assigned.
             claim: takes the run's lock inside the transaction, so that nobody sees a run that is
                 preparing while its lock is free. A run for which it returns False stays queued,
                 and the next one is tried. None claims nothing.
-            choose: chooses among the free devices the one for a run, or "" where none has room for
-                it; the run then stays queued. None takes the first.
+            choose: chooses among the free devices those for a run, with commas between them, or ""
+                where none has room for it; the run then stays queued. None takes the first.
+            can_start: whether a run for which too few devices are free could start otherwise; for
+                one that could not none are kept. None: every one could.
 
         A run that waits for others is passed over. Returns the changed row; None where no device is
         free or no queued run can start.
@@ -234,7 +240,13 @@ class RunTable(Connection):
             for row in self.queue():
                 if row.waits_for:
                     continue
-                device = choose(row, free_devices) if choose else free_devices[0]
+                count = min(row.gpus, len(devices))
+                if count > len(free_devices):
+                    if can_start is None or can_start(row):
+                        return None
+                    continue
+                first = ",".join(free_devices[:count])
+                device = choose(row, free_devices) if choose else first
                 if device and (claim is None or claim(row)):
                     lease = {"device": device}
                     self._change_state(row.run_id, old="queued", new="preparing", values=lease)
@@ -247,7 +259,7 @@ class RunTable(Connection):
         leased = self._db.execute(
             f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
         )
-        return {device for (device,) in leased}
+        return {device for (leased_devices,) in leased for device in leased_devices.split(",")}
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
         """Set the state of a run to `to`, and the fields in `values`, if its state is one of

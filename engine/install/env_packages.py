@@ -292,7 +292,7 @@ def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: 
         secrets={},
         log=venv.log,
         sandbox=Sandbox(config.sandbox, config.allow_root, hidden=(str(home.root),)),
-        install=order,
+        order=order,
         reach=reach,
     )
 

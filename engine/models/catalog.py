@@ -550,7 +550,11 @@ def _run_folders(home: Home) -> list[str]:
 
 
 def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
-    """The model in the folder `path` for a listing; None if it cannot be trained here."""
+    """The model in the folder `path` as an entry of a listing; None if it cannot be trained here.
+
+    `ref` is the reference by which a run names it; `kind` says where it is stored, "home" for the
+    home folder.
+    """
     try:
         facts = model_files.read_facts(path)
     except UserError:

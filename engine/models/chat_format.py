@@ -241,17 +241,17 @@ class ChatFormat:
             rest = rest[marker.end() :]
         return self.encode(rest)
 
-    def _after_opening(self, rest: str, last_id: int | None) -> list[int]:
-        """The token ids of `rest`, the text that follows a turn without an end token.
+    def _after_opening(self, following_text: str, last_id: int | None) -> list[int]:
+        """The token ids of `following_text`, which follows a turn without an end token.
 
         In such a family (GLM) the model ends its turn by writing the opening of the next message.
         That opening is left out of the result if the turn holds it already: if it is `last_id`, the
         last id of the turn. None as `last_id` stands for whatever token ends turns.
         """
-        opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
+        opening = next((stop for stop in self.stop_texts if following_text.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
-            return self.encode(rest[len(opening) :])
-        return self.encode(rest)
+            return self.encode(following_text[len(opening) :])
+        return self.encode(following_text)
 
     def _turn_end_and_rest(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
@@ -333,10 +333,14 @@ class ChatFormat:
         return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
 
     def _new_row(self, rows: Sequence[TokenizedChat], prompt: str, answer: str) -> TokenizedChat:
-        """A row of one turn, which follows `rows` of the same conversation."""
+        """Make a row of one turn, the `answer` to `prompt`, that follows `rows` of the same
+        conversation.
+
+        The tokens that its prompt shares with the last of `rows` count as known.
+        """
         prompt_ids = self.encode(prompt)
-        known = _common_start(prompt_ids, rows[-1].ids) if rows else 0
-        return self._with_turn(prompt_ids, turns=[], known=known, answer=answer)
+        shared_count = _common_start(prompt_ids, rows[-1].ids) if rows else 0
+        return self._with_turn(prompt_ids, turns=[], known=shared_count, answer=answer)
 
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
@@ -357,17 +361,18 @@ class ChatFormat:
     def _turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """The assistant turn `message`, which follows `history`, as two texts: the prompt that it
-        answers, and what the model has to write, including the end of the turn.
+        """Split the assistant turn `message`, which follows `history`, into (prompt, completion).
 
-        The prompt opens a think block if the message has reasoning, in `reasoning_content`.
+        The prompt is the text that the turn answers; it opens a think block if the message has
+        reasoning, in `reasoning_content`. The completion is what the model has to write, including
+        the end of the turn.
         """
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
-        whole = self.text([*history, message], tools, prompt=False, thinking=thinking)
-        if whole.startswith(prompt) and self._writes_thought(history, message, tools):
-            turn = whole[len(prompt) :]
+        text_with_turn = self.text([*history, message], tools, prompt=False, thinking=thinking)
+        if text_with_turn.startswith(prompt) and self._writes_thought(history, message, tools):
+            turn = text_with_turn[len(prompt) :]
         else:  # the template writes the turn in another way than the model has to
             turn = self._thought(prompt, thought) + self._answer(history, message, tools)
         return prompt, self._up_to_end(turn, history, message, tools)
@@ -573,6 +578,7 @@ def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abil
 
 
 def _render(source: str, variables: Mapping[str, object]) -> str:
+    """Render the Jinja template `source`, a chat template, with these variables."""
     # jinja2 takes 40 ms to import, which a start of the server does not need.
     from engine.models import chat_template  # noqa: PLC0415
 

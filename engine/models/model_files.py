@@ -137,13 +137,13 @@ class ModelFacts:
         """The projections that can carry an adapter, in the order in which settings name them."""
         if self.inside is not None:  # read from the shapes of the weights
             return self.inside.projections
-        query = self.heads * self.head_dim
-        key = self.kv_heads * self.head_dim  # also the size of the values
+        query_width = self.heads * self.head_dim
+        key_width = self.kv_heads * self.head_dim  # also the width of the values
         shapes = {  # (inputs, outputs)
-            "q_proj": (self.hidden, query),
-            "k_proj": (self.hidden, key),
-            "v_proj": (self.hidden, key),
-            "o_proj": (query, self.hidden),
+            "q_proj": (self.hidden, query_width),
+            "k_proj": (self.hidden, key_width),
+            "v_proj": (self.hidden, key_width),
+            "o_proj": (query_width, self.hidden),
             "gate_proj": (self.hidden, self.intermediate),
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),

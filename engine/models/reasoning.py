@@ -98,10 +98,10 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
         (None, the whole reply) if there is no closing tag: a thought that was cut off stays in it.
         """
         for tags in all_tags:
-            thought, closing, rest = reply.partition(tags.closing)
+            thought, closing, text_after = reply.partition(tags.closing)
             if closing:  # "" where the reply does not hold this tag
                 thought = thought.strip().removeprefix(tags.opening).strip()
-                return thought, rest.lstrip("\n")
+                return thought, text_after.lstrip("\n")
         return None, reply
 
     def spans(reply: str, opened: bool) -> list[Span]:

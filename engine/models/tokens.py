@@ -25,6 +25,10 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Load the chat template and the special tokens of the model in `folder`.
+
+        `special` maps the name of a special token to its text; tokens without a text are left out.
+        """
         self.folder = folder
         self.template = model_files.chat_template(folder)
         config = folder / "tokenizer_config.json"

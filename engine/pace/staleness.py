@@ -3,7 +3,7 @@
 How long a trainer may be silent depends on what it does: reading weights of many gigabytes gives no
 sign of life, a round of the sampler does every few milliseconds. So the bound is a multiple of the
 longest silence that this attempt has shown in the same phase, and of what a step or an evaluation
-takes, and never below a floor.
+takes, and never below a floor. How long a trainer may take to stop follows from the same.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ _QUIET_PHASES = ("loading", "finishing", "checkpoint")
 _QUIET_FACTOR = 3  # times the floor of other phases, for these
 _USUAL_FACTOR = 30  # times the longest silence so far
 _EXPECTED_FACTOR = 10  # times what one step is expected to take, or one evaluation
+LEAST_GRACE_S, MOST_GRACE_S = 20.0, 300.0  # to write a checkpoint after SIGTERM
+_GRACE_FACTOR = 2  # times what is expected of the step or the evaluation under way
 # A run is called stalled after this share of the silence that ends it.
 _STALLED_SHARE = 0.3
 
@@ -61,6 +63,20 @@ def patience(
         _EXPECTED_FACTOR * _expected_s(phase, heartbeat, estimated),
     )
     return Patience(phase, _STALLED_SHARE * limit_s, limit_s, work.longest_silence_s)
+
+
+def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
+    """Seconds that a trainer may take to stop after it was asked to: it ends its step or its
+    evaluation first and then writes a checkpoint, so a slow one is given longer.
+
+    Args:
+        heartbeat: its last; None before its first.
+        estimated: likely seconds of each phase of the whole run, as submit estimated them.
+    """
+    if heartbeat is None:
+        return LEAST_GRACE_S
+    expected_s = _expected_s(heartbeat.phase, heartbeat, estimated)
+    return min(MOST_GRACE_S, LEAST_GRACE_S + _GRACE_FACTOR * expected_s)
 
 
 def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:

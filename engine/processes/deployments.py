@@ -51,8 +51,10 @@ def is_alive(folder: DeployDir) -> bool:
 
 
 def living(home: Home) -> list[DeploymentRow]:
-    """The deployments whose process lives, newest first. Of any other that is stored as living, the
-    end is recorded here."""
+    """List the deployments whose process lives, newest first.
+
+    If the process of a deployment that is stored as living has ended, its end is recorded here.
+    """
     with Store(home) as store:
         rows = []
         for row in store.list_deployments(states=LIVING):
@@ -74,7 +76,7 @@ def _record_end(home: Home, store: Store, row: DeploymentRow) -> None:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """The model names that a deployment answers to, or will answer to once it has started."""
+    """List the model names that a deployment answers to, or will answer to once it has started."""
     folder = home.deployment(row.deployment_id)
     try:
         return [str(name) for name in read_json(folder.ready)["models"]]
@@ -91,7 +93,7 @@ def config_of(folder: DeployDir) -> Json:
 
 
 def check_quota(home: Home, asker: Asker) -> None:
-    """Raises UserError QUOTA if `asker` has as many living deployments as it may have.
+    """Raise UserError QUOTA if `asker` has as many living deployments as it may have.
 
     The caller must hold the lock for starting deployments, so that none starts meanwhile.
     """
@@ -107,8 +109,10 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """The error for an asker who has as many deployments as it may have; `ids` are the ids of these
-    deployments, the newest first."""
+    """Make the error for an asker who has as many deployments as it may have.
+
+    `ids` are the ids of these deployments, the newest first.
+    """
     oldest = ids[-1]
     return UserError(
         "QUOTA",
@@ -129,7 +133,7 @@ def list_deployments(home: Home) -> list[Reply]:
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
-    """A deployment as JSON: id, state, address, models served, memory in GB."""
+    """Describe a deployment as JSON: id, state, address, models served, memory in GB (10^9)."""
     return {
         "deployment_id": row.deployment_id,
         "state": row.state,
@@ -140,7 +144,7 @@ def describe(home: Home, row: DeploymentRow) -> Reply:
 
 
 def failure_message(folder: DeployDir) -> str:
-    """Why a deployment did not become ready: the message it left, or that it left none."""
+    """Return why a deployment did not become ready: the message it left, or that it left none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(read_json(folder.failed)["message"])
     return "the process ended before it was ready"
@@ -184,7 +188,7 @@ def _object_in(reply: bytes) -> Json:
 
 
 def is_idle(folder: DeployDir) -> bool:
-    """Whether a deployment answers and has no request in progress."""
+    """Return whether a deployment answers its health check and has no request in progress."""
     try:
         status, health = request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -213,7 +217,8 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
 
 
 def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
-    """Stop idle deployments until the memory that the run needs is free on the device.
+    """Stop idle deployments until the memory that the run needs is free on the device, or on each
+    of those that `device_id` names with commas between them.
 
     Returns the ids of those that were stopped. A run without an estimate, such as an evaluation or
     a probe, is taken to need half of the device's memory.
@@ -222,7 +227,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
         return []
     stopped_ids = []
     for row in living(home):
-        if _fits(run, device_id):
+        if all(_fits(run, each) for each in device_id.split(",")):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
             stop(home, row, f"stopped to make room for {run.id}")
@@ -231,10 +236,10 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _fits(run: RunDir, device_id: str) -> bool:
-    """Whether _HEADROOM_FACTOR times the run's expected peak memory is free on the device.
+    """Return whether the memory that a run may need is free on the device.
 
-    A run without an estimate is taken to need half of the device's memory. An unknown `device_id`
-    means the machine's default device.
+    That is `_HEADROOM_FACTOR` times its expected peak. A run without an estimate is taken to need
+    half of the device's memory. An unknown `device_id` means the machine's default device.
     """
     # Imported late: it loads psutil, which only a run beside a deployment needs.
     from engine.core import hardware  # noqa: PLC0415
@@ -259,8 +264,10 @@ def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
 
 
 def _signal(folder: DeployDir, signal_number: int) -> None:
-    """Send a signal to the process group of a deployment, if its process lives and its process id
-    is recorded."""
+    """Send a signal to the process group of a deployment.
+
+    Nothing is sent if its process has ended, or if its process id is not recorded.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
         # Once the process has ended, another one may have its id. A damaged id of 0 would mean our

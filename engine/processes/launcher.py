@@ -54,8 +54,10 @@ def trainer_command(home: Home, algorithm: str) -> list[str]:
 
 
 def worker_python(home: Home) -> str:
-    """The interpreter that workers run with: this one if it has torch, else that of the home's
-    training environment. Where a test has put stand-ins for trainers, this one without torch too.
+    """Return the interpreter that workers run with.
+
+    It is this one if it has torch, else that of the home's training environment. Where a test has
+    put stand-ins for trainers, it is this one without torch too.
 
     Raises UserError NO_TORCH where neither exists.
     """
@@ -131,8 +133,10 @@ def spawn_detached(
 
 
 def start_queued(home: Home) -> list[str]:
-    """Start queued runs while devices are free, except those that still wait for the model of
-    another run; returns the ids of the runs it started."""
+    """Start queued runs while devices are free; return the ids of the runs that were started.
+
+    Runs that still wait for the model of another run are left in the queue.
+    """
     started_ids: list[str] = []
     with Store(home) as store:
         waiting.release_waiting(home, store)
@@ -151,7 +155,10 @@ def start_queued(home: Home) -> list[str]:
                 row = store.lease_next(
                     devices,
                     claim=lambda row, locks=locks: _claim(home, row, locks),
-                    choose=lambda row, free: device_for(home.run(row.run_id), machine, free),
+                    choose=lambda row, free: devices_for(
+                        home.run(row.run_id), machine, free, row.gpus
+                    ),
+                    can_start=lambda row: not missing_secrets(home.run(row.run_id)),
                 )
                 if row is None:
                     return started_ids
@@ -162,46 +169,57 @@ def start_queued(home: Home) -> list[str]:
                     os.close(lock)
 
 
-def device_for(run: RunDir, machine: "Hardware", free_ids: Sequence[str]) -> str:
-    """The id of the device among `free_ids` that a run gets, or "" where it has to wait for memory.
+def devices_for(run: RunDir, machine: "Hardware", free_ids: Sequence[str], gpus: int = 1) -> str:
+    """The ids of the devices among `free_ids` that a run gets, with commas between them, or ""
+    where it has to wait for memory.
 
-    On a machine with GPUs it is the one with most memory free. If that is less than the run needs
-    at least, what holds the memory is not ours: idle deployments give way, and are waited for by
-    the supervisor. A run that no device could ever hold is started, and says so itself.
+    On a machine with GPUs they are those with most memory free; several are of one model where
+    there are enough of one, since the slowest decides how long a step takes. If one has less than
+    the run needs at least, what holds the memory is not ours: idle deployments give way, and are
+    waited for by the supervisor. A run that no device could ever hold is started, and says so
+    itself.
     """
     free = [device for device in machine.devices if device.id in free_ids]
-    best = max(free, key=lambda device: device.memory_free)
-    config = run.find_config() if best.kind != "cpu" else None
+    free.sort(key=lambda device: -device.memory_free)  # equal ones in the machine's order
+    count = min(gpus, len(free))
+    alike = [[d for d in free if d.name == device.name][:count] for device in free]
+    chosen = next((same for same in alike if len(same) == count), free[:count])
+    config = run.find_config() if chosen[0].kind != "cpu" else None
+    ids = ",".join(device.id for device in chosen)
     if config is None or not config.least_memory:
-        return free_ids[0] if best.kind == "cpu" else best.id
-    could_fit = any(device.memory_total >= config.least_memory for device in machine.devices)
-    has_room = best.memory_free >= config.least_memory
-    return best.id if has_room or not could_fit or deployments.living(run.home) else ""
+        return free_ids[0] if chosen[0].kind == "cpu" else ids
+    fitting = [d for d in machine.devices if d.memory_total >= config.least_memory]
+    has_room = all(device.memory_free >= config.least_memory for device in chosen)
+    return ids if has_room or len(fitting) < count or deployments.living(run.home) else ""
 
 
 def awaited_memory(run: RunDir) -> str:
-    """Why a queued run waits although a device is free: what it needs, and what is free; "" where
-    it does not wait for memory."""
+    """Why a queued run waits although a device is free: it needs several, or more memory than is
+    free; "" where it waits for neither."""
     # Imported late: asking the driver takes a while.
     from engine.core import hardware  # noqa: PLC0415
 
     machine = hardware.detect(run.home.root)
     config = run.find_config()
     with Store(run.home) as store:
-        busy = {row.device for row in store.list_runs(limit=1000, states=HOLDS_DEVICE)}
+        rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
+        gpus = next((row.gpus for row in store.queue() if row.run_id == run.id), 1)
+    busy = {device for row in rows for device in row.devices}
     ids = [device.id for device in machine.devices if device.id not in busy]
-    if config is None or not ids or device_for(run, machine, ids):
+    wanted = min(gpus, len(machine.devices))
+    if wanted > 1 and len(ids) < wanted:
+        return f"it waits for {wanted} devices: {len(ids)} are free, and kept for it"
+    if config is None or not ids or devices_for(run, machine, ids, gpus):
         return ""
-    free = max(device.memory_free for device in machine.devices if device.id in ids)
+    free_bytes = max(device.memory_free for device in machine.devices if device.id in ids)
     return (
         f"it waits for memory: it needs {config.least_memory / 1e9:.1f} GB at least, and other "
-        f"processes leave {free / 1e9:.1f} GB"
+        f"processes leave {free_bytes / 1e9:.1f} GB"
     )
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """The names of the secrets that the run's environment or its teacher needs and this process
-    does not have.
+    """List the secrets that a run's environment or teacher needs and this process does not have.
 
     A config or an environment that cannot be read counts as one that needs none: the run is then
     started all the same, and its trainer reports what is wrong.
@@ -267,7 +285,7 @@ def _settle_if_dead(store: Store, run: RunDir) -> bool:
 
 
 def _cannot_write(error: OSError | UserError) -> bool:
-    """Whether the error means that the home cannot be written, because it is full or read-only."""
+    """Return whether an error means that the home cannot be written: it is full or read-only."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
     read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
@@ -275,8 +293,11 @@ def _cannot_write(error: OSError | UserError) -> bool:
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
-    """Take the lock of a run and return its descriptor. None if a living process holds it, or if
-    the home cannot be written, where no lock can be taken. Raises OSError for other faults."""
+    """Take the lock of a run and return its descriptor.
+
+    None if a living process holds it, or if the home cannot be written, where no lock can be taken.
+    Raises OSError for other faults.
+    """
     try:
         return take_lock(run.lock)
     except FileNotFoundError:  # the run's folder was deleted by hand
@@ -325,7 +346,7 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
 
 
 def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
-    """The outcome of an attempt whose supervisor could not be started, because of `error`."""
+    """Make the outcome of an attempt whose supervisor could not be started because of `error`."""
     return outcome.abandon(
         run,
         row,
@@ -370,7 +391,7 @@ def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None
         row.run_id,
         "interrupted",
         only_from={row.state},
-        spent_hours=row.spent_hours + elapsed_s / 3600,
+        spent_hours=row.spent_hours + row.device_hours(elapsed_s),
         device="",
     )
     outcome.note_event(run, "interrupted", "supervisor and trainer are gone", attempt=row.attempt)
@@ -401,15 +422,17 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def spent_hours(home: Home, row: RunRow) -> float:
-    """Device hours that a run has taken so far, those of an attempt under way included."""
+    """Return the device hours that a run has taken so far, with those of an attempt under way."""
     if row.state not in HOLDS_DEVICE:
         return row.spent_hours
-    return row.spent_hours + seconds_in_lock_file(home.run(row.run_id)) / 3600
+    return row.spent_hours + row.device_hours(seconds_in_lock_file(home.run(row.run_id)))
 
 
 def seconds_in_lock_file(run: RunDir) -> float:
-    """The seconds that the run's last attempt has taken, as the supervisor wrote them into the
-    lock file at its last poll; 0 where the file holds none."""
+    """Return the seconds that the run's last attempt has taken; 0 where the file holds none.
+
+    The supervisor writes them into the run's lock file at every poll.
+    """
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

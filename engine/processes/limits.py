@@ -18,44 +18,59 @@ class Limit(NamedTuple):
 
 
 def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
-    """The limit at which the GPU-hours are spent that the run may take, or that the runs of its
-    plan may take together; None if it has no cap."""
+    """Return the limit at which the GPU-hours of a run are spent; None if it has no cap.
+
+    The runs of a plan share one cap. The limit counts seconds from the start of this attempt.
+    """
     if row.max_gpu_hours <= 0:
         return None
     rows = store.plan_runs(row.plan) if row.plan else [row]
     # The cap counts from the last resume on; what was spent before does not count.
     spent_hours = sum(each.spent_hours - each.spent_before for each in rows)
     living = [each for each in rows if each.state in HOLDS_DEVICE and each.run_id != row.run_id]
-    living_s = sum(launcher.seconds_in_lock_file(home.run(each.run_id)) for each in living)
+    spent_hours += sum(_hours_under_way(home, each) for each in living)
     of_plan = f" of the plan {row.plan}" if row.plan else ""
     reason = f"max_gpu_hours={row.max_gpu_hours:g}{of_plan} is spent"
-    return Limit((row.max_gpu_hours - spent_hours) * 3600 - living_s, "budget", reason)
+    left_s = _seconds_for(row, row.max_gpu_hours - spent_hours)
+    return Limit(left_s, "budget", reason)
 
 
 def limit_of_home(store: Store, run: RunDir) -> Limit | None:
-    """The limit at which the GPU-hours that all runs of the home together may take are spent; None
-    if the home has no such limit."""
-    total = run.home.user_config().max_gpu_hours_total
-    if total is None:
+    """Return the limit at which all GPU-hours of the home are spent; None if it has no such limit.
+
+    The hours of all its runs count together.
+    """
+    total_hours = run.home.user_config().max_gpu_hours_total
+    if total_hours is None:
         return None
     # The seconds of this attempt are not taken off: the limit is compared with them.
-    left_s = (total - store.spent_hours()) * 3600 - _elapsed_elsewhere(store, run)
-    reason = f"max_gpu_hours_total={total:g} of this home is spent"
+    left_hours = total_hours - store.spent_hours() - _hours_elsewhere(store, run)
+    left_s = _seconds_for(store.get_run(run.id), left_hours)
+    reason = f"max_gpu_hours_total={total_hours:g} of this home is spent"
     return Limit(left_s, kind="budget", reason=reason)
 
 
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
-    """The cap of hours that the attempt under way reaches first; None where it has none."""
+    """Return the cap of hours that the attempt under way reaches first; None where it has none."""
     caps = (limit_of_run(store, run.home, row), limit_of_home(store, run))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def _elapsed_elsewhere(store: Store, run: RunDir) -> float:
-    """The seconds that the attempts of all other runs under way have taken so far.
+def _seconds_for(row: RunRow, hours: float) -> float:
+    """The seconds after which a run has spent so many device hours: fewer on several devices."""
+    return hours / row.device_hours(1.0)
+
+
+def _hours_under_way(home: Home, row: RunRow) -> float:
+    """The device hours that the attempt under way of a run has taken so far."""
+    return row.device_hours(launcher.seconds_in_lock_file(home.run(row.run_id)))
+
+
+def _hours_elsewhere(store: Store, run: RunDir) -> float:
+    """The device hours that the attempts of all other runs under way have taken so far.
 
     A run's row gets its hours only when the attempt ends. Until then the seconds stand in the run's
     lock file, where the run's supervisor renews them at every poll.
     """
     rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
-    other_runs = [run.home.run(row.run_id) for row in rows if row.run_id != run.id]
-    return sum(launcher.seconds_in_lock_file(other) for other in other_runs)
+    return sum(_hours_under_way(run.home, row) for row in rows if row.run_id != run.id)

@@ -120,10 +120,12 @@ def resume_hint(run: RunDir) -> Hint:
 def decide(
     run: RunDir, row: RunRow, *, status: int, elapsed_s: float, memory_ran_out: bool = False
 ) -> Outcome:
-    """The outcome of an attempt whose trainer ended. Secrets are hidden in its texts, because the
-    trainer or user code may have written them.
+    """Decide the outcome of an attempt whose trainer has ended.
+
+    Secrets are hidden in its texts, because the trainer or user code may have written them.
 
     Args:
+        run: the run's folder.
         row: read after the trainer ended: if it is stopping, it says who asked for the end.
         status: exit status, or minus the number of the signal that ended the trainer.
         elapsed_s: seconds the attempt took.
@@ -147,10 +149,10 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """The outcome of an attempt that failed without a word of its trainer: state "failed", and no
-    seconds are counted for it.
+    """Make the outcome of an attempt that failed without a word of its trainer.
 
-    `kind` is one of engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
+    Its state is "failed", and no seconds are counted for it. `kind` is one of
+    engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
     """
     return Outcome(
         attempt=row.attempt,
@@ -205,7 +207,7 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
         outcome.state,
         only_from=allowed_from[outcome.state],
         ended=outcome.time,
-        spent_hours=row.spent_hours + outcome.elapsed_s / 3600,
+        spent_hours=row.spent_hours + row.device_hours(outcome.elapsed_s),
         reason_kind=outcome.reason_kind,
         reason=outcome.reason,
         hint=outcome.hint,
@@ -242,7 +244,7 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
 
 
 def _failed(run: RunDir, failure: Failure) -> _End:
-    """The end of an attempt whose trainer left a failure record."""
+    """Return the end of an attempt whose trainer left the failure record `failure`."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:  # a fault of ours: the console has the traceback
@@ -251,7 +253,7 @@ def _failed(run: RunDir, failure: Failure) -> _End:
 
 
 def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt whose trainer failed with `status` and left no failure record.
+    """Return the end of an attempt whose trainer failed with `status` and left no failure record.
 
     The reason is a full disk, or else the last line that the trainer printed.
     """
@@ -268,7 +270,10 @@ def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _done(run: RunDir) -> _End:
-    """The end of an attempt with exit status 0: done, or failed if its result cannot be read."""
+    """Return the end of an attempt with exit status 0.
+
+    It is "done", or "failed" if the result cannot be read.
+    """
     try:
         verdict = str(read_json(run.result).get("verdict") or "unknown")
         return _End("done", reason_kind="", reason="", hint=Hint(), verdict=verdict)
@@ -278,8 +283,10 @@ def _done(run: RunDir) -> _End:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt that was told to stop: "failed" if a cap of hours was reached or it
-    gave no sign of life, else "cancelled"."""
+    """Return the end of an attempt that was told to stop.
+
+    It is "failed" if a cap of hours was reached or it gave no sign of life, else "cancelled".
+    """
     reason = row.reason
     # SIGTERM is how a trainer is told to stop; while it still imports, that ends it at once. Any
     # other signal came from outside, such as the SIGKILL when the grace period was over.
@@ -298,7 +305,7 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
-    """The end of an attempt whose trainer was killed from outside by the signal `signal_number`.
+    """Return the end of an attempt whose trainer was killed from outside by a signal.
 
     The reason says after which step, which checkpoint is left, and with `memory_ran_out` that the
     kernel was short of memory.
@@ -321,8 +328,11 @@ def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
 
 
 def _free_bytes(run: RunDir) -> int:
-    """Free bytes on the disk of the run. If the disk cannot be asked, _MIN_FREE_BYTES, which is
-    enough; if no inode is free, so that no file can be made, 0."""
+    """Return the free bytes on the disk of the run.
+
+    `_MIN_FREE_BYTES`, which is enough, if the disk cannot be asked; 0 if no inode is free, so that
+    no file can be made.
+    """
     try:
         disk = os.statvfs(run.path)
     except OSError:

@@ -12,6 +12,7 @@ from typing import Literal
 Kind = Literal[
     "supervisor",
     "trainer",
+    "rank",
     "smoke",
     "regrader",
     "speed_probe",
@@ -24,6 +25,7 @@ Kind = Literal[
 PROGRAMS: Mapping[Kind, str] = {
     "supervisor": "engine.supervisor",
     "trainer": "engine.worker",
+    "rank": "engine.worker.helper",
     "smoke": "engine.worker.smoke",
     "regrader": "engine.runs.regrade",
     "speed_probe": "engine.worker.probe_speed",
@@ -37,7 +39,7 @@ STAND_INS = "HONESMITH_TEST_PROGRAMS"
 
 
 def command(kind: Kind) -> list[str]:
-    """The arguments that start a program of this kind; they follow `python -P`.
+    """Return the arguments that start a program of this kind; they follow `python -P`.
 
     For example ["-m", "engine.supervisor"]. The program's own arguments come after them.
     """

@@ -5,10 +5,12 @@ from pathlib import Path
 
 
 def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, str]:
-    """The variables of a process that trains on `device`, such as "cpu" or "cuda:0".
+    """The variables of a process that trains on `device`, such as "cpu", "cuda:0" or, for a run
+    on several, "cuda:0,cuda:2".
 
     Args:
         home_root: folder of the home.
+        device: id of the device.
         lifeline: descriptor of the pipe by which it learns that its parent has ended.
 
     Raises ValueError when this machine no longer has the device.
@@ -18,7 +20,7 @@ def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, 
         "HONESMITH_HOME": str(home_root),
         "HONESMITH_DEVICE": device,
         "HONESMITH_LIFELINE_FD": str(lifeline),
-        "CUDA_VISIBLE_DEVICES": _visible_devices(device),
+        "CUDA_VISIBLE_DEVICES": visible_devices(device),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
         "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
         "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
@@ -27,18 +29,20 @@ def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, 
     }
 
 
-def _visible_devices(device: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`; "" for the CPU,
-    which hides all GPUs.
+def visible_devices(device: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`, or only those that
+    it names with commas between them; "" for the CPU, which hides all GPUs.
 
-    Raises ValueError when this machine no longer has the device.
+    It is "" for the CPU, which hides all GPUs. Raises ValueError when this machine no longer has
+    the device.
     """
     if device == "cpu":
         return ""
     # Imported late: a trainer on the CPU starts sooner without it.
     from engine.core import hardware  # noqa: PLC0415
 
-    for gpu in hardware.detect().devices:
-        if gpu.id == device:
-            return gpu.visible
-    raise ValueError(f"device {device} is gone from this machine")
+    visible = {gpu.id: gpu.visible for gpu in hardware.detect().devices}
+    for each in device.split(","):
+        if each not in visible:
+            raise ValueError(f"device {each} is gone from this machine")
+    return ",".join(visible[each] for each in device.split(","))

@@ -18,7 +18,7 @@ from engine.pace.forecast import (
     remaining_after,
 )
 from engine.pace.heartbeat import Heartbeat, Work, read_heartbeat
-from engine.pace.staleness import Patience, patience
+from engine.pace.staleness import Patience, patience, stop_grace_s
 from engine.processes import outcome
 from engine.processes.limits import Limit
 
@@ -70,20 +70,32 @@ class Vigil:
         stop_minutes = self.run.home.user_config().stop_stalled_minutes
         return patience(self.heartbeat, self.estimated, stop_minutes)
 
+    def stop_grace_s(self) -> float:
+        """Seconds that the trainer may take to stop; the least where it is ended for its
+        silence."""
+        is_silent = self.looked_at - self.heard_at > self.patience().stalled_s
+        return stop_grace_s(None if is_silent else self.heartbeat, self.estimated)
+
     def limit(self, elapsed_s: float) -> Limit | None:
-        """The limit at which the trainer has been silent for too long, counted from the start of
-        the attempt, which is `elapsed_s` seconds ago. None where the owner of the home has switched
-        this off, and for a process that gives no signs of life."""
+        """Return the limit at which the trainer has been silent for too long.
+
+        Its seconds count from the start of the attempt, which is `elapsed_s` seconds ago. None
+        where the owner of the home has switched this off, and for a process that gives no signs of
+        life.
+        """
         is_mute = self.row.algorithm == "regrade"
         if is_mute or not self.run.home.user_config().stop_stalled_minutes:
             return None
-        allowed = self.patience()
+        patience = self.patience()
         silent_s = self.looked_at - self.heard_at  # as far as it was looked at
-        return Limit(elapsed_s - silent_s + allowed.stop_s, "stalled", stalled_reason(allowed))
+        return Limit(elapsed_s - silent_s + patience.stop_s, "stalled", stalled_reason(patience))
 
     def note_forecast(self, cap: Limit | None, elapsed_s: float) -> None:
-        """Write an event where the forecast of the run's end begins to exceed its cap or its
-        estimate, or no longer does."""
+        """Write an event when the forecast of the run's end begins or ceases to exceed a limit.
+
+        The limits are `cap` and the run's estimate; `elapsed_s` are the seconds since the attempt
+        began.
+        """
         if self.heartbeat is None or not _has_measured(self.heartbeat):
             return
         left = remaining_after(self.heartbeat, self.estimated, self.clock() - self.heard_at)
@@ -94,45 +106,51 @@ class Vigil:
             later = _later_sentence(self.run, elapsed_s + left.seconds.likely)
             self._set_alert(OVER_ESTIMATE, later, "wait, or cancel it and lower eval_rows or steps")
 
-    def _set_alert(self, alert_id: str, message: str, move: str) -> None:
-        """Write the event that an alert is raised, or with an empty message that it is over, where
-        that is new."""
+    def _set_alert(self, alert_id: str, message: str, next_move: str) -> None:
+        """Write the event that an alert is raised, or that it is over, if that is new.
+
+        An empty `message` means that it is over. `next_move` is what the user can do about it.
+        """
         if message and alert_id not in self.raised:
             self.raised.add(alert_id)
-            lever = {"edit": move}
-            outcome.note_event(self.run, "alert", f"{message}: {move}", id=alert_id, lever=lever)
+            lever = {"edit": next_move}
+            outcome.note_event(
+                self.run, "alert", f"{message}: {next_move}", id=alert_id, lever=lever
+            )
         elif not message and alert_id in self.raised:
             self.raised.discard(alert_id)
             outcome.note_event(self.run, "alert_cleared", f"{alert_id} is over", id=alert_id)
 
 
-def stalled_reason(allowed: Patience) -> str:
-    """Why a trainer was ended that was silent for too long."""
-    usual = f", usually at most {words(allowed.usual_s / 3600)}" if allowed.usual_s else ""
+def stalled_reason(patience: Patience) -> str:
+    """Say why a trainer was ended that was silent for too long."""
+    usual = f", usually at most {words(patience.usual_s / 3600)}" if patience.usual_s else ""
     return (
-        f"the trainer gave no sign of life for {words(allowed.stop_s / 3600)} in the phase "
-        f"{allowed.phase}{usual}"
+        f"the trainer gave no sign of life for {words(patience.stop_s / 3600)} in the phase "
+        f"{patience.phase}{usual}"
     )
 
 
-def _later_sentence(run: RunDir, whole_s: float) -> str:
-    """That the run will take clearly longer than estimated; "" where it will not.
+def _later_sentence(run: RunDir, total_s: float) -> str:
+    """Return a sentence that the run will take clearly longer than estimated; "" if it will not.
 
-    `whole_s` is the likely time of the whole run in seconds.
+    `total_s` is the likely time of the whole run in seconds.
     """
     estimate = read_object(run.config).get("estimate")
     hours = estimate.get("hours") if isinstance(estimate, dict) else None
     high = hours.get("high") if isinstance(hours, dict) else None
     if not isinstance(high, int | float) or high <= 0:
         return ""
-    if whole_s < _LATER_BY * 3600 * high or whole_s < 3600 * high + _LATER_BY_S:
+    if total_s < _LATER_BY * 3600 * high or total_s < 3600 * high + _LATER_BY_S:
         return ""
-    return f"it will take about {words(whole_s / 3600)}, estimated were at most {words(high)}"
+    return f"it will take about {words(total_s / 3600)}, estimated were at most {words(high)}"
 
 
 def _has_measured(heartbeat: Heartbeat) -> bool:
-    """Whether enough of the work is measured for a forecast that may alarm: steps of a training
-    run, answers of an evaluation."""
+    """Return whether enough of the work is measured for a forecast that may raise an alert.
+
+    What counts is steps of a training run, answers of an evaluation.
+    """
     steps, answers = (heartbeat.work.get(name, Work()) for name in ("training", "evaluation"))
     measured = steps if steps.planned else answers
     return measured.planned > 0 and measured.done >= _ALERT_AFTER_UNITS

@@ -136,7 +136,9 @@ def _device_options(plan: Plan) -> list[str]:
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the server's process: those of this process that it needs, and vLLM's own.
+    """Return the environment variables of the server's process.
+
+    They are those of this process that it needs, and vLLM's own.
 
     Args:
         plan: how the server is to be run.
@@ -217,8 +219,11 @@ class VllmProcess:
     def _start_keeper(
         self, lifeline: int, server_command: Sequence[str]
     ) -> subprocess.Popen[bytes]:
-        """Start the keeper, which runs `server_command` until it ends or the pipe `lifeline` is
-        closed at its other end. Raises OSError."""
+        """Start the keeper, which runs `server_command` until that ends or the pipe is closed.
+
+        `lifeline` is the descriptor of the pipe's reading end; the client holds the other end.
+        Raises OSError.
+        """
         with open(self.log, "ab") as output:
             return subprocess.Popen(
                 [*KEEPER, str(lifeline), str(self.folder), *server_command],
@@ -306,6 +311,7 @@ class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a socket file."""
 
     def __init__(self, path: Path, timeout: float) -> None:
+        """Prepare a connection to the socket file `path`; `timeout` is in seconds."""
         super().__init__("localhost", timeout=timeout)
         self._path = str(path)
 
@@ -350,8 +356,10 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 
 
 def _open_child_signal() -> int:
-    """A descriptor that becomes readable when a child of this process ends, so that `select` can
-    wait for it."""
+    """Return a descriptor that becomes readable when a child of this process ends.
+
+    `select` can wait for it.
+    """
     child_signal, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     # The end of a child is a signal. Each signal that has a handler, even one that does nothing,

@@ -27,24 +27,26 @@ _UNREADABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
 
 
 def release_waiting(home: Home, store: Store) -> None:
-    """Go through the queued runs that wait for others, the oldest first.
+    """Let queued runs that wait for others go, or fail them; the oldest first.
 
     - All of those are done: the run gets their checkpoints into its own folder and waits no more.
     - One of them failed, was cancelled or is gone, or has no such checkpoint: the run fails, and
-      with it those that wait for it.
+    with it those that wait for it.
 
     A process that dies in between leaves nothing half done: the next call does the same again.
     """
     has_failed = True
     while has_failed:  # a run that waits for one that failed now is found in the next round
-        waiting = [row for row in store.queue() if row.waits_for]
-        has_failed = any(_is_failed_now(home, store, row) for row in waiting)
+        waiting_rows = [row for row in store.queue() if row.waits_for]
+        has_failed = any(_is_failed_now(home, store, row) for row in waiting_rows)
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """Fill the folder `target` with hard links to the files of a checkpoint of this home, or with
-    copies where links are not possible: they stay even if the run that wrote the checkpoint
-    deletes it. What an interrupted call has linked already stays."""
+    """Fill the folder `target` with hard links to the files of a checkpoint of this home.
+
+    Where links are not possible the files are copied. They stay even if the run that wrote the
+    checkpoint deletes it. What an interrupted call has linked already stays too.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_dir():
@@ -59,30 +61,34 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """Copy a file so that `target` is never there in part: not for a process that does the same at
-    this time, nor after a death half way."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    """Copy a file so that `target` never holds only a part of it.
+
+    Not even for a process that does the same at this time, nor after a death half way.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(source, "rb") as original, open(aside, "wb") as copy:
+        with open(source, "rb") as original, open(temporary, "wb") as copy:
             shutil.copyfileobj(original, copy)
             copy.flush()
             os.fsync(copy.fileno())
-        os.replace(aside, target)
+        os.replace(temporary, target)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
-    """Let a waiting run go if all that it waits for is there, or fail it if that cannot come any
-    more. Returns whether it failed."""
+    """Let a waiting run go if what it waits for is there, or fail it if that cannot come any more.
+
+    Returns whether it failed.
+    """
     awaited = [_row_of(store, run_id) for run_id in row.awaited_ids]
     if _can_do_without_some(row, awaited):
-        if any(other is not None and other.state in OPEN for other in awaited):
+        if any(maker is not None and maker.state in OPEN for maker in awaited):
             return False  # the others may still get done
         awaited = _leave_out_missing(home, row, awaited)
     fault = _fault_of(awaited, row)
     if fault is None:
-        if any(other is not None and other.state in OPEN for other in awaited):
+        if any(maker is not None and maker.state in OPEN for maker in awaited):
             return False  # it waits on
         try:
             fault = _fetch_adapters(home, row)
@@ -100,24 +106,30 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
 
 
 def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
-    """Whether a run is the joint evaluation of a plan, some of whose models cannot come any more
-    while others can or have: it then asks those that there are."""
+    """Return whether a run is the evaluation of a plan that can ask fewer models than planned.
+
+    That is so if some of the models cannot come any more while others can or have. `awaited` are
+    the rows of the runs that make the models, None for one that is gone.
+    """
     if row.kind != "evaluate" or not row.plan:
         return False
-    lost = [other is None or other.state in ("failed", "cancelled") for other in awaited]
-    return any(lost) and not all(lost)
+    is_lost = [maker is None or maker.state in ("failed", "cancelled") for maker in awaited]
+    return any(is_lost) and not all(is_lost)
 
 
 def _leave_out_missing(
     home: Home, row: RunRow, awaited: Sequence[RunRow | None]
 ) -> list[RunRow | None]:
-    """Take the models that did not get made out of an evaluation's config, which keeps their names.
-    Returns the rows of the runs that made theirs."""
+    """Remove the models that did not get made from an evaluation's config, which keeps their names.
+
+    `awaited` are the runs that were to make the models, None for one that is gone. Returns the rows
+    of the runs that made theirs.
+    """
     run = home.run(row.run_id)
     missing = {
         run_id
-        for run_id, other in zip(row.awaited_ids, awaited, strict=True)
-        if other is None or other.state != "done"
+        for run_id, maker in zip(row.awaited_ids, awaited, strict=True)
+        if maker is None or maker.state != "done"
     }
     config = read_json(run.config)
     folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] in missing}
@@ -131,11 +143,11 @@ def _leave_out_missing(
     if left_out:  # else an interrupted call has done it already
         message = f"{', '.join(left_out)} left out: not made"
         outcome.note_event(run, "models_missing", message, models=left_out)
-    return [other for other in awaited if other is not None and other.run_id not in missing]
+    return [maker for maker in awaited if maker is not None and maker.run_id not in missing]
 
 
 def _row_of(store: Store, run_id: str) -> RunRow | None:
-    """The row of a run; None where there is none."""
+    """Return the row of a run by its whole id; None where there is none."""
     try:
         row = store.get_run(run_id)
     except UserError:
@@ -144,23 +156,23 @@ def _row_of(store: Store, run_id: str) -> RunRow | None:
 
 
 def _fault_of(awaited: Sequence[RunRow | None], row: RunRow) -> tuple[str, Hint] | None:
-    """Why what a run waits for cannot come any more, with the next move; None while it can.
+    """Return why what a run waits for cannot come any more, with the next move; None while it can.
 
     `awaited` are the runs that it waits for, None for one that is gone.
     """
-    for number, other in enumerate(awaited):
-        if other is None:
+    for number, maker in enumerate(awaited):
+        if maker is None:
             run_id = row.awaited_ids[number]
             return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
-        if other.state in ("failed", "cancelled"):
-            run_id = other.run_id
+        if maker.state in ("failed", "cancelled"):
+            run_id = maker.run_id
             resume = Call("submit_train", {"resume": row.plan or run_id})
             text = (
                 "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"
             )
             hint = Hint(text, resume)
-            reason = f": {other.reason.rstrip('.')}" if other.reason else ""
-            return f"{run_id}, whose model it waited for, {_end_in_words(other)}{reason}", hint
+            reason = f": {maker.reason.rstrip('.')}" if maker.reason else ""
+            return f"{run_id}, whose model it waited for, {_end_in_words(maker)}{reason}", hint
     return None
 
 
@@ -170,8 +182,9 @@ def _end_in_words(row: RunRow) -> str:
 
 
 def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
-    """Link the checkpoints that the run waited for into its own folder. Returns why that is not
-    possible, with the next move; None where it was done.
+    """Link the checkpoints that the run waited for into its own folder.
+
+    Returns why that is not possible, with the next move; None where it was done.
 
     Raises OSError where nothing can be written.
     """
@@ -188,7 +201,10 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
 
 
 def _no_checkpoint(maker: RunDir, checkpoint: str) -> tuple[str, Hint]:
-    """Why a run that is done has not left the model that was waited for, with the next move."""
+    """Return why a run that is done has not left the awaited model, with the next move.
+
+    `checkpoint` is what was waited for, such as "best"; "" for the last one.
+    """
     if maker.deleted.exists():
         return f"{maker.id}, whose model it waited for, was deleted", Hint("Submit a new run.")
     steps = ", ".join(f"@step{step}" for step in maker.checkpoint_steps()) or "none"
@@ -197,7 +213,7 @@ def _no_checkpoint(maker: RunDir, checkpoint: str) -> tuple[str, Hint]:
 
 
 def _fail(home: Home, store: Store, row: RunRow, reason: str, hint: Hint) -> None:
-    """Record that a run failed before it could start."""
+    """Record that a run failed before it could start, if it is still queued."""
     was_set = store.set_state(
         row.run_id,
         "failed",

@@ -225,6 +225,9 @@ def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
     answer = turns_of(redact, row.messages)
     if not answer and row.completion is not None:  # a row that keeps its answer as plain text
         return [Turn("assistant", redact.text(row.completion))]
+    for branch in row.branches or ():
+        answer.append(Turn("note", "another conversation of the same rollout"))
+        answer += [*turns_of(redact, branch.prompt), *turns_of(redact, branch.messages)]
     return answer
 
 

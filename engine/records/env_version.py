@@ -20,7 +20,8 @@ class EnvVersion(Record):
 
     Attributes:
         env_id: `name@hash`; `hash` is the beginning of `digest`, the SHA-256 of its files.
-        kind: single, multi, sft (answers to imitate) or preference (chosen and rejected ones).
+        kind: single, multi, command (a program plays the tasks), sft (answers to imitate) or
+            preference (chosen and rejected ones).
         scored: whether it can score a completion.
         tools: what its model may call.
         params: the arguments of `load_environment`, from environment.toml.

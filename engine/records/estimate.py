@@ -63,7 +63,8 @@ class Estimate(Record):
     """Time, money, memory and disk of a run.
 
     Attributes:
-        hours, gpu_hours: of the whole run; it takes one device.
+        hours: of the whole run.
+        gpu_hours: of all its devices together, of which there are `gpus`.
         money: gpu_hours at `gpu_hour_price`.
         seconds: the likely time by phase.
         least_memory: bytes of the device that the run needs with the fewest rows and the smallest
@@ -87,6 +88,7 @@ class Estimate(Record):
     memory_available: int
     memory_free: int
     device: str
+    gpus: int = 1
     fits: bool
     fit: Literal["fits", "tight", "too_big"]
     disk_bytes: int

@@ -64,12 +64,15 @@ class ReplayUsed(Record):
         rows: how many different ones there are.
         questions: how many questions the starting model was asked; None for the reference answers
             of an environment's rows.
+        beside: the same of the rows of `keep_env`, where those of a battery are replayed beside
+            them; None without both.
     """
 
     share: float
     source: str
     rows: int
     questions: int | None = None
+    beside: "ReplayUsed | None" = None
 
     @property
     def nothing(self) -> str:
@@ -92,7 +95,8 @@ class ReplayUsed(Record):
     @property
     def sentence(self) -> str:
         """What was replayed, in a sentence, such as "keep = 0.2 replayed 186 rows: ..."."""
-        return f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}."
+        others = f"; and {self.beside.rows}: {self.beside.meaning}" if self.beside else ""
+        return f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}{others}."
 
 
 class Manifest(Record):

@@ -55,8 +55,11 @@ class DamagedRecord(UserError, ValueError):
     """A file of the home does not hold what it should. The message names the file and the key."""
 
     def __init__(self, place: str, fault: str) -> None:
-        """`place` is the path of the file, or what else the record comes from; `fault` says which
-        key is wrong, and how."""
+        """Say which record is damaged, and how.
+
+        `place` is the path of the file, or what else the record comes from; `fault` says which key
+        is wrong, and how.
+        """
         super().__init__(
             "HOME_UNUSABLE",
             f"{place} is damaged: {fault}",
@@ -65,12 +68,12 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first fault of a validation in words: the dotted key, and what is wrong with it.
+    """Return the first fault of a validation in words: the dotted key, and what is wrong with it.
 
     For example `settings.lora_rank: input should be a valid integer`.
     """
     first_error = error.errors(include_input=False)[0]
-    key = ".".join(str(part) for part in first_error["loc"])
+    key = ".".join(str(key_part) for key_part in first_error["loc"])
     message = first_error["msg"]
     # There is no key where the text is no JSON object at all.
     return f"{key or 'the file'}: {message[0].lower()}{message[1:]}"

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 ALGORITHMS = ("sft", "dpo", "grpo", "distill")
 ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist
+REPLAYING_ALGORITHMS = ("sft", "grpo")  # they have the setting `keep`
 SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from what they sample
 # With stop_early=heldout so many evaluations in a row without progress end a run.
 STOP_EARLY_PATIENCE = 3
@@ -120,7 +121,7 @@ Targets = Annotated[
 Reasoning = Literal["keep", "drop", "require"]
 # The share of replayed rows where nobody chose one, and the most steps of a run that forgets so
 # little that it replays none; measured in benchmarks/RESULTS.md.
-USUAL_KEEP, HARMLESS_STEPS = 0.35, 10
+USUAL_KEEP, USUAL_GRPO_KEEP, HARMLESS_STEPS = 0.35, 0.1, 10
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
@@ -155,14 +156,14 @@ def _min_p() -> Any:
     )
 
 
-def _vary_wording() -> Any:
-    """The setting vary_wording, the same for SFT and GRPO."""
+def _keep(description: str, usual: float) -> Any:
+    """The setting `keep` of one algorithm; `usual` is its value in runs that are long enough."""
     return _setting(
-        "Share of rows seen in other words, each time anew.",
-        "0",
+        description,
+        f"{usual:g} for more than {HARMLESS_STEPS} steps, else 0",
         default=0.0,
         ge=0,
-        le=1,
+        le=0.5,
     )
 
 
@@ -250,6 +251,14 @@ class CommonSettings(Settings):
         "nf4: keep the frozen projections in 4 bits: a quarter of their memory, slower, not exact.",
         "none",
     )
+    gpus: int = _setting(
+        "Devices that do the run together, each with the whole model: they share every batch, and "
+        "the updates are those of one.",
+        "as many of the machine's GPUs as pay; 1 on a CPU",
+        default=1,
+        ge=1,
+        le=64,
+    )
     stop_early: Literal["none", "heldout", "alert"] = _setting(
         "heldout: end the run once three evaluations in a row brought neither a better score nor, "
         "unless every task is solved, a clearly smaller loss; alert: end it, with a checkpoint and "
@@ -277,7 +286,26 @@ class RowSettings(CommonSettings):
     )
 
 
-class SFTSettings(RowSettings):
+class RehearsalSettings(Settings):
+    """What SFT and GRPO do to keep other skills; `keep` has a default of its own in each."""
+
+    keep_env: EnvName = _setting(
+        "Environment whose train rows are replayed as often; one that an exam asks is left out.",
+        "none",
+        default="",
+    )
+    keep_answers: Literal["reference", "own"] = _setting(
+        "What is replayed of keep_env: its answers, or the model's own right ones (all, if it does "
+        "not score).",
+        "reference",
+        default="reference",
+    )
+    vary_wording: float = _setting(
+        "Share of rows seen in other words, each time anew.", "0", default=0.0, ge=0, le=1
+    )
+
+
+class SFTSettings(RowSettings, RehearsalSettings):
     """Settings of supervised fine-tuning."""
 
     packing: bool = _setting(
@@ -292,27 +320,11 @@ class SFTSettings(RowSettings):
         "require where every answer has reasoning, else keep",
         default="keep",
     )
-    keep: float = _setting(
+    keep: float = _keep(
         "Share of each batch that are replayed rows, on top of batch_size, so that skills are not "
-        "lost: the model's own right answers before the first step to practice questions, or rows "
-        "of keep_env.",
-        f"{USUAL_KEEP:g} for more than {HARMLESS_STEPS} steps, else 0",
-        default=0.0,
-        ge=0,
-        le=0.5,
+        "lost: the model's own right answers before the first step to practice questions.",
+        USUAL_KEEP,
     )
-    keep_env: EnvName = _setting(
-        "Environment whose train rows are replayed instead; one that an exam asks is left out.",
-        "none",
-        default="",
-    )
-    keep_answers: Literal["reference", "own"] = _setting(
-        "What is replayed of keep_env: its answers, or the model's own right ones (all, if it does "
-        "not score).",
-        "reference",
-        default="reference",
-    )
-    vary_wording: float = _vary_wording()
 
 
 class DPOSettings(RowSettings):
@@ -366,7 +378,7 @@ class RolloutSettings(CommonSettings):
     )
 
 
-class GRPOSettings(RolloutSettings):
+class GRPOSettings(RolloutSettings, RehearsalSettings):
     """Settings of reinforcement learning with groups of completions."""
 
     group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
@@ -419,7 +431,10 @@ class GRPOSettings(RolloutSettings):
         ge=0,
         le=1,
     )
-    vary_wording: float = _vary_wording()
+    keep: float = _keep(
+        "Share of a step's rows that are replayed, as in SFT; their mean loss is added.",
+        USUAL_GRPO_KEEP,
+    )
 
 
 class DistillSettings(RolloutSettings):

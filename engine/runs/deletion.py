@@ -33,43 +33,49 @@ _ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 
 
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
-    """Check that runs may be deleted together. Returns their whole ids, each once, and warnings.
+    """Check that runs may be deleted together; return their whole ids, each once, and warnings.
 
-    `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
-    RUN_STATE for a run that has not ended, that an open run needs, or on which another run, a
-    living deployment or a dataset was built. With `force`, the last is not an error but a warning
-    that names what was built on the run.
+    Args:
+        home: the home that holds the runs.
+        refs: ids of runs, or unique beginnings of ids.
+        force: whether what was built on a run is a warning and not an error.
+
+    Raises UserError RUN_NOT_FOUND, and RUN_STATE for a run that has not ended, that an open run
+    needs, or on which another run, a living deployment or a dataset was built.
     """
     launcher.reap(home)  # gives runs whose processes are gone their new state
     with Store(home) as store:
-        named = [(ref, store.get_run(ref)) for ref in refs]
+        named_rows = [(ref, store.get_run(ref)) for ref in refs]
         all_rows = store.list_runs(_ALL_RUNS)
     # A warning for each ref that was only the beginning of an id.
-    warnings = [text for ref, row in named for text in taken_as("run", ref, row.run_id)]
-    rows_by_id = {row.run_id: row for _, row in named}
+    warnings = [text for ref, row in named_rows for text in taken_as("run", ref, row.run_id)]
+    rows_by_id = {row.run_id: row for _, row in named_rows}
     all_ids = {row.run_id for row in all_rows}
-    others = [row for row in all_rows if row.run_id not in rows_by_id]
+    kept_rows = [row for row in all_rows if row.run_id not in rows_by_id]
     for row in rows_by_id.values():
-        warnings += _check_run(home, row, others, all_ids, force=force)
+        warnings += _check_run(home, row, kept_rows, all_ids, force=force)
     return list(rows_by_id), warnings
 
 
 def _check_run(
-    home: Home, row: RunRow, others: Sequence[RunRow], all_ids: Collection[str], *, force: bool
+    home: Home, row: RunRow, kept_rows: Sequence[RunRow], all_ids: Collection[str], *, force: bool
 ) -> list[str]:
-    """Check that one run may be deleted. Returns warnings that name what was built on it and which
-    of its checkpoints are pinned; [] where nothing is.
+    """Check that one run may be deleted; return warnings about what is lost with it.
+
+    They name what was built on the run, and which of its checkpoints are pinned; [] for neither.
 
     Args:
-        others: all runs that are not deleted together with it.
+        row: the run.
+        kept_rows: all runs that are not deleted together with it.
         all_ids: the ids of all runs.
+        force: whether these two are warnings and not errors.
 
     Raises UserError RUN_STATE, without `force` also where something was built on the run or a
     checkpoint of it is pinned.
     """
     _require_ended(home, row)
-    _require_unused(home, row, others)
-    dependents = _built_on(home, row, others, all_ids)
+    _require_unused(home, row, kept_rows)
+    dependents = _built_on(home, row, kept_rows, all_ids)
     pinned = _pinned_in_words(home.run(row.run_id))
     if dependents and not force:
         raise _built_on_error(row, dependents)
@@ -83,8 +89,10 @@ def _check_run(
 
 
 def _pinned_in_words(run: RunDir) -> str:
-    """The steps of the run's pinned checkpoints that exist, as text; "" for none. Where the file of
-    pins is damaged, a text that says so."""
+    """List the steps of the run's pinned checkpoints that exist, as text; "" for none.
+
+    Where the file of pins is damaged, the text says so.
+    """
     try:
         steps = sorted(pinned_steps(run) & set(run.checkpoint_steps()))
     except ValueError:
@@ -93,31 +101,36 @@ def _pinned_in_words(run: RunDir) -> str:
 
 
 def _built_on(
-    home: Home, row: RunRow, others: Sequence[RunRow], known_ids: Collection[str]
+    home: Home, row: RunRow, kept_rows: Sequence[RunRow], known_ids: Collection[str]
 ) -> list[str]:
-    """The ids of the other runs, the living deployments and the datasets that were built on a run.
+    """List the ids of other runs, living deployments and datasets that were built on a run.
 
     Args:
+        row: the run.
+        kept_rows: the other runs.
         known_ids: the ids of all runs.
     """
     return [
-        *(other.run_id for other in others if _depends_on(home, other, row)),
+        *(kept.run_id for kept in kept_rows if _depends_on(home, kept, row)),
         *_deployments_using(home, row),
         *_datasets_from(home, row, known_ids),
     ]
 
 
 def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
-    """The error for a run on which something was built: the runs, deployments and datasets named
-    `dependents`."""
+    """Make the error for a run on which something was built.
+
+    `dependents` are the ids of these runs, deployments and datasets.
+    """
     hint = "Keep it, or delete it with --force; what is built on it stays as it is."
     return _not_deletable_error(row, f"is what {_names_in_words(dependents)} came from", hint)
 
 
 @reports_unwritable_disk
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Free the disk space that an ended run takes. Call `deletable` first: it checks what else
-    depends on the run.
+    """Free the disk space that an ended run takes, and return the reply about it.
+
+    Call `deletable` first: it checks what else depends on the run.
 
     Returns `run_id`, `bytes` (how many were freed), `summary`, and `warnings` about links and about
     files that could not be removed. Raises UserError RUN_NOT_FOUND or RUN_STATE.
@@ -144,15 +157,21 @@ def _ensure_report(home: Home, run: RunDir) -> None:
 
 
 def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -> None:
-    """Check in a transaction that the run may be deleted, and write the marker of a deleted run,
-    deleted.json, in the same transaction.
+    """Check that the run may be deleted and write the marker of a deleted run, in one transaction.
 
-    A resume or a regrade is queued in a transaction too, which refuses where it finds the marker.
-    If that transaction comes first, this one finds the queued run and refuses. `bytes_before` is
-    the size of the run's files, for the marker.
+    The marker is deleted.json. A resume or a regrade is queued in a transaction too, which refuses
+    where it finds the marker. If that transaction comes first, this one finds the queued run and
+    refuses.
+
+    Args:
+        home: the home that holds the run.
+        store: its database.
+        run: the run.
+        bytes_before: the size of the run's files, for the marker.
     """
 
     def mark_deleted(row: RunRow) -> None:
+        """Write the marker. Raise UserError RUN_STATE if the run is open, or needed by one."""
         _require_ended(home, row)
         # A run that reads from it may have been queued since the call of `deletable`.
         _require_unused(home, row, store.list_runs(_ALL_RUNS, states=OPEN))
@@ -162,8 +181,7 @@ def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -
 
 
 def _require_ended(home: Home, row: RunRow) -> None:
-    """Raises UserError RUN_STATE where the run has not ended, or where a process of it still
-    lives."""
+    """Raise UserError RUN_STATE if the run has not ended, or if a process of it still lives."""
     if row.state in OPEN:
         cancel = Call("cancel_run", {"run_id": row.run_id})
         advice = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
@@ -172,20 +190,22 @@ def _require_ended(home: Home, row: RunRow) -> None:
         raise _not_deletable_error(row, "is just ending", "Call again in a moment.")
 
 
-def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
-    """Raises UserError RUN_STATE where a run among `others` that has not ended needs the files of
-    this run."""
-    users = [other for other in others if other.state in OPEN and _depends_on(home, other, row)]
+def _require_unused(home: Home, row: RunRow, rows: Sequence[RunRow]) -> None:
+    """Raise UserError RUN_STATE if an open run among `rows` needs the files of the run `row`."""
+    users = [user for user in rows if user.state in OPEN and _depends_on(home, user, row)]
     if users:
-        reason = f"is needed by {_names_in_words([other.run_id for other in users])}"
+        reason = f"is needed by {_names_in_words([user.run_id for user in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
         advice = Hint("Cancel that, or wait until it has ended.", cancel)
         raise _not_deletable_error(row, reason, advice)
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` needs the run `row`: as its parent, or to continue or evaluate the
-    model of `row`, or to regrade the answers of `row`."""
+    """Return whether the run `other` needs the run `row`.
+
+    It does if `row` is its parent, if it continues or evaluates the model of `row`, or if it
+    regrades the answers of `row`.
+    """
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()
@@ -199,7 +219,7 @@ def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
 
 
 def _deployments_using(home: Home, row: RunRow) -> list[str]:
-    """The ids of the living deployments that serve an adapter of the run."""
+    """List the ids of the living deployments that serve an adapter of the run."""
     ids = []
     for deployment in deployments.living(home):
         # Adapters are served under their reference, such as "sums-grpo-3@best".
@@ -210,7 +230,7 @@ def _deployments_using(home: Home, row: RunRow) -> list[str]:
 
 
 def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[str]:
-    """The env ids of the datasets that were curated from the run's answers.
+    """List the env ids of the datasets that were curated from the run's answers.
 
     Args:
         known_ids: the ids of all runs, by which a whole id is told from the beginning of one.
@@ -225,10 +245,11 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
 
 def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
-    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, names the run
-    `run_id`.
+    """Return whether a source on a dataset's card, as {"id": "sums-grpo-3@step20"}, names a run.
 
     Args:
+        source: the entry of the card; anything but an object names no run.
+        run_id: the whole id of the run.
         known_ids: the ids of all runs.
     """
     if not isinstance(source, dict):
@@ -243,11 +264,11 @@ def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
 
 
 def _remove_contents(run: RunDir) -> list[str]:
-    """Remove the files of a run that take disk space. Returns warnings about links, and about files
-    that could not be removed.
+    """Remove the files of a run that take disk space.
 
-    Files with evaluation answers are only emptied, so that it can still be seen at which steps the
-    run was evaluated. The report stays, because it could not be written again.
+    Returns warnings about links, and about files that could not be removed. Files with evaluation
+    answers are only emptied, so that it can still be seen at which steps the run was evaluated. The
+    report stays, because it could not be written again.
     """
     to_truncate = [*(run.evals(step) for step in run.eval_steps()), *_answer_files(run)]
     # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
@@ -261,7 +282,7 @@ def _remove_contents(run: RunDir) -> list[str]:
 
 
 def _answer_files(run: RunDir) -> list[Path]:
-    """The files with the answers of each model that an evaluation, a regrade or a probe asked."""
+    """List the files with the answers of each model that an evaluation, regrade or probe asked."""
     # None if damaged: then no answer files are known, and the run can still be deleted.
     config = run.find_config()
     models = config.models if isinstance(config, AskingConfig) else ()
@@ -270,8 +291,10 @@ def _answer_files(run: RunDir) -> list[Path]:
 
 
 def _removable_paths(run: RunDir) -> list[Path]:
-    """The files and folders of a run that are removed whole when it is deleted: weights, answers,
-    logs and curves."""
+    """List the files and folders that are removed whole when a run is deleted.
+
+    These are weights, answers, logs and curves.
+    """
     folder_of_model_adapters = run.model_adapter(0).parent
     return [
         run.checkpoints,
@@ -322,14 +345,14 @@ def _truncate(path: Path) -> list[str]:
 
 
 def _link_warnings(path: Path) -> list[str]:
-    """A warning that names what the link `path` leads to; [] where `path` is not a link."""
+    """Return a warning that names what the link `path` leads to; [] where it is not a link."""
     if not path.is_symlink():
         return []
     return [f"{path} was a link; what it leads to, {os.readlink(path)}, is left as it is"]
 
 
 def _bytes_below(folder: Path) -> int:
-    """How many bytes would become free if everything below a folder were removed.
+    """Count the bytes that would become free if everything below a folder were removed.
 
     A file with further hard links elsewhere counts as 0, because removing it frees nothing.
     """
@@ -349,7 +372,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _names_in_words(names: Sequence[str]) -> str:
-    """Names as part of a sentence: `a, b`, or with more than five `a, b, c, d, e and 2 others`."""
+    """Join names for a sentence: `a, b`, or of many `a, b, c, d, e and 2 others`.
+
+    At most `_MAX_NAMES` are named.
+    """
     text = ", ".join(names[:_MAX_NAMES])
     if len(names) <= _MAX_NAMES:
         return text
@@ -357,6 +383,8 @@ def _names_in_words(names: Sequence[str]) -> str:
 
 
 def _not_deletable_error(row: RunRow, reason: str, hint: str | Hint) -> UserError:
-    """The error for a run that may not be deleted; `reason`, such as "is running", follows its id
-    in the message, and `hint` says what to do."""
+    """Make the error for a run that may not be deleted.
+
+    `reason`, such as "is running", follows its id in the message; `hint` says what to do.
+    """
     return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

@@ -15,8 +15,10 @@ _CHOSEN = ("user", "parent run")  # sources of a setting that somebody chose
 
 
 def diff(home: Home, before: str, after: str) -> Reply:
-    """Compare the descriptions of two trainings. The reply lists the values that somebody chose
-    differently (`changed`), and those that differ though nobody chose them (`followed`).
+    """Compare the descriptions of two trainings, and return the reply with their differences.
+
+    It lists the values that somebody chose differently (`changed`), and those that differ though
+    nobody chose them (`followed`).
 
     Args:
         before, after: a run, a unique prefix of one, or a TOML file as `honesmith train` takes it.
@@ -39,7 +41,7 @@ def diff(home: Home, before: str, after: str) -> Reply:
 
 
 def _warnings(*sides: Described) -> list[str]:
-    """A warning for each file whose settings could not be chosen in full."""
+    """List a warning for each training whose settings could not be chosen in full."""
     return [
         f"{side.name}: its environment or model is not here; only what the file gives is compared"
         for side in sides
@@ -48,8 +50,10 @@ def _warnings(*sides: Described) -> list[str]:
 
 
 def _described(home: Home, name: str) -> Described:
-    """The training that `name` stands for: a TOML file, or a run by its id or a beginning of it.
-    Raises the UserErrors of `diff`."""
+    """Describe the training that `name` stands for: a TOML file, a run id, or the beginning of one.
+
+    Raises the UserErrors of `diff`.
+    """
     if name.endswith(".toml"):
         return _described_file(home, load_toml(Path(name)), name)
     with Store(home) as store:
@@ -66,8 +70,11 @@ def _described(home: Home, name: str) -> Described:
 
 
 def _described_file(home: Home, file: TrainFile, name: str) -> Described:
-    """The training that a TOML file describes, with every setting as it would be chosen now. Where
-    its environment or its model is not in this home, only with the settings that it gives."""
+    """Describe the training of a TOML file, with every setting as it would be chosen now.
+
+    Where its environment or its model is not in this home, the description holds only the settings
+    that the file gives (`is_complete` is False). `name` is the name of the file.
+    """
     choices: dict[str, object] = {
         "model": file.model,
         "algorithm": file.algorithm,
@@ -80,8 +87,10 @@ def _described_file(home: Home, file: TrainFile, name: str) -> Described:
     try:
         run = planned_run(home, file.env, file.model, file.algorithm, file.settings)
     except UserError:
-        given = dict(file.settings)
-        return Described(name, choices, given, frozenset(given), is_complete=False)
+        given_settings = dict(file.settings)
+        return Described(
+            name, choices, given_settings, frozenset(given_settings), is_complete=False
+        )
     resolved = run.resolved
     chosen = frozenset(name for name, source in resolved.sources.items() if source in _CHOSEN)
     choices["env_id"] = run.env_id

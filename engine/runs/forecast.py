@@ -59,8 +59,10 @@ class Forecast(ReplyBase):
 
 
 def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -> Forecast | None:
-    """The forecast of a run that holds a device; None for any other, and where nothing is known of
-    its end."""
+    """Forecast the end of a run that holds a device.
+
+    Returns None for any other run, and where nothing is known of its end.
+    """
     if row.state not in HOLDS_DEVICE:
         return None
     left_hours = _left_hours(home, row, progress)
@@ -71,56 +73,59 @@ def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -
 
 
 def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
-    """The forecast of a plan: that of the runs under way, and the estimates of those to come. None
-    where no run of it is open, or where nothing is known of one that is."""
+    """Forecast the end of a plan, whose runs are `rows`.
+
+    It adds the forecasts of the runs under way to the estimates of those to come. Returns None
+    where no run of it is open, or where nothing is known of one that is.
+    """
     open_rows = [row for row in rows if row.state in OPEN]
     if not open_rows:
         return None
-    left = Band()
+    left_hours = Band()
     is_measured = False
     for row in open_rows:
         progress = read_progress(home.run(row.run_id), row)
-        hours = _left_hours(home, row, progress)
-        if hours is None:
+        run_hours = _left_hours(home, row, progress)
+        if run_hours is None:
             return None
-        left += hours
+        left_hours += run_hours
         is_measured = is_measured or _is_measured(progress)
-    cap = _cap_of_plan(home, rows, left)
-    return _forecast(home, rows, left, cap, is_measured=is_measured)
+    cap = _cap_of_plan(home, rows, left_hours)
+    return _forecast(home, rows, left_hours, cap, is_measured=is_measured)
 
 
 def _forecast(
-    home: Home, rows: Sequence[RunRow], left: Band, cap: str, *, is_measured: bool
+    home: Home, rows: Sequence[RunRow], left_hours: Band, cap: str, *, is_measured: bool
 ) -> Forecast:
-    """The forecast of these runs together.
+    """Make the forecast of these runs together.
 
     Args:
-        left: the hours (not seconds) that they still take.
+        left_hours: the hours (not seconds) that they still take.
         cap: where a cap will stop them, in words; "" where they will likely end before.
         is_measured: whether some of it rests on measurements of these runs.
     """
-    spent = sum(launcher.spent_hours(home, row) for row in rows)
-    total = Band(spent, spent, spent) + left
-    price = _price(home)
+    spent_hours = sum(launcher.spent_hours(home, row) for row in rows)
+    total_hours = Band(spent_hours, spent_hours, spent_hours) + left_hours
+    hour_price = _price(home)
     return Forecast(
-        spent_hours=round(spent, _DIGITS),
-        left_hours=_range(left),
-        total_hours=_range(total),
+        spent_hours=round(spent_hours, _DIGITS),
+        left_hours=_range(left_hours),
+        total_hours=_range(total_hours),
         basis="measured" if is_measured else "estimate",
         cap=cap or None,
-        spent_money=round(spent * price, _DIGITS) if price else None,
-        total_money=_range(total.times(price)) if price else None,
+        spent_money=round(spent_hours * hour_price, _DIGITS) if hour_price else None,
+        total_money=_range(total_hours.times(hour_price)) if hour_price else None,
     )
 
 
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
-    """The hours (not seconds) that an open run still takes: by its trainer's pace, else by the
-    estimate of the run minus the hours spent. None where there is neither."""
+    """The device hours (not seconds) that an open run still takes: by its trainer's pace, else by
+    the estimate of the run minus the hours spent. None where there is neither."""
     if progress.remaining is not None:
-        return progress.remaining.seconds.times(1 / 3600)
+        return progress.remaining.seconds.times(row.device_hours(1.0))
     config = home.run(row.run_id).find_config()
     if isinstance(config, TrainConfig):
-        hours = config.estimate.hours
+        hours = config.estimate.gpu_hours
         estimated = Band(hours.low, hours.likely, hours.high)
     elif row.estimated_hours > 0:  # an evaluation, of which only the most is estimated
         most = row.estimated_hours
@@ -131,8 +136,10 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
 
 
 def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
-    """Where the cap of hours that a run reaches first will stop it, in words; "" where the run will
-    likely end before, has no cap, or has not planned its work yet."""
+    """Say where the cap of hours that a run reaches first will stop it.
+
+    "" where the run will likely end before, has no cap, or has not planned its work yet.
+    """
     run = home.run(row.run_id)
     try:
         cap = nearest_cap(store, run, row)
@@ -144,16 +151,15 @@ def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> 
     return cap_sentence(progress.remaining, progress.step or 0, left_s, cap.reason)
 
 
-def _cap_of_plan(home: Home, rows: Sequence[RunRow], left: Band) -> str:
-    """A sentence part that says by how many hours the cap which the runs of a plan share is too
-    low; "" where it is enough, or where the plan has none (0).
+def _cap_of_plan(home: Home, rows: Sequence[RunRow], left_hours: Band) -> str:
+    """Say by how many hours the cap that the runs of a plan share is too low.
 
-    Args:
-        left: the hours that all runs of the plan still take.
+    "" where it is enough, or where the plan has none (0). `left_hours` are the hours that all runs
+    of the plan still take. The text is a part of a sentence.
     """
     cap_hours = rows[0].max_gpu_hours
     spent_under_cap = sum(launcher.spent_hours(home, row) - row.spent_before for row in rows)
-    missing_hours = spent_under_cap + left.likely - cap_hours
+    missing_hours = spent_under_cap + left_hours.likely - cap_hours
     if cap_hours <= 0 or missing_hours <= 0:
         return ""
     return (
@@ -168,7 +174,7 @@ def _is_measured(progress: Progress) -> bool:
 
 
 def _price(home: Home) -> float:
-    """The price of a GPU-hour; 0 where none is set, or where config.toml is damaged."""
+    """Return the price of a GPU-hour; 0 where none is set, or where config.toml is damaged."""
     try:
         return home.user_config().gpu_hour_price
     except UserError:

@@ -25,9 +25,11 @@ _NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """What the ledger says of one run: its parent, the settings that differ from the parent's, the
-    predicted verdict and whether it came, and the GPU hours spent with their estimate. What is not
-    known or empty is left out."""
+    """Make the ledger's entry of one run; fields that are unknown or empty are left out.
+
+    Returns `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict, and
+    `as_expected`, whether it came; `gpu_hours` spent, and `estimated_gpu_hours`.
+    """
     fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
@@ -41,9 +43,11 @@ def entry(home: Home, row: RunRow) -> Reply:
 
 
 def _parent_fields(home: Home, row: RunRow) -> Reply:
-    """`parent`, the run that a run was derived from, and `changed`, what differs from it: setting
-    or choice -> [the parent's value, this run's value], the seed last. Each is left out where it is
-    empty."""
+    """Return the fields of a ledger entry about the run's parent, without empty ones.
+
+    `parent` is the id of the run that it was derived from. `changed` is what differs from it:
+    setting or choice -> [the parent's value, this run's value], the seed last.
+    """
     parent = parent_of(row, home.run(row.run_id).find_config())
     if not parent:
         return {}
@@ -52,9 +56,9 @@ def _parent_fields(home: Home, row: RunRow) -> Reply:
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """The id of a run's parent: the one that was named at submit, or else the run whose model it
-    continues. "" where it started from a base model.
+    """Return the id of a run's parent; "" where the run started from a base model.
 
+    The parent is the run that was named at submit, or else the run whose model it continues.
     `config` is the run's config; None where it is damaged or gone, then only the row is used.
     """
     if row.parent:
@@ -71,8 +75,10 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
-    """What differs between this run and its parent: name of a setting or choice -> [the parent's
-    value, this run's value]. Empty where the parent's config is gone."""
+    """Compare the making of a run with that of its parent; {} where the parent's config is gone.
+
+    Returns name of a setting or choice -> [the parent's value, this run's value].
+    """
     # How each of the two was made: its start model, environment, algorithm and settings.
     of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
     if not of_parent.config:
@@ -117,11 +123,10 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
 def _children_by_parent(
     run_ids: Sequence[str], entries: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[str]]:
-    """The ids of the runs below each run, in the order of `run_ids`; under `_NO_PARENT` those whose
-    parent is not among them.
+    """Group runs by their parents: id of the parent -> ids of its children.
 
-    Args:
-        entries: by run id what `entry` returns.
+    A run whose parent is not among `run_ids` stands under `_NO_PARENT`. The children keep the order
+    of `run_ids`. `entries` holds by run id what `entry` returns.
     """
     children: dict[str, list[str]] = {}
     for run_id in run_ids:
@@ -131,8 +136,11 @@ def _children_by_parent(
 
 
 def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
-    """The line of a run in the tree, with at most four of the changes from its parent, such as
-    `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`."""
+    """Write the line of a run in the tree: its id, its result, and what changed from its parent.
+
+    Such as `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`. At most
+    `_MAX_CHANGES` changes are named. `entry` is the run's entry in the ledger.
+    """
     result = verdict_in_words(row) if row.state == "done" else row.state
     text = f"{row.run_id}: {result}"
     if "as_expected" in entry:
@@ -166,8 +174,10 @@ class _BestScore:
 
 
 def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best finished training run of each environment version that has one:
-    env_id -> {"run_id", "verdict", "step", "curve", "score", "interval", "tasks", "measured_in"}.
+    """Find the best finished training run of each environment version that has one.
+
+    Returns env_id -> {"run_id", "verdict", "step", "curve", "score", "interval", "tasks",
+    "measured_in"}.
 
     The best is by `curve`, the score on the held-out tasks by which a run chooses its best
     checkpoint. `score` is the number to report (engine/evidence/reported.py) with its interval, on
@@ -199,8 +209,11 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
 
 
 def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
-    """The number to report of a run's result, with its interval, as fields of an entry; `audit`
-    where the reward audit of its environment failed."""
+    """Return the number to report of a run's result as fields of an entry of `best_runs`.
+
+    These are `score`, `interval`, `tasks`, `measured_in`, and `audit` where the reward audit of the
+    environment failed. Without such a number, only `audit` can be there.
+    """
     try:
         number = number_to_report(home, store, row)
     except (DamagedRecord, OSError):
@@ -208,15 +221,17 @@ def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
     if number is None:
         risk = audit_risk(home.run(row.run_id).find_config())
         return {"audit": risk} if risk else {}
-    shown = number.to_json()
-    body: Reply = {"score": shown["value"]}
+    number_fields = number.to_json()
+    body: Reply = {"score": number_fields["value"]}
     names = ("interval", "tasks", "measured_in", "audit")
-    return body | {name: shown[name] for name in names if name in shown}
+    return body | {name: number_fields[name] for name in names if name in number_fields}
 
 
 def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
-    """The best score of a finished run; None where it is not known, or where no checkpoint beat the
-    start model."""
+    """Read the best score of a finished run from its result.
+
+    Returns None where the score is not known, or where no checkpoint beat the start model.
+    """
     try:
         result = read_json(home.run(row.run_id).result)
         score = float(result["best_score"])

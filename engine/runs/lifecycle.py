@@ -58,8 +58,11 @@ _EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are
 
 
 def status(home: Home, run_id: str) -> Reply:
-    """Where a run stands: its state, progress, metrics, alerts, result or error, and the calls to
-    make next. Raises UserError RUN_NOT_FOUND."""
+    """Return the status of a run or a plan.
+
+    It says state, progress, metrics, alerts, result or error, and the calls to make next. Raises
+    UserError RUN_NOT_FOUND.
+    """
     launcher.reap(home)
     with Store(home) as store:
         plan_rows = store.plan_runs(run_id)
@@ -78,6 +81,7 @@ def wait(
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
     """Wait until a run or a plan has reached `until` or has ended, at most `timeout_s` seconds.
+
     Returns its status with the added key `reached`: whether it has reached `until`.
 
     Args:
@@ -125,12 +129,14 @@ class _PlanGoal:
 
 
 def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> Reply:
-    """Wait until a plan has reached the goal or is over, or the deadline has passed. Returns its
-    status with `reached`; with a cursor only what has changed since then."""
-    since = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
+    """Wait until a plan has reached the goal or is over, or the deadline has passed.
+
+    Returns its status with `reached`; with a cursor only what has changed since then.
+    """
+    marks = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
     reap_at = report_at = time.monotonic() + _REAP_S
     while True:
-        look = plan_status.look_at(home, store.plan_runs(plan_id), since)
+        look = plan_status.look_at(home, store.plan_runs(plan_id), marks)
         reached = plan_status.has_reached(home, look, goal.until)
         now = time.monotonic()
         if reached or look.is_over or now >= goal.deadline:
@@ -180,8 +186,10 @@ class _Look:
 
 
 def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter") -> _Look:
-    """Look at a run again and again until it has reached the goal, has ended, or the deadline is
-    over. Returns the last look."""
+    """Look at a run again and again until it has reached the goal or ended, or time is up.
+
+    `row` is the run's row now; `reporter` reports its progress. Returns the last look.
+    """
     reap_at = time.monotonic() + _REAP_S
     while True:
         now = time.monotonic()
@@ -197,24 +205,28 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
 
 
 def _look_at(run: RunDir, row: RunRow, goal: _Goal) -> _Look:
-    """Read the run's events from the goal's `since_byte` on, and see whether it has reached the
-    goal."""
+    """Read the run's new events, and see whether the run has reached the goal.
+
+    New are the events from the byte `since_byte` of the goal on.
+    """
     events, end = events_from(run, goal.since_byte)
     return _Look(row, _has_reached(run, row, goal.until, events), events, end)
 
 
 def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
-    """The reply of `wait`: the run's status, and what the last look at the run has shown."""
-    added: Reply = {}
+    """Make the reply of `wait`: the run's status, and what the last look at the run has shown."""
+    extra_fields: Reply = {}
     if until == "next_eval" and look.has_reached:
-        added = _evaluation_fields(look.events, status)
+        extra_fields = _evaluation_fields(look.events, status)
     # The cursor is the end of the events just read: later events are left to the next call.
-    return status | added | {"reached": look.has_reached, "cursor": str(look.events_end)}
+    return status | extra_fields | {"reached": look.has_reached, "cursor": str(look.events_end)}
 
 
 def _warn_of_earlier_event(reply: Reply, look: _Look, goal: _Goal) -> None:
-    """Add a warning to the reply where all that was waited for is older than the wait: the same
-    call would return the same again."""
+    """Add a warning to the reply if what was waited for happened before the wait.
+
+    The same call would then return the same again.
+    """
     if look.events_end <= goal.asked_at and look.row.state not in TERMINAL:
         reply["warnings"].append(
             f"this was reached before the call; cursor={reply['cursor']!r} waits for a later one"
@@ -231,6 +243,7 @@ class _Reporter:
     def __init__(
         self, home: Home, store: Store, on_progress: Callable[[Reply], None] | None
     ) -> None:
+        """Start with nothing reported; the docstring of the class explains `on_progress`."""
         self._home = home
         self._store = store
         self._on_progress = on_progress
@@ -283,8 +296,10 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
-    """Ask every run of a plan to end, the last one first: so none of them is started meanwhile, or
-    fails because of one before it. Returns the reply about the plan."""
+    """Ask every run of a plan to end, and return the reply about the plan.
+
+    The last run comes first: so none is started meanwhile, or fails because of one before it.
+    """
     for row in reversed(store.plan_runs(plan_id)):
         if row.state in OPEN:
             run = home.run(row.run_id)
@@ -300,8 +315,10 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
 
 
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
-    """Set a run without a process to "cancelled" and one with a process to "stopping". A run that
-    is stopping already or has ended stays as it is."""
+    """Set a run without a process to "cancelled", and one with a process to "stopping".
+
+    A run that is stopping already or has ended stays as it is.
+    """
     values = {"reason_kind": "cancelled", "reason": reason}
     # Again, because a run may change from one of the two kinds to the other in between.
     while store.get_run(run.id).state in (*_WITHOUT_PROCESS, *_WITH_PROCESS):
@@ -318,7 +335,7 @@ def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
 
 
 def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
-    """The reply of `cancel`: the run's state, its last checkpoint, and how to go on."""
+    """Make the reply of `cancel`: the run's state, its last checkpoint, and how to go on."""
     checkpoint = outcome.checkpoint_name(run)
     return {
         "run_id": row.run_id,
@@ -333,7 +350,7 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
-    """What `wait` adds to the status for the evaluation that it waited for.
+    """Return the fields that `wait` adds to a status for the evaluation that it waited for.
 
     - `evaluation`: the values of the newest "evaluated" event; `events` must hold one.
     - `step`: the newest step known of the run, where the event names its own step.
@@ -343,25 +360,27 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
     evaluated_step = scores.get("step")
     names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
-    added: Reply = {"evaluation": scores}
+    fields: Reply = {"evaluation": scores}
     if names_step:
         # The status has the newest step in the metrics. That may be lower than the step of this
         # evaluation, because metrics are written after the event, or already higher.
-        added["step"] = max(evaluated_step, status["step"] or 0)
+        fields["step"] = max(evaluated_step, status["step"] or 0)
     at_step = f" at step {evaluated_step}" if names_step else ""
     text = _scores_text(scores, status) or str(newest.get("message") or "")
-    return added | {"summary": f"{status['summary']} Evaluated{at_step}: {text}."}
+    return fields | {"summary": f"{status['summary']} Evaluated{at_step}: {text}."}
 
 
 def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
-    """The scores of an evaluation in words; "" where there is none. If the status has the number of
-    held-out tasks that choose the checkpoint, it is named too."""
+    """Write the scores of an evaluation as text; "" where there is none.
+
+    If the status has the number of held-out tasks that choose the checkpoint, the text names it.
+    """
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
     return scores_in_words(scores, half)
 
 
 def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
-    """Whether the run has reached `until`, one of UNTIL.
+    """Return whether the run has reached `until`, one of `UNTIL`.
 
     Args:
         events: the run's events since the wait began, or since the cursor that the caller gave. An
@@ -376,7 +395,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
 
 
 def _check_until(until: str) -> None:
-    """Raises UserError BAD_ARGUMENT for something that cannot be waited for."""
+    """Raise UserError BAD_ARGUMENT unless `until` is something that can be waited for."""
     if until not in UNTIL:
         raise UserError(
             "BAD_ARGUMENT",
@@ -387,8 +406,11 @@ def _check_until(until: str) -> None:
 
 
 def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
-    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" the
-    begin of the present attempt. Raises UserError BAD_CURSOR."""
+    """Return the byte of the run's events file at which the events of a wait begin.
+
+    It is the position that `cursor` stands for; for the cursor "" the beginning of the present
+    attempt. Raises UserError BAD_CURSOR.
+    """
     if not cursor:
         return attempt_begin(run, row.attempt)
     # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
@@ -404,7 +426,7 @@ def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
 
 
 def _file_size(path: Path) -> int:
-    """The size of a file in bytes; -1 where there is no file."""
+    """Return the size of a file in bytes; -1 where there is no file."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -412,8 +434,10 @@ def _file_size(path: Path) -> int:
 
 
 def _cancel_summary(row: RunRow, checkpoint: str) -> str:
-    """What `cancel` did, in one sentence. `checkpoint` is the name of the run's last checkpoint, ""
-    where it has none."""
+    """Say in one sentence what `cancel` did.
+
+    `checkpoint` is the name of the run's last checkpoint, "" where it has none.
+    """
     match row.state:
         case "cancelled":
             return f"{row.run_id} is cancelled; last checkpoint: {checkpoint or 'none'}."
@@ -424,8 +448,11 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """The call to make after `cancel`: of a run that is stopping a wait, of one that is cancelled
-    or failed a resume. [] for any other, such as a run that is done."""
+    """List the call to make after `cancel`, as JSON.
+
+    For a run that is stopping it is a wait, for one that is cancelled or failed a resume; [] for
+    any other, such as a run that is done.
+    """
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

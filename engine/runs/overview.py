@@ -47,10 +47,12 @@ class _Page:
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
-    """The state of the home: machine, queue, budget, and lists of runs, environments, models,
-    datasets and deployments, the newest entries first.
+    """Describe the state of the home: machine, queue, budget, and lists, the newest entries first.
+
+    The lists are of runs, environments, models, datasets and deployments.
 
     Args:
+        home: the home.
         scope: one of SCOPES; "all" for everything, else only that part.
         limit: the most entries of each list.
         cursor: `next_cursor` of the last reply with the same scope; "" for the first entries.
@@ -85,7 +87,7 @@ def _add_work(page: _Page, home: Home, store: Store) -> None:
 
 
 def _check_scope(scope: str) -> None:
-    """Raises UserError BAD_ARGUMENT for a scope that does not exist."""
+    """Raise UserError BAD_ARGUMENT for a scope that does not exist."""
     if scope not in SCOPES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -132,8 +134,11 @@ def _add_runs(
 
 
 def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, limit: int) -> None:
-    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on. If more
-    follow and this list alone was asked for (`scope` is its name), also add the cursor to them."""
+    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on.
+
+    If more follow and this list alone was asked for (`scope` is its name), the cursor to them is
+    added too.
+    """
     items = _LISTS[name](home)
     page.totals[name] = len(items)
     end = start + limit
@@ -143,7 +148,7 @@ def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, lim
 
 
 def _warnings(home: Home) -> list[str]:
-    """A warning that names the last damaged database of this home; [] where there never was one."""
+    """Return a warning that names the last damaged database of this home; [] without one."""
     damaged_files = home.damaged_databases()
     if not damaged_files:
         return []
@@ -155,7 +160,7 @@ def _warnings(home: Home) -> list[str]:
 
 
 def _position_of_cursor(cursor: str) -> int:
-    """The cursor as a number; 0 for the cursor "", which means the first entries.
+    """Return a cursor as a number; 0 for the cursor "", which means the first entries.
 
     For runs it is the row id of the last run that was shown, for any other list the number of
     entries that were shown. Raises UserError BAD_CURSOR.
@@ -175,7 +180,7 @@ def _position_of_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
-    """The machine as the overview shows it:
+    """Describe the machine.
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} each, with "" where no run is on it;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
@@ -183,7 +188,7 @@ def _hardware(home: Home, store: Store) -> Reply:
     """
     machine = hardware.detect(home.root)
     active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
-    run_on_device = {row.device: row.run_id for row in active_runs}
+    run_on_device = {each: row.run_id for row in active_runs for each in row.devices}
     devices = [
         {
             "id": device.id,
@@ -205,7 +210,7 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
-    """The fields of the reply that list runs.
+    """Return the fields of the reply that list runs.
 
     - `runs`: the entries of `rows`.
     - `tree`: the training runs among them as lines of text.
@@ -219,7 +224,7 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
 
 
 def _training(home: Home) -> str:
-    """Whether training is possible, in words.
+    """Say whether training is possible on this machine.
 
     One of: "ready"; "ready (/path/of/python)", if another interpreter than this one trains; "not
     possible yet: ...", with what to do.
@@ -233,7 +238,7 @@ def _training(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """The GPU-hours that the home has spent.
+    """Return the GPU-hours that the home has spent.
 
     Where config.toml sets a total, also the total and what is left of it; where it sets a price per
     GPU-hour, also the money spent.
@@ -254,7 +259,7 @@ def _budget(home: Home, store: Store) -> Reply:
 
 
 def _run_entry(home: Home, row: RunRow) -> Reply:
-    """A run as an entry of the list of runs.
+    """Make the entry of a run for the list of runs.
 
     Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
     note, the fields of its ledger entry, `deleted`, and an attempt after the first are given where
@@ -291,8 +296,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:
-    """The name of a file of the run that is missing or cannot be read, so that the run cannot be
-    used; "" where there is none."""
+    """Return the name of a file that the run needs and that is missing or damaged, else ""."""
     run = home.run(row.run_id)
     if run.find_config() is None:
         return run.config.name
@@ -302,8 +306,11 @@ def _damaged_file(home: Home, row: RunRow) -> str:
 
 
 def _progress_fields(home: Home, row: RunRow) -> Reply:
-    """How far a run has come: its step, the number of its steps, the seconds left, the hours spent,
-    the share of an evaluation that is done, and why it is stalled, where it is."""
+    """Return how far a run that holds a device has come.
+
+    Its step, the number of its steps, the seconds left, the hours spent, the share of an evaluation
+    that is done, and why it is stalled, where it is.
+    """
     progress = read_progress(home.run(row.run_id), row)
     fields: Reply = {
         "step": progress.step,
@@ -319,7 +326,7 @@ def _progress_fields(home: Home, row: RunRow) -> Reply:
 
 
 def _environments(home: Home) -> list[Reply]:
-    """All environment versions as entries of a list.
+    """List all environment versions as entries of the reply.
 
     An entry has `exam_use` where the version's held-out tasks were used to choose a checkpoint, run
     or model: how often that was.
@@ -353,8 +360,11 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 
 
 def _summary(scope: str, page: _Page) -> str:
-    """One sentence: for scope "all" how much there is in the home, for "hardware" the names of the
-    devices, for a list how many entries are shown."""
+    """Say in one sentence what the reply shows.
+
+    For scope "all" that is how much there is in the home, for "hardware" the names of the devices,
+    for a list how many entries are shown.
+    """
     reply = page.reply
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
@@ -368,7 +378,7 @@ def _summary(scope: str, page: _Page) -> str:
 
 
 def _summary_of_home(page: _Page) -> str:
-    """How much there is in the home, and which of the lists are not shown to their ends."""
+    """Say how much there is in the home, and which of the lists are not shown to their ends."""
     reply, totals = page.reply, page.totals
     active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
     # `totals` counts all entries of a list, `reply` has only those that are shown.
@@ -382,8 +392,9 @@ def _summary_of_home(page: _Page) -> str:
 
 
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
-    """The calls to make next; [] for most scopes. For "models" the card of the first base model,
-    for "all":
+    """List the calls to make next, as JSON; [] for most scopes.
+
+    For "models" it is to read the card of the first base model; for "all":
 
     - Where a run is active or queued: wait for it.
     - Otherwise, in a home without environments: read the playbook and push one.

@@ -13,9 +13,10 @@ _MAX_NAMED = 12  # steps that a message lists
 
 
 def pin(home: Home, run_id: str, step: int) -> Reply:
-    """Keep the checkpoint of `step`, whatever else is removed. Pinning again changes nothing.
+    """Keep the checkpoint of `step`, whatever else is removed, and return the reply about it.
 
-    Raises UserError RUN_NOT_FOUND, or MODEL_NOT_FOUND where that checkpoint does not exist.
+    To pin it again changes nothing. Raises UserError RUN_NOT_FOUND, or MODEL_NOT_FOUND where that
+    checkpoint does not exist.
     """
     run, warnings = _find(home, run_id)
     _require_checkpoint(run, step)
@@ -29,8 +30,11 @@ def pin(home: Home, run_id: str, step: int) -> Reply:
 
 
 def unpin(home: Home, run_id: str, step: int) -> Reply:
-    """Keep the checkpoint of `step` no longer than any other; it stays until the run saves another
-    one. Raises UserError RUN_NOT_FOUND, or BAD_ARGUMENT where it is not pinned."""
+    """Stop keeping the checkpoint of `step`, and return the reply about it.
+
+    The checkpoint itself stays until the run saves its next one. Raises UserError RUN_NOT_FOUND, or
+    BAD_ARGUMENT where it is not pinned.
+    """
     run, warnings = _find(home, run_id)
     pinned = pinned_steps(run)
     if step not in pinned:
@@ -45,14 +49,18 @@ def unpin(home: Home, run_id: str, step: int) -> Reply:
 
 
 def _find(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
-    """The run that an id or a unique beginning of one names, and a warning for a beginning."""
+    """Find the run that an id, or a unique beginning of one, names.
+
+    Returns its folder, and a list with a warning if `run_id` was only a beginning. Raises UserError
+    RUN_NOT_FOUND.
+    """
     with Store(home) as store:
         row = store.get_run(run_id)
     return home.run(row.run_id), taken_as("run_id", run_id, row.run_id)
 
 
 def _require_checkpoint(run: RunDir, step: int) -> None:
-    """Raises UserError MODEL_NOT_FOUND where the run has no complete checkpoint of `step`."""
+    """Raise UserError MODEL_NOT_FOUND unless the run has a complete checkpoint of `step`."""
     steps = run.checkpoint_steps()
     if step in steps:
         return
@@ -68,16 +76,22 @@ def _require_checkpoint(run: RunDir, step: int) -> None:
 
 
 def _named(steps: set[int]) -> str:
-    """Steps as text, in order; of more than `_MAX_NAMED` the last ones and the number of the
-    others, such as "12 earlier ones, 130, 140"."""
+    """Write steps as text, in order, such as "10, 20, 30".
+
+    Of more than `_MAX_NAMED` steps only the last ones are listed, after the number of the others:
+    "12 earlier ones, 130, 140".
+    """
     ordered = sorted(steps)
     text = ", ".join(str(step) for step in ordered[-_MAX_NAMED:])
-    left_out = len(ordered) - _MAX_NAMED
-    return f"{counted(left_out, 'earlier one')}, {text}" if left_out > 0 else text
+    earlier_count = len(ordered) - _MAX_NAMED
+    return f"{counted(earlier_count, 'earlier one')}, {text}" if earlier_count > 0 else text
 
 
 def _reply(run: RunDir, summary: str, warnings: list[str]) -> Reply:
-    """The reply of `pin` and `unpin`: the steps pinned now, and the steps of all checkpoints."""
+    """Make the reply of `pin` and `unpin`.
+
+    It lists the steps that are pinned now, and the steps of all checkpoints.
+    """
     return {
         "run_id": run.id,
         "pinned": sorted(pinned_steps(run)),

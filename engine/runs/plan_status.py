@@ -42,11 +42,11 @@ class Marks:
 
     @staticmethod
     def load(text: str) -> "Marks":
-        """The marks that `dump` made. Raises ValueError for another text."""
-        state, attempt, end = (_whole_number(part) for part in text.split("."))
+        """Read the marks that `dump` made. Raises ValueError for another text."""
+        state, attempt, events_end = (_whole_number(part) for part in text.split("."))
         if state >= len(STATES):
             raise ValueError(f"there is no state {state}")
-        return Marks(STATES[state], attempt, end)
+        return Marks(STATES[state], attempt, events_end)
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class PlanLook:
 
 
 def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
-    """The marks that a cursor holds; for the cursor "" those from which everything of the present
-    attempts is new.
+    """Read the marks that a cursor holds, one for each run of the plan (`rows`).
 
-    Raises UserError BAD_CURSOR.
+    For the cursor "" they are those from which everything of the present attempts is new. Raises
+    UserError BAD_CURSOR.
     """
     if not cursor:
         begins = [attempt_begin(home.run(row.run_id), row.attempt) for row in rows]
@@ -104,22 +104,28 @@ def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
     return marks
 
 
-def look_at(home: Home, rows: Sequence[RunRow], since: Sequence[Marks]) -> PlanLook:
-    """Look at the runs of a plan; events and ends since the marks `since` count as new."""
+def look_at(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) -> PlanLook:
+    """Look at the runs of a plan.
+
+    Events and ends since `earlier_marks`, one for each run, count as new.
+    """
     events, marks, ended = [], [], []
-    for row, mark in zip(rows, since, strict=True):
+    for row, mark in zip(rows, earlier_marks, strict=True):
         new_events, end = events_from(home.run(row.run_id), mark.events_end)
         events.append(new_events)
         marks.append(Marks(row.state, row.attempt, end))
-        is_new = (row.state, row.attempt) != (mark.state, mark.attempt)
-        if row.state not in OPEN and is_new:
+        has_changed = (row.state, row.attempt) != (mark.state, mark.attempt)
+        if row.state not in OPEN and has_changed:
             ended.append(row.run_id)
     return PlanLook(rows, events, ended, marks)
 
 
 def has_reached(home: Home, look: PlanLook, until: str) -> bool:
-    """Whether a plan has reached what is waited for: its end, the first step of a run, or an event
-    of a run; with "news" also the end of a step."""
+    """Return whether a plan has reached what is waited for (`until`).
+
+    That is its end, the first step of a run, or an event of a run; with "news" also the end of a
+    step.
+    """
     if until == "end":
         return look.is_over
     if until == "first_step":
@@ -132,16 +138,16 @@ def has_reached(home: Home, look: PlanLook, until: str) -> bool:
 
 
 def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = False) -> Reply:
-    """Where a plan stands: a line for each step, and its alerts.
+    """Make the status of a plan: a line for each step, and its alerts.
 
-    For a caller who `has_cursor`, from an earlier answer, while the plan goes on only alerts since
-    then count, and the steps are left out that ended before or have not begun.
+    With `has_cursor` the caller has seen an earlier status. While the plan goes on, it then gets
+    only alerts since then, and no steps that ended before or have not begun.
     """
     plan_id = look.rows[0].plan
     only_new = has_cursor and not look.is_over
-    shown = [row for row in look.rows if not only_new or _is_news(row, look)]
+    shown_rows = [row for row in look.rows if not only_new or _is_news(row, look)]
     alerts = _alerts_since(look) if only_new else _all_alerts(home, look.rows)
-    steps = [_step(home, row) for row in shown]
+    steps = [_step(home, row) for row in shown_rows]
     verdict = next((step["verdict"] for step in reversed(steps) if "verdict" in step), "")
     status: Reply = {
         "run_id": plan_id,
@@ -156,7 +162,7 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
             *(call.to_json() for call in _next_calls(look, alerts, verdict)),
             *_remedies(home, look, verdict),
         ],
-        "warnings": [text for row in shown for text in _warnings_of(home, row)],
+        "warnings": [text for row in shown_rows for text in _warnings_of(home, row)],
     }
     forecast = forecast_of_plan(home, look.rows)
     if forecast is not None:
@@ -168,22 +174,24 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
 
 
 def progress_of(home: Home, look: PlanLook) -> Reply:
-    """What a wait reports of a plan under way: `step` is how many runs are done, with the share of
-    the one that is under way, of `total_steps` runs."""
-    done = sum(row.state not in OPEN for row in look.rows)
+    """Make what a wait reports of a plan under way.
+
+    `step` is how many of the `total_steps` runs have ended, with the fraction of the one under way.
+    """
+    ended_runs = sum(row.state not in OPEN for row in look.rows)
     report: Reply = {"run_id": look.rows[0].plan, "state": look.state}
     for row in look.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
-            done += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
+            ended_runs += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
             report |= {"now": row.run_id, "eta_s": progress.eta_s, "phase": progress.phase}
             if progress.phase_percent is not None:
                 report["percent"] = progress.phase_percent
-    return report | {"step": round(done, 2), "total_steps": len(look.rows)}
+    return report | {"step": round(ended_runs, 2), "total_steps": len(look.rows)}
 
 
 def _alerts_since(look: PlanLook) -> list[Reply]:
-    """The alerts of all runs since the cursor, each with its run."""
+    """List the alerts of all runs since the cursor, each with the id of its run."""
     return [
         {"run_id": row.run_id, **alert}
         for row, events in zip(look.rows, look.events, strict=True)
@@ -192,7 +200,7 @@ def _alerts_since(look: PlanLook) -> list[Reply]:
 
 
 def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
-    """The latest alerts of each run from its beginning on, each with its run."""
+    """List the latest alerts of each run since it began, each with the id of its run."""
     return [
         {"run_id": row.run_id, **alert}
         for row in rows
@@ -206,7 +214,7 @@ def _is_news(row: RunRow, look: PlanLook) -> bool:
 
 
 def _step(home: Home, row: RunRow) -> Reply:
-    """A run of a plan: where it stands, and at its end its verdict and what that rests on."""
+    """Describe a run of a plan: its state and progress, and at its end its verdict and evidence."""
     run = home.run(row.run_id)
     config = run.find_config()
     place = config.plan if config else None
@@ -216,7 +224,7 @@ def _step(home: Home, row: RunRow) -> Reply:
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
         progress = read_progress(run, row)
-        done = {
+        progress_fields = {
             "at": progress.step,
             "of": progress.total_steps,
             "phase": progress.phase or None,
@@ -224,7 +232,7 @@ def _step(home: Home, row: RunRow) -> Reply:
             "eta_s": progress.eta_s,
             "stalled": progress.stalled or None,
         }
-        return entry | {name: value for name, value in done.items() if value is not None}
+        return entry | {name: value for name, value in progress_fields.items() if value is not None}
     if row.state == "queued" and row.awaited_ids:
         return entry | {"waits_for": row.awaited_ids}
     if row.state in ("failed", "cancelled"):
@@ -237,52 +245,62 @@ def _step(home: Home, row: RunRow) -> Reply:
 
 
 def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
-    """What a run that is done has shown: a training run its verdict, an evaluation of several
-    models how each compares with the first."""
+    """Describe what a run that is done has shown.
+
+    A training run has its verdict. An evaluation of several models (`models` are its references)
+    says how each compares with the first.
+    """
     if row.kind == "train":
-        shown = _evidence_of(home, row)
-        kept = {name: shown[name] for name in _EVIDENCE_KEYS if shown.get(name) is not None}
-        return {"verdict": row.verdict, **kept}
+        evidence = _evidence_of(home, row)
+        evidence_fields = {
+            name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
+        }
+        return {"verdict": row.verdict, **evidence_fields}
     return _comparison(home, row) if len(models) > 1 else {}
 
 
 def _warnings_of(home: Home, row: RunRow) -> list[str]:
-    """What the verdict of a training run that is done warns of, such as skills that were lost, with
-    the run's name before it."""
+    """List what the verdict of a training run warns of, such as skills that were lost.
+
+    Each warning begins with the run's id. [] for a run that is not done.
+    """
     if row.kind != "train" or row.state != "done":
         return []
     return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
 
 
 def _remedies(home: Home, look: PlanLook, verdict: str) -> list[Reply]:
-    """The trainings that the last run of a plan that is over suggests instead; none where the plan
-    gained nothing: what was lost for nothing is no reason to train so again."""
-    trained = [row for row in look.rows if row.kind == "train" and row.state == "done"]
-    if not look.is_over or not trained or verdict != "better":
+    """List the trainings that the last training run of a plan suggests instead, as calls.
+
+    [] while the plan goes on, and where it gained nothing (`verdict` is not "better"): what was
+    lost for nothing is no reason to train so again.
+    """
+    training_rows = [row for row in look.rows if row.kind == "train" and row.state == "done"]
+    if not look.is_over or not training_rows or verdict != "better":
         return []
-    calls = _evidence_of(home, trained[-1]).get("next") or ()
+    calls = _evidence_of(home, training_rows[-1]).get("next") or ()
     return [call for call in calls if call.get("tool") == "submit_train"]
 
 
 def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
-    """The evidence for the verdict of a training run that is done; {} where its file is gone."""
+    """Return the evidence for the verdict of a run that is done; {} where its file is gone."""
     evidence = read_object(home.run(row.run_id).result).get("evidence")
     return evidence if isinstance(evidence, dict) else {}
 
 
 def _comparison(home: Home, row: RunRow) -> Reply:
-    """How the models of an evaluation compare with the first of them."""
+    """Describe how the models of an evaluation compare with the first of them."""
     # Imported late: most waits end without a comparison, and it loads the statistics.
     from engine.evidence.compare.compare import compare_runs  # noqa: PLC0415
 
     try:
-        compared = compare_runs(home, [row.run_id])
+        comparison = compare_runs(home, [row.run_id])
     except UserError as error:  # a file of it is damaged, or nothing was scored
         return {"verdict": "unknown", "reason": error.message}
     return {
-        "verdict": compared["verdict"],
-        "result": compared["summary"],
-        "levels": {arm["id"]: _level_text(arm) for arm in compared["arms"]},
+        "verdict": comparison["verdict"],
+        "result": comparison["summary"],
+        "levels": {arm["id"]: _level_text(arm) for arm in comparison["arms"]},
     }
 
 
@@ -292,13 +310,14 @@ def _level_text(arm: Mapping[str, Any]) -> Any:
 
 
 def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None) -> str:
-    """One sentence: how many runs are done, and what is under way or stands in the way."""
+    """Say in one sentence how many runs are done, and what is under way or stands in the way."""
     plan_id = look.rows[0].plan
-    done = sum(row.state == "done" for row in look.rows)
-    text = f"{plan_id} is {look.state}: {done} of {counted(len(look.rows), 'run')} done"
-    failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
-    if failed:
-        text += f"; {failed[0].run_id} {failed[0].state}: {failed[0].reason.rstrip('.')[:300]}"
+    done_count = sum(row.state == "done" for row in look.rows)
+    text = f"{plan_id} is {look.state}: {done_count} of {counted(len(look.rows), 'run')} done"
+    failed_rows = [row for row in look.rows if row.state in ("failed", "cancelled")]
+    if failed_rows:
+        first = failed_rows[0]
+        text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
     for row in look.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
@@ -312,31 +331,37 @@ def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None
 
 
 def _next_calls(look: PlanLook, alerts: Sequence[Reply], verdict: str) -> list[Call]:
-    """The calls to make next: wait on, before that diagnose the newest of the `alerts`; at the end
-    see what came out, or why it did not. `verdict` is that of the last step that has one."""
+    """List the calls to make next.
+
+    While the plan goes on: diagnose the newest of the `alerts`, and wait on. At its end: see what
+    came out, or why it failed. `verdict` is that of the last step that has one.
+    """
     plan_id = look.rows[0].plan
     if not look.is_over:
-        looks = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
-        return [*looks, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
-    failed = [row for row in look.rows if row.state in ("failed", "cancelled")]
-    if failed:
+        diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
+        return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
+    failed_rows = [row for row in look.rows if row.state in ("failed", "cancelled")]
+    if failed_rows:
         return [
-            Call("read_logs", {"run_id": failed[0].run_id, "view": "error"}),
+            Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
             Call("submit_train", {"resume": plan_id}),
         ]
-    trained = [row for row in look.rows if row.kind == "train"][-1]
+    last_training = [row for row in look.rows if row.kind == "train"][-1]
     evaluations = [row for row in look.rows if row.kind == "evaluate"]
     if evaluations:
-        first = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
+        result_call = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
     else:
-        first = Call("read_rollouts", {"run_id": trained.run_id})
+        result_call = Call("read_rollouts", {"run_id": last_training.run_id})
     if verdict in ("worse", "no_difference", "inconclusive"):
-        return [first, Call("diagnose", {"run_id": trained.run_id})]
-    return [first, Call("deploy", {"run_id": f"{trained.run_id}@best"})]
+        return [result_call, Call("diagnose", {"run_id": last_training.run_id})]
+    return [result_call, Call("deploy", {"run_id": f"{last_training.run_id}@best"})]
 
 
 def _whole_number(text: str) -> int:
-    """The number that `text` is. Raises ValueError for anything else, and for too many digits."""
+    """Parse a number of ASCII digits.
+
+    Raises ValueError for anything else, and for more than `_MOST_DIGITS` digits.
+    """
     if not (text.isascii() and text.isdigit()) or len(text) > _MOST_DIGITS:
         raise ValueError(f"{text[:20]!r} is no number")
     return int(text)

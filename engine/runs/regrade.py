@@ -120,8 +120,10 @@ class Regrade:
         return self._result(regraded)
 
     def _score_all(self) -> dict[str, list[Line]]:
-        """Score the stored answers of all models, and record each model's mean as soon as it is
-        known. Returns the new rows by model."""
+        """Score the stored answers of all models; return the new rows by model.
+
+        The mean of each model is recorded as soon as it is known.
+        """
         models = self.config.models
         stored_rows = {model.ref: load_rows(self.source.path / model.rows) for model in models}
         task_ids = self._task_ids(stored_rows.values())
@@ -134,14 +136,16 @@ class Regrade:
         return regraded
 
     def _record_scores(self, step: int, scores: ModelScores) -> None:
-        """Write the means of one model to events.jsonl and metrics.jsonl; `step` is the number of
-        models that are done."""
+        """Write the means of one model to events.jsonl and metrics.jsonl.
+
+        `step` is the number of models that are done.
+        """
         ref, reward = scores.ref, scores.reward
         self.event("evaluated", f"{ref}: reward {decimal(reward)}", **asdict(scores))
         self._write_metrics(step, {"model": ref, f"{self.config.split}_reward": reward})
 
     def _nothing_scored_error(self) -> UserError:
-        """The error for a regrade that could not score a single answer, with the reasons."""
+        """Make the error for a regrade that could not score a single answer, with the reasons."""
         reasons = ", ".join(
             f"{count} {SKIPPED[reason]}" for reason, count in self.skip_counts.items()
         )
@@ -152,7 +156,7 @@ class Regrade:
         )
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
-        """The content of result.json. `regraded` holds the new rows by model."""
+        """Make the content of result.json. `regraded` holds the new rows by model."""
         records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes(records)
@@ -183,11 +187,10 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of the tasks whose answers are scored: the first ones in the order of
-        `_task_order`, at most as many as the config's `rows`.
+        """Choose the ids of the tasks whose answers are scored.
 
-        Args:
-            rows_of_models: for each model its stored rows.
+        They are the first ones in the order of `_task_order`, at most as many as the config's
+        `rows`. `rows_of_models` holds for each model its stored rows.
         """
         ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
         return set(sorted(ids, key=_task_order)[: self.config.rows])
@@ -195,15 +198,20 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of the model `ref` at the tasks `task_ids` again, write the new
-        rows to the model's file in this run, and return them.
+        """Score the stored rows of one model again, write the new rows to a file, and return them.
 
-        `index` is the model's place in the config's `models`, by which its file is named. Rows that
-        cannot be scored are counted by reason in `self.skip_counts`. Raises Stopped.
+        Rows that cannot be scored are counted by reason in `self.skip_counts`. Raises Stopped.
+
+        Args:
+            process: the process of the environment that scores.
+            index: the model's place in the config's `models`, by which its file is named.
+            ref: the model.
+            rows: its stored rows.
+            task_ids: rows of other tasks are left out.
         """
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)  # an earlier attempt of this run may have left it
-        written: list[Line] = []
+        new_rows: list[Line] = []
         with Appender(path) as file:
             for position, row in enumerate(rows):
                 if self._was_told_to_stop:
@@ -216,12 +224,14 @@ class Regrade:
                     continue
                 new_row = _new_row_of(row, score, ref, position)
                 file.append(new_row)
-                written.append(new_row)
-        return written
+                new_rows.append(new_row)
+        return new_rows
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """Score a stored answer. Returns the score, or a key of SKIPPED that says why there is
-        none."""
+        """Score a stored answer.
+
+        Returns the score, or a key of `SKIPPED` that says why there is none.
+        """
         task = self.tasks.get(str(row.get("task")))
         if task is None:
             return "unknown_task"
@@ -236,7 +246,7 @@ class Regrade:
 
 
 def _read_config(run: RunDir) -> RegradeConfig:
-    """The config of the run. Raises DamagedRecord where it is not that of a regrade."""
+    """Read the config of the run. Raises DamagedRecord where it is not that of a regrade."""
     config = run.read_config()
     if not isinstance(config, RegradeConfig):
         raise DamagedRecord(str(run.config), "it is no config of a regrade")
@@ -244,10 +254,13 @@ def _read_config(run: RunDir) -> RegradeConfig:
 
 
 def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
-    """Copy a stored row with its new score; the old score is kept in the keys `reward_before`,
-    `success_before` and `error_before`.
+    """Copy a stored row with its new score.
+
+    The old score is kept in the keys `reward_before`, `success_before` and `error_before`.
 
     Args:
+        row: the stored row.
+        score: the new score.
         ref: the model that gave the answer.
         position: the row's place in its file; it serves as the number of the attempt where the row
             has none.
@@ -269,8 +282,11 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Why the answer in the stored row ended. Where the new score failed: "timeout" or "env_error".
-    Where only the old score had failed: "stop". Else as it is stored."""
+    """Return why the answer in the stored row ended.
+
+    "timeout" or "env_error" where the new score failed; "stop" where only the old score had failed;
+    else the stored reason.
+    """
     stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
         return "timeout" if score.get("timed_out") else "env_error"
@@ -283,8 +299,10 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
 
 
 def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """The mean scores over the rows with the answers of the model `ref`. Without rows the means are
-    0; `success` is None where the environment does not report success."""
+    """Return the mean scores over the rows with the answers of the model `ref`.
+
+    Without rows the means are 0; `success` is None where the environment does not report success.
+    """
     records = _records(rows)
     measure = measure_of(records)
     # Without a measure no scoring has succeeded; by any measure the number of errors is the same.
@@ -340,8 +358,7 @@ def main(folder: Path) -> int:
 
 
 def _end_with_supervisor() -> None:
-    """Let this process end as soon as its supervisor has ended; without a supervisor nothing is
-    done."""
+    """Let this process end as soon as its supervisor has ended; do nothing without a supervisor."""
     # The descriptor of a pipe that closes when the supervisor ends.
     lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
     if lifeline:
@@ -349,8 +366,10 @@ def _end_with_supervisor() -> None:
 
 
 def _exit_with_parent(descriptor: int) -> None:
-    """Wait until the supervisor, which holds the other end of the pipe `descriptor`, has ended;
-    then end this process at once."""
+    """Wait until the supervisor has ended, then end this process at once.
+
+    The supervisor holds the other end of the pipe `descriptor`, which closes when it ends.
+    """
     with contextlib.suppress(OSError):
         while os.read(descriptor, 1):  # nothing is ever written: it returns b"" at the end
             pass
@@ -358,7 +377,7 @@ def _exit_with_parent(descriptor: int) -> None:
 
 
 def _failure_record(error: Exception) -> Failure:
-    """The content of failure.json for the exception that ended the regrade."""
+    """Make the content of failure.json for the exception that ended the regrade."""
     if isinstance(error, EnvProblem):
         kind = "env_import"
         message = "The environment could not be started."

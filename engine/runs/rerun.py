@@ -9,12 +9,16 @@ from engine.runs.submit.requests import TrainRequest
 
 
 def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainRequest:
-    """The request that trains once more what the run `run_id` trained, with `changes` of its
-    settings.
+    """Make the request that trains once more what the run `run_id` trained, with `changes`.
 
     Every setting is given as the run had it, also those that were defaults: a newer version of the
     defaults changes nothing. The version of the environment is that of the run, even where a newer
     one was pushed. The run becomes the parent, so that the answer names what differs.
+
+    Args:
+        home: the home that holds the run.
+        run_id: the run, or a unique prefix.
+        changes: settings that are to differ, by name.
 
     Raises:
         UserError: RUN_NOT_FOUND; RUN_STATE where the run did not train.
@@ -43,7 +47,10 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
 
 
 def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
-    """The settings of a run as a user would give them, with `changes` made."""
+    """Return the settings of a run as a user would give them, with `changes` made.
+
+    Settings that follow from others are left out.
+    """
     resolved = config.settings.model_dump()
     settings = {name: value for name, value in resolved.items() if value is not None}
     for name in _only_filled_in(settings):
@@ -56,8 +63,10 @@ def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
 
 
 def _only_filled_in(settings: GivenSettings) -> list[str]:
-    """The names among all `settings` of a run whose values follow from others or from the
-    environment, and may not be given."""
+    """List the settings of a run that may not be given, because their values follow from others.
+
+    `settings` holds all settings of the run by name. Some values follow from the environment.
+    """
     names = []
     if settings.get("max_turns") == 1:  # of an environment with a single turn
         names.append("max_turns")

@@ -52,6 +52,9 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     """Build the status of a run.
 
     Args:
+        home: the home that holds the run.
+        store: its database.
+        row: the run's row.
         alerts: the alerts to show, of which the newest ten are kept; None shows the latest alerts
             of the whole run.
     """
@@ -83,9 +86,10 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
 
 
 def _say_once(status: Reply) -> None:
-    """Take out of the status of a training run that is done what its summary says already: the
-    result's own summary, and warnings, such as the sentence on forgotten skills, which stood in all
-    three."""
+    """Remove from the status of a done training run, in place, what its summary says already.
+
+    These are the result's own summary, and warnings such as the sentence on forgotten skills.
+    """
     if "result" not in status or status["kind"] != "train":
         return
     status["result"].pop("summary", None)
@@ -93,8 +97,10 @@ def _say_once(status: Reply) -> None:
 
 
 def _missing_models(run: RunDir) -> list[str]:
-    """A warning that names the models which an evaluation left out, because the runs of its plan
-    that were to make them did not get done; [] where there are none."""
+    """Return a warning that names the models which an evaluation left out; [] where there are none.
+
+    A model is left out if the run of its plan that was to make it did not finish.
+    """
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or not config.missing_models:
         return []
@@ -103,7 +109,7 @@ def _missing_models(run: RunDir) -> list[str]:
 
 
 def _readable_pins(run: RunDir) -> list[int]:
-    """The steps whose checkpoints the user keeps; [] also where the list is damaged."""
+    """List the steps whose checkpoints the user keeps; [] also where the list is damaged."""
     try:
         return sorted(pinned_steps(run))
     except (OSError, ValueError):
@@ -111,8 +117,7 @@ def _readable_pins(run: RunDir) -> list[int]:
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status with the run's end: of a run that is done its result, of one that failed, was
-    cancelled or is stopping the reason. Unchanged for a run that goes on."""
+    """Add to a status the result of a done run, or why a run stopped early; return the status."""
     if row.state == "done":
         return _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
@@ -121,8 +126,11 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -> None:
-    """Add `queue_position`, with a warning where the run waits for secrets; and `waits_for`, where
-    the runs stand whose models it waits for."""
+    """Add to a status where a queued run stands.
+
+    `queue_position`, with a warning where the run waits for secrets or memory; and `waits_for`: the
+    states of the runs whose models it waits for.
+    """
     status["queue_position"] = store.queue_position(run.id)
     status["warnings"] += _why_waiting(run)
     if row.waits_for:
@@ -130,7 +138,7 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
 
 
 def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
-    """A run's state and step in words, such as "sums-sft-1 is running at step 12 of 60"."""
+    """Return a run's state and step, such as "sums-sft-1 is running at step 12 of 60"."""
     try:
         row = store.get_run(run_id)
     except UserError:  # only a database that was lost forgets a run
@@ -141,8 +149,11 @@ def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
 
 
 def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress: Progress) -> None:
-    """Add what a run under way is doing and how far it is in it (`phase`, `percent`), what its end
-    will be (`forecast`), and whether it is stalled or quiet."""
+    """Add to a status what a run under way is doing, and when and how it will end.
+
+    `phase` and `percent` are what it does and how far it is in it, `forecast` is its end; `stalled`
+    and `quiet_s` tell that it writes nothing.
+    """
     if progress.phase:
         status["phase"] = progress.phase
     if progress.phase_percent is not None:
@@ -158,7 +169,7 @@ def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress:
 
 
 def _add_share_answered(status: Reply, run: RunDir) -> None:
-    """Add `percent`: how much of what an evaluation asks is answered."""
+    """Add `percent` (0 to 100) to a status: how much of what an evaluation asks is answered."""
     config = run.find_config()
     if not isinstance(config, EvaluateConfig):
         return
@@ -167,7 +178,7 @@ def _add_share_answered(status: Reply, run: RunDir) -> None:
 
 
 def _task_count(config: EvaluateConfig) -> int:
-    """How many tasks an evaluation asks: all of a split that has fewer than it asks for."""
+    """Count the tasks that an evaluation asks: all of a split that has fewer than it asks for."""
     try:
         available = EnvVersion.read(Path(config.env_dir) / "env.json").rows.get(config.split)
     except (OSError, DamagedRecord):
@@ -176,8 +187,11 @@ def _task_count(config: EvaluateConfig) -> int:
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
-    """Add `quiet_s` where a run has been silent for over a minute. Where that is longer than its
-    pace explains, add the word `stalled` with the reason, and the calls that look and go on."""
+    """Add `quiet_s` to a status if the run has been silent for over a minute.
+
+    Where that is longer than its pace explains, `stalled` is added with the reason, and the calls
+    that look at the run and go on.
+    """
     quiet_s = progress.quiet_s
     if progress.stalled:
         status["stalled"] = progress.stalled
@@ -190,8 +204,7 @@ def _add_quiet_time(status: Reply, progress: Progress) -> None:
 
 
 def _after_stall(run_id: str) -> list[Reply]:
-    """The calls to make where a run is stalled: look what it wrote last, end it, and go on from its
-    last checkpoint."""
+    """List the calls that look at a stalled run, end it and resume it, as JSON."""
     return [
         Call("read_logs", {"run_id": run_id, "view": "console"}).to_json(),
         Call("cancel_run", {"run_id": run_id, "reason": "stalled"}).to_json(),
@@ -200,7 +213,7 @@ def _after_stall(run_id: str) -> list[Reply]:
 
 
 def _add_number_to_report(status: Reply, home: Home, store: Store, row: RunRow) -> None:
-    """Add `report_this`, the one number to report of the run's result, where it has one."""
+    """Add `report_this` to a status: the number to report of the run's result, if it has one."""
     with suppress(DamagedRecord, OSError):  # the status is shown all the same
         number = number_to_report(home, store, row)
         if number is not None:
@@ -208,15 +221,17 @@ def _add_number_to_report(status: Reply, home: Home, store: Store, row: RunRow) 
 
 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
-    """Add `heldout`, which describes the held-out tasks by which a training run chooses its best
-    checkpoint, if the run has recorded them."""
+    """Add `heldout` to the status of a training run, if the run has recorded it.
+
+    It describes the held-out tasks by which the run chooses its best checkpoint.
+    """
     half = choosing_half_in(progress.started) if row.kind == "train" else None
     if half is not None:
         status["heldout"] = half.to_json()
 
 
 def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
-    """The fields that the status of every run has, with these alerts and no warnings."""
+    """Return the fields that the status of every run has, with these alerts and no warnings."""
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -238,8 +253,7 @@ def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
 
 
 def _remove_calls(status: Reply) -> None:
-    """Take the calls out of the status of a deleted run: nothing of it is left to read, to deploy
-    or to continue."""
+    """Remove the calls, which need deleted files, from the status of a deleted run, in place."""
     status["next"] = []
     if "error" in status:
         status["error"]["hint"] = "Submit a new run."
@@ -247,7 +261,7 @@ def _remove_calls(status: Reply) -> None:
 
 
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status of a run that is done, with its result, and the warnings and next calls of it."""
+    """Return the status of a run that is done, with its result, and its warnings and next calls."""
     result_fields = _result_fields(run)
     warnings = status["warnings"]
     new_warnings = [
@@ -263,8 +277,10 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status of a run that is done and whose result is missing or damaged. Nothing that rests
-    on its result is suggested, such as to deploy the best checkpoint."""
+    """Return the status of a run that is done and whose result is missing or damaged.
+
+    Nothing that rests on its result is suggested, such as to deploy the best checkpoint.
+    """
     warning = f"{run.result.name} is missing or damaged: what the run came to cannot be read"
     calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
     if row.kind == "train":
@@ -278,7 +294,7 @@ def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
-    """Why a run failed, was cancelled or is stopping, and how to go on.
+    """Return why a run failed, was cancelled or is stopping, and how to go on.
 
     The keys are `kind` and `message` of the reason, `hint` with its `call`, `evidence` (of a failed
     run), and `last_checkpoint`.
@@ -294,8 +310,11 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
-    """A warning that names the secrets that the queued run needs and this server lacks, or that
-    says how much memory it waits for; [] where it waits for neither."""
+    """Return a warning that says what a queued run waits for; [] where it waits for neither.
+
+    It names the secrets that the run needs and this server lacks, or else says how much memory the
+    run waits for.
+    """
     missing = launcher.missing_secrets(run)
     if missing:
         names = ", ".join(missing)
@@ -305,8 +324,10 @@ def _why_waiting(run: RunDir) -> list[str]:
 
 
 def _result_fields(run: RunDir) -> Reply:
-    """The part of a status that comes from the worker's result.json: `result`, and the `warnings`
-    and `next` of its evidence where it has any. Empty where there is no such file."""
+    """Return the fields of a status that come from the worker's result.json; {} without that file.
+
+    They are `result`, and the `warnings` and `next` of its evidence where it has any.
+    """
     result = read_object(run.result)
     if not result:
         return {}
@@ -322,8 +343,10 @@ def _result_fields(run: RunDir) -> Reply:
 
 
 def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Reply:
-    """The content of result.json as a status shows it: of its evidence only `_EVIDENCE_KEYS`, and
-    without the verdict, because the status itself has it."""
+    """Return the content of result.json as a status shows it.
+
+    Of the evidence it has only `_EVIDENCE_KEYS`, and no verdict, because the status itself has it.
+    """
     shown_result = {
         key: value for key, value in result.items() if key not in ("evidence", "verdict")
     }
@@ -336,7 +359,7 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status with a warning about failed scores before all others; unchanged where none failed.
+    """Put a warning about failed scores before all others in a status; unchanged where none failed.
 
     The calls that show the failures come before all other next calls.
     """
@@ -353,7 +376,7 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
-    """The warning that scores failed, from the counts that `_failed_scores` returns."""
+    """Make the warning that scores failed, from the counts that `_failed_scores` returns."""
     warning = f"{failed['failed']} of {failed['of']} scores failed"
     last_step = failed.get("last_step")
     if last_step and last_step["failed"]:
@@ -362,7 +385,7 @@ def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
 
 
 def _calls_showing_failures(row: RunRow) -> list[Reply]:
-    """The calls that say why scores of a run failed, and show the answers, as JSON."""
+    """List the calls, as JSON, that say why scores of a run failed and show the answers."""
     argument = {"run_id": row.run_id}
     return [
         Call("diagnose", argument).to_json(),
@@ -371,7 +394,7 @@ def _calls_showing_failures(row: RunRow) -> list[Reply]:
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many scores failed: {"failed", "of"}; empty where nothing was counted.
+    """Count the scores of a run that failed: {"failed", "of"}; {} where nothing was counted.
 
     The worker of a training run has counted them, and added the same counts of the last step as
     "last_step". For an evaluation they are summed over its models.
@@ -386,7 +409,7 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
-    """The calls to make after an evaluation, as JSON:
+    """List the calls to make after an evaluation, as JSON.
 
     - of one model: read its answers;
     - of several models: compare them, and read the answers that differ;
@@ -408,16 +431,14 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
 
 def _call_to_curate(row: RunRow) -> Call:
-    """The call that makes a dataset of the best answers of an evaluation, at the tasks where the
-    rewards differ."""
+    """Make the call that builds a dataset of the answers at tasks whose rewards differ."""
     # A dataset's name has at most 40 characters.
     name = f"{row.env_id.partition('@')[0][:35]}-best"
     return Call("curate", {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"})
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """One sentence about a run's state, such as `sums-grpo-3 is running at step 12 of 60, 340 s
-    left.`"""
+    """Say in one sentence how a run stands, as `sums-grpo-3 is running at step 12 of 60.`"""
     at_step = _at_step(status)
     match row.state:
         case "queued" if row.waits_for:
@@ -435,21 +456,21 @@ def _summary(row: RunRow, status: Reply) -> str:
 
 
 def _outlook_in_words(status: Reply) -> str:
-    """What a run under way is doing and how long it will take, as the end of a sentence."""
+    """Say what a run under way is doing and how long it will take, as the end of a sentence."""
     if "stalled" in status:
         return f" and stalled: {status['stalled']}"
-    doing = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
-    share = (
-        f" ({percent(status['percent'] / 100, digits=0)})" if doing and "percent" in status else ""
-    )
+    phase_note = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
+    share_note = ""
+    if phase_note and "percent" in status:
+        share_note = f" ({percent(status['percent'] / 100, digits=0)})"
     seconds_left = status["eta_s"]
     time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
     cap = status.get("forecast", {}).get("cap")
-    return f"{doing}{share}{time_left}" + (f"; {cap}" if cap else "")
+    return f"{phase_note}{share_note}{time_left}" + (f"; {cap}" if cap else "")
 
 
 def _at_step(status: Reply) -> str:
-    """The run's step as part of a sentence, such as ` at step 12 of 60`; "" before it has one."""
+    """Return the run's step as part of a sentence, ` at step 12 of 60`; "" before it has one."""
     if status["step"] is None:
         return ""
     of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
@@ -457,16 +478,15 @@ def _at_step(status: Reply) -> str:
 
 
 def _done_summary(row: RunRow, status: Reply) -> str:
-    """A sentence that the run is done, and what its result says of itself."""
+    """Say in a sentence that the run is done, followed by the summary of its result."""
     text = status.get("result", {}).get("summary", "")
     verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
     return f"{row.run_id} is done{_ended_early(row, status)}{verdict}. {text}".strip()
 
 
 def _ended_early(row: RunRow, status: Reply) -> str:
-    """That a training run ended before its last step, as part of a sentence; "" where it did not.
-    Its setting `stop_early` ended it: another reason would not have left it done."""
-    step, total = status["step"], status["total_steps"]
-    if row.kind != "train" or step is None or total is None or step >= total:
+    """Return a note that `stop_early` ended a training run before its last step; "" if not."""
+    step, total_steps = status["step"], status["total_steps"]
+    if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""
-    return f" (stop_early ended it at step {step} of {total})"
+    return f" (stop_early ended it at step {step} of {total_steps})"

@@ -43,10 +43,13 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 def score_stored(
     process: EnvProcess, task: Task, row: Mapping[str, Any], *, is_multi_turn: bool
 ) -> ScoreReply | str:
-    """Score one stored answer. Returns the score, or a key of SKIPPED that says why the answer
-    cannot be scored.
+    """Score one stored answer.
+
+    Returns the score, or a key of `SKIPPED` that says why the answer cannot be scored.
 
     Args:
+        process: the process of the environment that scores.
+        task: the task that was answered.
         row: the line of an evaluation or of rollouts that holds the answer.
         is_multi_turn: whether the environment has several turns; the conversation is then played
             again.
@@ -100,8 +103,10 @@ def score_replayed(
 
 
 def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
-    """What the environment replied to the model's turn at `position`: all messages after that turn
-    and before the model's next one."""
+    """Return what the environment replied to the model's turn at `position`.
+
+    That is all messages after that turn and before the model's next one.
+    """
     following = messages[position + 1 :]
     reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
     return [dict(message) for message in reply]
@@ -109,17 +114,23 @@ def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[M
 
 @contextlib.contextmanager
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
-    """Context manager: score stored answers again in a thread beside the caller's own work, to see
-    whether a fresh process of the environment gives the same rewards.
+    """Context manager: score stored answers again in a thread beside the caller's own work.
+
+    It shows whether a fresh process of the environment gives the same rewards.
 
     Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
     one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
     up to `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
 
     Args:
+        run: the run whose answers are scored.
         record: the environment version that scores.
         on_skip: called with the reason where answers could not be scored; that is no error.
     """
+    if record.kind == "command":
+        on_skip("the environment's command earns its rewards, and nothing scores a stored answer")
+        yield lambda *_: None
+        return
     fresh = _FreshProcess(record)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
     futures: list[Future[None]] = []
@@ -146,20 +157,25 @@ class _FreshProcess:
     """
 
     def __init__(self, record: EnvRecord) -> None:
+        """Start no process yet; `record` is the environment version that they will load."""
         self.record = record
         self.is_abandoned = False
         self._process: EnvProcess | None = None
         self._has_process_in_use = False
 
     def warm_up(self) -> None:
-        """Start the process before it is needed. Errors are ignored here: `__call__` tries again
-        and raises them."""
+        """Start the process before it is needed.
+
+        Errors are ignored here: `__call__` tries again and raises them.
+        """
         with contextlib.suppress(UserError, EnvProblem, OSError):
             self._start()
 
     def __call__(self) -> EnvProcess:
-        """Return a started process that has scored nothing; the one that was returned before is
-        ended. Raises UserError, EnvProblem or OSError."""
+        """Return a started process that has scored nothing; end the one that was returned before.
+
+        Raises UserError, EnvProblem or OSError.
+        """
         if self._has_process_in_use:
             self.close()
         self._has_process_in_use = True
@@ -225,8 +241,10 @@ def _rescore(
 
 
 def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
-    """What `evals/rescored.json` says of the answers that were scored again, and of the environment
-    version that scored them."""
+    """Describe which answers were scored again, and by which environment version.
+
+    The fields are a part of `evals/rescored.json`.
+    """
     return {
         "env_id": record.env_id,
         "file": file.name,
@@ -239,19 +257,24 @@ def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
 def _sampled_answers(
     file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
 ) -> list[Scored]:
-    """A random sample of the answers in `file`, of one half of the held-out tasks, in the form that
-    `score_again` takes. The arguments are those of `_sample`."""
+    """Draw a random sample of the answers in `file`, in the form that `score_again` takes.
+
+    The arguments are those of `_sample`; `is_multi_turn` says whether the environment has several
+    turns.
+    """
     return [
         _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
     ]
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of the answers in `file` to the `tasks`, at most `MOST`, without those whose
-    scoring failed.
+    """Draw at most `MOST` of the answers in `file` at random, without those whose scoring failed.
 
-    `half` is "select" for answers at the held-out tasks that choose the checkpoint, "report" for
-    those at the other held-out tasks, "" for both.
+    Args:
+        file: the stored answers.
+        half: "select" for answers at the held-out tasks that choose the checkpoint, "report" for
+            those at the other held-out tasks, "" for both.
+        tasks: the tasks by id; answers at other tasks are not drawn.
     """
     rows = load_rows(file)
     if half:
@@ -264,14 +287,14 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 
 
 def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
-    """A stored answer in the form that `score_again` takes.
+    """Put a stored answer into the form that `score_again` takes.
 
     That form has its task and attempt, its stored reward, and a function that scores it again in a
     given process.
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
-        """The new score, or a key of SKIPPED that says why there is none."""
+        """Return the new score, or a key of `SKIPPED` that says why there is none."""
         score = score_stored(process, task, row, is_multi_turn=is_multi_turn)
         # A conversation that cannot be repeated comes as a failed score. Here it is skipped, so
         # that it does not count as a reward that changed.

@@ -126,10 +126,14 @@ def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HT
 
 
 def _request_stream(connection: http.client.HTTPConnection, key: str, body: Json) -> None:
-    """Ask for the chat completion `body` as a stream with token ids."""
+    """Send the request for the chat completion `body` as a stream with token ids.
+
+    `key` is the key of the deployment; `connection` then holds the response.
+    """
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body | asked).encode(), headers)
+    streamed = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    data = json.dumps(body | streamed).encode()
+    connection.request("POST", "/v1/chat/completions", data, headers)
 
 
 def _lines(

@@ -277,8 +277,8 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
     seconds = 0.0  # of answering, without the start of the model
     for is_second_try in (False, True):
         folder = _served_folder(session, question.target, started)
-        asked_at = time.monotonic()
-        answer_by = asked_at + (session.deadline - asked_at) / shares
+        attempt_start = time.monotonic()
+        answer_by = attempt_start + (session.deadline - attempt_start) / shares
         try:
             _sample(session, question, folder, answer, answer_by)
             break
@@ -286,7 +286,7 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
             if is_second_try or time.monotonic() > answer_by:
                 raise deploy_failed(folder, f"it did not answer: {error}") from error
         finally:
-            seconds += time.monotonic() - asked_at
+            seconds += time.monotonic() - attempt_start
     return Answered(question.target.name, answer, seconds, started)
 
 
@@ -368,14 +368,22 @@ def _conversation_after(
     seed: int,
     owner: str,
 ) -> Conversation:
-    """The conversation with the new answers added to the branches of the models that were asked;
-    `earlier` is the conversation before, None if this call begins it."""
+    """Add the new answers to the branches of the models that were asked; return the conversation.
+
+    Args:
+        earlier: the conversation before; None if this call begins it.
+        questions: what each model was asked.
+        answered: their answers, in the same order.
+        tools: the tools of the conversation.
+        seed: its seed.
+        owner: the key whose conversation it is.
+    """
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
-    for question, each in zip(questions, answered, strict=True):
+    for question, reply in zip(questions, answered, strict=True):
         name = question.target.name
         # Of an answer that was cut and goes on: its text so far, the last message of the branch.
         text_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch_with_answer(question, each.answer, text_before)
+        branches[name] = _branch_with_answer(question, reply.answer, text_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,

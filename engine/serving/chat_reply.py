@@ -48,15 +48,16 @@ class Saved:
 def reply_of(
     answered: Sequence[Answered], names: Sequence[str], saved: Saved, idle_minutes: float
 ) -> Reply:
-    """The reply of `chat`.
+    """Make the reply of `chat`.
 
     Args:
+        answered: the models' answers.
         names: the models' names as the caller gave them, in the order of `answered`.
         saved: under which id the conversation was saved ("" if it was not), its seed, a warning.
         idle_minutes: how long a started deployment may be idle before it stops by itself.
     """
-    entries = [_entry_of_answer(each) for each in answered]
-    started = [deployment for each in answered for deployment in each.started]
+    entries = [_entry_of_answer(model_answer) for model_answer in answered]
+    started = [deployment for model_answer in answered for deployment in model_answer.started]
     save_warnings = [saved.warning] if saved.warning else []
     return {
         "answers": entries,
@@ -96,14 +97,14 @@ def _entry_of_answer(answered: Answered) -> Reply:
 
 
 def _summary(entries: Sequence[Reply]) -> str:
-    """Who answered in how many seconds, and who has not finished."""
+    """Say who answered in how many seconds, and who has not finished."""
     seconds = sum(entry["latency_s"] for entry in entries)
-    done = [entry["model"] for entry in entries if not entry.get("partial")]
+    finished = [entry["model"] for entry in entries if not entry.get("partial")]
     unfinished = [entry["model"] for entry in entries if entry.get("partial")]
     if not unfinished:
-        return f"{' and '.join(done)} answered in {seconds:.1f} s."
-    others = f"; {' and '.join(done)} answered" if done else ""
-    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{others}."
+        return f"{' and '.join(finished)} answered in {seconds:.1f} s."
+    finished_note = f"; {' and '.join(finished)} answered" if finished else ""
+    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{finished_note}."
 
 
 def _next_calls(
@@ -143,7 +144,7 @@ def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Cal
 
 
 def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
-    """Warnings about answers that were cut off, and about deployments that were started."""
+    """List warnings about answers that were cut off, and about deployments that were started."""
     warnings = []
     for entry in entries:
         if entry["finish_reason"] == "length":

@@ -320,7 +320,10 @@ def _unfinished_merge_error(log: Path) -> UserError:
 
 
 def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
-    """Start a worker that does the merge, unless one is at work."""
+    """Start a worker that merges the adapter into the base model, unless one is at work.
+
+    `merge` holds the paths of the job; the worker writes its result into `merge.aside`.
+    """
     python = launcher.worker_python(home)
     shutil.rmtree(merge.aside, ignore_errors=True)  # what a killed worker left
     config = {
@@ -372,7 +375,7 @@ def _move_into_place(aside: Path, target: Path, origin: JsonObject) -> None:
 
 
 def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_there: bool) -> Reply:
-    """The reply about a finished export; `was_there`: an earlier call made it."""
+    """Make the reply about a finished export; `was_there` says that an earlier call made it."""
     files = sorted(entry.name for entry in target.iterdir())
     already = " already" if was_there else ""
     return {

@@ -80,18 +80,20 @@ class _Turns:
 
 
 def _turns(chat: ChatFormat) -> _Turns:
-    """Find out what a chat template writes around messages: a conversation whose messages are marks
-    (`_SYSTEM`, `_FIRST`, ...) is rendered with it, and the text between the marks is read.
+    """Find out what a chat template writes around messages.
+
+    A conversation whose messages are marks (`_SYSTEM`, `_FIRST`, ...) is rendered with it, and the
+    text between the marks is read.
 
     Raises TemplateError if the template refuses the conversation, ValueError if it leaves out a
     part of it, or if a template for Ollama cannot write the same.
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
-    before_system, rest = _split_at_mark(rendered, _SYSTEM)
-    system_to_question, rest = _split_at_mark(rest, _FIRST)
-    before_answer, rest = _split_at_mark(rest, _ANSWER)
-    answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
+    before_system, remaining_text = _split_at_mark(rendered, _SYSTEM)
+    system_to_question, remaining_text = _split_at_mark(remaining_text, _FIRST)
+    before_answer, remaining_text = _split_at_mark(remaining_text, _ANSWER)
+    answer_to_question, before_last_answer = _split_at_mark(remaining_text, _SECOND)
     answer_end = _answer_end(chat, system)
     before_user = _before_user(system_to_question, answer_to_question, answer_end)
     first_question = _TALK[:1]

@@ -56,7 +56,7 @@ def _without_awaited(home: Home, device: Device) -> Device:
         return device
     with Store(home) as store:
         rows = store.list_runs(limit=100, states=HOLDS_DEVICE)
-    configs = [home.run(row.run_id).find_config() for row in rows if row.device == device.id]
+    configs = [home.run(row.run_id).find_config() for row in rows if device.id in row.devices]
     expected = sum(config.peak_memory or 0 for config in configs if config)
     return replace(
         device, memory_free=max(0, min(device.memory_free, device.memory_total - expected))
@@ -64,21 +64,26 @@ def _without_awaited(home: Home, device: Device) -> Device:
 
 
 def served_length(home: Home, ref: ModelRef) -> int:
-    """Tokens of prompt and answer together that a vLLM deployment of the model takes: what the
-    owner set, within the model's context."""
-    wanted = int(home.user_config().served_length)
-    return min(ref.facts.max_positions, wanted or ref.facts.max_positions)
+    """Return the tokens of prompt and answer together that a vLLM deployment of the model takes.
+
+    It is what the owner set, within the model's context.
+    """
+    configured_length = int(home.user_config().served_length)
+    return min(ref.facts.max_positions, configured_length or ref.facts.max_positions)
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """How the model would be served on this device: by which engine, in how many bytes. vLLM takes
-    more than it needs at least where so much is free."""
+    """Plan how the model would be served on this device: by which engine, in how many bytes.
+
+    vLLM takes more than it needs at least where so much is free.
+    """
     engine = engine_for(home, device)
     if (engine, device.kind) == ("vllm", "cuda"):
         loaded = LoadedModel(ref.facts, "bfloat16", "none", 16, ref.facts.targets)
         length = served_length(home, ref)
-        least, wished = servers.deployed_bytes(loaded, length, device.memory_total)
-        return Placement(device, engine, int(max(least, min(wished, device.memory_free))))
+        least_bytes, wished_bytes = servers.deployed_bytes(loaded, length, device.memory_total)
+        memory_bytes = max(least_bytes, min(wished_bytes, device.memory_free))
+        return Placement(device, engine, int(memory_bytes))
     # 10 % more than the weights themselves take.
     weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])

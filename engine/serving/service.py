@@ -229,7 +229,7 @@ def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
 def _server_config(
     home: Home, row: DeploymentRow, target: Target, chosen: placement.Placement, asker: Asker
 ) -> Reply:
-    """The content of config.json of a new deployment, which its server reads."""
+    """Make the content of config.json of a new deployment, which its server reads."""
     return {
         "base_path": row.base_path,
         "base_name": row.base_name,
@@ -341,8 +341,8 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
     """Record that the target is to be served until it is stopped; returns the new row."""
     if not target.adapter:
         return _set_columns(home, row, serve_base=True)
-    others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
-    return _set_columns(home, row, adapters=[*others, _adapter_entry(target)])
+    other_adapters = [adapter for adapter in row.adapters if adapter["name"] != target.name]
+    return _set_columns(home, row, adapters=[*other_adapters, _adapter_entry(target)])
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
@@ -398,7 +398,10 @@ def _deployed(row: DeploymentRow) -> list[str]:
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
-    """The reply of a call that was to stop `ref`."""
+    """Make the reply of a call that was to stop `ref`, a model or a deployment.
+
+    `state` is its state after the call.
+    """
     return {
         "model": ref,
         "state": state,

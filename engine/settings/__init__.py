@@ -5,6 +5,7 @@
     defaults.py    how a setting left out is chosen
     setting_checks.py  which settings cannot stand together, or not with model, machine or rows
     env_checks.py  whether an environment serves an algorithm, and settings an environment
+    gpu_count.py   how many devices a run takes, and what it would take on others
     lora_targets.py  which projections of a model `lora_targets` means
     run_size.py    what of a run has to fit into a device
     start_models.py  the model that a run starts from or asks, also one still being made

@@ -170,12 +170,12 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("distill", "beta"): "Nothing but the teacher pulls; a lower learning_rate moves less.",
     ("distill", "epochs"): "Distillation runs for `steps`; each takes prompts_per_step tasks.",
     ("distill", "kl_coef"): "The divergence from the teacher is all that is trained.",
-    ("distill", "keep"): "Only SFT replays rows: distillation trains what the policy samples.",
-    ("distill", "keep_env"): "Only SFT replays rows: distillation trains what the policy samples.",
+    ("distill", "keep"): "SFT and GRPO replay rows; distillation trains what is sampled.",
+    ("distill", "keep_env"): "SFT and GRPO replay rows; distillation trains what is sampled.",
     (
         "distill",
         "keep_answers",
-    ): "Only SFT replays rows: distillation trains what the policy samples.",
+    ): "SFT and GRPO replay rows; distillation trains what is sampled.",
     ("distill", "loss"): "Distillation has one loss, the reverse KL, a mean over tokens.",
     ("distill", "loss_on"): "Distillation trains the tokens the policy sampled.",
     ("distill", "temperature"): "The policy is sampled as it is, at temperature 1.",
@@ -184,15 +184,18 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("distill", "vary_wording"): "Distillation follows its teacher in the words that are asked.",
     ("dpo", "vary_wording"): "DPO compares two answers to the same words; vary them in the rows.",
     ("dpo", "group_size"): "DPO does not sample; it learns from pairs that exist.",
-    ("dpo", "keep"): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
+    (
+        "dpo",
+        "keep",
+    ): "SFT and GRPO replay rows; here a larger beta holds the policy to its start.",
     (
         "dpo",
         "keep_env",
-    ): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
+    ): "SFT and GRPO replay rows; here a larger beta holds the policy to its start.",
     (
         "dpo",
         "keep_answers",
-    ): "Only SFT replays rows; in DPO a larger beta holds the policy to its start.",
+    ): "SFT and GRPO replay rows; here a larger beta holds the policy to its start.",
     ("dpo", "kl_coef"): "Here it is called beta: what holds the policy to where it started.",
     ("dpo", "loss"): "DPO has one loss.",
     ("dpo", "loss_on"): "DPO compares what the two answers of a pair do not share.",
@@ -203,13 +206,6 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("dpo", "thinking"): "DPO compares the answers as they are, with the reasoning that they have.",
     ("grpo", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
     ("grpo", "epochs"): "GRPO runs for `steps`; each takes prompts_per_step tasks.",
-    (
-        "grpo",
-        "keep",
-    ): "GRPO trains only what the policy samples, which forgets little; kl_coef = 0.01 "
-    "holds it to its start. Rows are replayed by SFT.",
-    ("grpo", "keep_env"): "Only SFT replays rows; kl_coef = 0.01 holds GRPO to its start.",
-    ("grpo", "keep_answers"): "Only SFT replays rows; kl_coef = 0.01 holds GRPO to its start.",
     ("grpo", "loss_on"): "GRPO trains the tokens the policy sampled.",
     ("grpo", "packing"): "GRPO always lets the answers of a step share forward passes.",
     ("sft", "beta"): "SFT has no reference; use fewer epochs or a lower learning_rate.",
@@ -250,17 +246,19 @@ _ALGORITHMS = {
 }
 
 
-def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """The setting that another trainer's name or a typo stands for, as "learning_rate" for "lr".
+def meant_setting(name: str, algorithm: str, known_names: Iterable[str]) -> str:
+    """Return the setting that another trainer's name or a typo stands for: "learning_rate" for lr.
 
     "" if there is none, or if our setting takes other values, so that the given value could not be
     kept.
 
     Args:
-        known: names of the algorithm's settings.
+        name: the name as the user wrote it.
+        algorithm: the algorithm of the run.
+        known_names: names of the algorithm's settings.
     """
     normalized = _normalized(name)
-    names = list(known)
+    names = list(known_names)
     # Names of what is no setting here, and of settings that take other values here.
     if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
@@ -274,17 +272,19 @@ def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
     return similar[0] if similar else ""
 
 
-def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """Sentences that say what to use instead of the unknown setting `name`.
+def suggest(name: str, algorithm: str, known_names: Iterable[str]) -> str:
+    """Return sentences that say what to use instead of the unknown setting `name`.
 
     Example: "Here it is called learning_rate." The text is "" if nothing is known about the name
     and it resembles no setting.
 
     Args:
-        known: names of the algorithm's settings.
+        name: the name as the user wrote it.
+        algorithm: the algorithm of the run.
+        known_names: names of the algorithm's settings.
     """
     normalized = _normalized(name)
-    names = list(known)
+    names = list(known_names)
     if normalized in REFUSED:
         return REFUSED[normalized]
     if normalized in names:  # only written in another way, as "Learning-Rate"
@@ -297,14 +297,14 @@ def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(similar)}?" if similar else ""
 
 
-def other_name(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """The setting of `algorithm` that other trainers call `name`; "" if there is none.
+def other_name(name: str, algorithm: str, known_names: Iterable[str]) -> str:
+    """Return the setting of `algorithm` that other trainers call `name`; "" if there is none.
 
-    `known` are the names of the algorithm's settings.
+    `known_names` are the names of the algorithm's settings.
     """
     normalized = _normalized(name)
     target = _our_name(normalized, algorithm) if normalized in FOREIGN else ""
-    return target if target in known else ""
+    return target if target in known_names else ""
 
 
 def _normalized(name: str) -> str:
@@ -320,7 +320,7 @@ def _our_name(foreign_name: str, algorithm: str) -> str:
 
 
 def suggest_algorithm(name: str) -> str:
-    """The algorithm that another name or a typo stands for; "" if unclear."""
+    """Return the algorithm that another name or a typo stands for; "" if that is unclear."""
     normalized = name.strip().lower()
     if normalized in _ALGORITHMS:
         return _ALGORITHMS[normalized]

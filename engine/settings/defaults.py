@@ -17,6 +17,7 @@ from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
     HARMLESS_STEPS,
     ROW_ALGORITHMS,
+    USUAL_GRPO_KEEP,
     USUAL_KEEP,
     GivenSettings,
 )
@@ -112,9 +113,10 @@ class Filled:
 
 
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
-    """All settings of `algorithm` (a trainer's, or evaluate) with their sources, and warnings.
+    """Choose all settings of `algorithm`; return them with their sources, and warnings.
 
-    The values of the user are kept, but a count above the number of rows is lowered to it.
+    `algorithm` is a trainer's, or "evaluate". The values of the user are kept, but a count above
+    the number of rows is lowered to it.
     """
     # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
@@ -134,8 +136,7 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Fill in the settings of an evaluation that were not given. A single attempt at each task is
-    greedy; several are sampled."""
+    """Set what an evaluation was not given. A single attempt at a task is greedy."""
     _answer_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
@@ -145,8 +146,10 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; from
-    1e-5 to 4e-3. Distillation updates the model as GRPO does, and has the same rate."""
+    """Return the default peak learning rate of a LoRA, from 1e-5 to 4e-3, with two digits.
+
+    `hidden` is the width of the model. Distillation has the rate of GRPO, which updates alike.
+    """
     if algorithm == "sft":
         # Ten times the 5e-5 of full fine-tuning at 2000. Below that the rate rises with the
         # exponent that "LoRA Without Regret" (2025) fits to Llama models: 3.1e-3 at 192, 8.4e-4 at
@@ -222,8 +225,7 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set the batch size of SFT or DPO, what only one of the two has, the number of epochs and
-    steps, and the longest row."""
+    """Set what SFT and DPO need: batch size, epochs, steps, longest row, what one of them has."""
     env = facts.env
     rows = _trained_rows(filled, algorithm, env)
     if algorithm == "sft":
@@ -239,7 +241,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         epochs = 1  # DPO overfits sooner
     _step_defaults(filled, epochs, rows)
     if algorithm == "sft":
-        _replay_defaults(filled)
+        _replay_defaults(filled, USUAL_KEEP)
+        filled.default("vary_wording", 0.0)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
     other_words = _room_for_other_words(filled)
     _length_default(filled, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
@@ -248,33 +251,38 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _sft_updates(params: int) -> int:
-    """How many optimizer steps SFT wants for a model of so many parameters.
+    """Return how many optimizer steps SFT needs for a model of `params` parameters.
 
     The larger a model, the fewer updates teach it a new form of answer: 300 at 2 million
     parameters, falling with their fourth root (105 at 135 million), never below 60.
     """
-    wanted = _SFT_UPDATES * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25
-    return max(_SFT_UPDATES_OF_LARGE, round(wanted))
+    updates = _SFT_UPDATES * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25
+    return max(_SFT_UPDATES_OF_LARGE, round(updates))
 
 
 def _sft_batch_size(rows: int | None, updates: int) -> int:
-    """The batch size with which three passes over the rows make that many updates: from 8 to 32,
-    but no more than an eighth of the rows; 32 if the number of rows is None (not known)."""
+    """Return the batch size with which three passes over the rows make `updates` steps.
+
+    From 8 to 32, but at most an eighth of the rows; 32 if `rows` is None (not known).
+    """
     if rows is None:
         return 32
-    wanted = round(_SFT_EPOCHS * rows / updates)
-    return max(1, min(32, max(8, wanted), rows // 8))
+    batch_size = round(_SFT_EPOCHS * rows / updates)
+    return max(1, min(32, max(8, batch_size), rows // 8))
 
 
 def _sft_epochs(rows: int | None, updates: int, batch_size: int) -> int:
-    """How many passes over the rows make that many updates: from 3 to 20."""
+    """Return how many passes over the rows make `updates` steps: from 3 to 20."""
     steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / batch_size)
     return min(_MOST_SFT_EPOCHS, max(_SFT_EPOCHS, math.ceil(updates / steps_per_epoch)))
 
 
 def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
-    """How many rows SFT or DPO trains on: `max_examples`, and for SFT more than that where the chat
-    template makes several rows of one conversation. None without an environment."""
+    """Return how many rows SFT or DPO trains on; None without an environment.
+
+    These are `max_examples`, and for SFT more than that where the chat template makes several rows
+    of one conversation.
+    """
     rows = filled["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         return round(rows * env.sft_rows / env.answered_rows)
@@ -282,8 +290,10 @@ def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int |
 
 
 def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
-    """Set epochs and steps. If the user gave no `steps`, they follow from the user's epochs, else
-    from `epochs`."""
+    """Set epochs and steps, which follow from each other and the `rows` of a pass (None: unknown).
+
+    If the user gave no `steps`, they follow from the user's epochs, else from `epochs`.
+    """
     if filled.values.get("steps") is None:
         filled.default("epochs", epochs)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
@@ -293,7 +303,7 @@ def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
 
 
 def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
-    """Set what is SFT's alone. Reasoning is required if every counted answer has it."""
+    """Set what only SFT has. Reasoning is required if every counted answer has it."""
     filled.default("loss_on", "assistant")
     filled.default("packing", True)
     every_answer_reasons = (
@@ -302,20 +312,18 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
     filled.default("thinking", "require" if every_answer_reasons else "keep")
 
 
-def _replay_defaults(filled: Filled) -> None:
-    """Set what SFT replays of earlier skills: a share of each batch in every run that makes enough
-    steps to overwrite them. Whether the task is far from what the model does is not known here, and
-    near ones lose nothing by it (benchmarks/RESULTS.md)."""
+def _replay_defaults(filled: Filled, usual_keep: float) -> None:
+    """Set what SFT or GRPO replays of earlier skills: a share of each batch, `usual_keep`, in every
+    run that makes enough steps to overwrite them. Whether the task is far from what the model does
+    is not known here, and near ones lose nothing by it (benchmarks/RESULTS.md)."""
     replays = filled["steps"] > HARMLESS_STEPS or filled.values.get("keep_env")
-    filled.default("keep", USUAL_KEEP if replays else 0.0)
+    filled.default("keep", usual_keep if replays else 0.0)
     filled.default("keep_env", "")
     filled.default("keep_answers", "reference")
-    filled.default("vary_wording", 0.0)
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set what GRPO and distillation have in common (the sizes of groups and batches, sampling, the
-    longest sequence), and the settings that only one of them has."""
+    """Set what GRPO and distillation have in common, and what only one of them has."""
     rows = filled["max_examples"]  # None where the number of train rows is not known
     filled.default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
@@ -334,8 +342,8 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
     other_words = _room_for_other_words(filled)
     _length_default(filled, facts, prompt_tokens + answer_tokens + other_words)
-    longest = min(filled["max_length"], prompt_tokens + answer_tokens + other_words)
-    _sampler_default(filled, facts, longest)
+    longest_sequence = min(filled["max_length"], prompt_tokens + answer_tokens + other_words)
+    _sampler_default(filled, facts, longest_sequence)
     if algorithm != "distill":
         _warn_of_grpo_sampling(filled)
 
@@ -354,12 +362,12 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
     filled.default("curriculum", "none")
+    _replay_defaults(filled, USUAL_GRPO_KEEP)
     filled.default("vary_wording", 0.0)
 
 
 def _loss_defaults(filled: Filled) -> None:
-    """Fill in the loss of GRPO where it was not given, and likewise the advantage and the clips
-    with which that loss was published."""
+    """Set the loss of GRPO, and the advantage and clips with which that loss was published."""
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)
@@ -369,8 +377,10 @@ def _loss_defaults(filled: Filled) -> None:
 
 
 def _warn_of_grpo_sampling(filled: Filled) -> None:
-    """Warn where sampling the next batch during training (async_sampling) gains nothing, and where
-    tokens are sampled from other probabilities than are trained."""
+    """Warn of sampling settings that gain nothing or that distort the training.
+
+    `async_sampling` gains nothing on one device; `top_p`, `top_k` and `min_p` change probabilities.
+    """
     if filled["async_sampling"] and filled["sampler"] == "torch":
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
@@ -383,12 +393,15 @@ def _warn_of_grpo_sampling(filled: Filled) -> None:
         )
 
 
-def _sampler_default(filled: Filled, facts: Facts, longest: int) -> None:
-    """Set the sampler of rollouts: vLLM where it suits machine and weights and has room beside the
-    training, else our own. `longest`: tokens of the longest sequence that is sampled."""
+def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> None:
+    """Set the sampler of rollouts: vLLM where possible, else our own.
+
+    vLLM must suit machine and weights and have room beside the training. `longest_sequence` is the
+    length in tokens of the longest sequence that is sampled.
+    """
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
     gpu = _gpu_of(facts)
-    why_not = _why_no_server(filled, facts, gpu, longest) if gpu is not None else ""
+    why_not = _why_no_server(filled, facts, gpu, longest_sequence) if gpu is not None else ""
     if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
         if filled["sampler"] == "vllm" and why_not:
             filled.warnings.append(f"our own sampler will be used, not vLLM: {why_not}.")
@@ -408,9 +421,10 @@ def _gpu_of(facts: Facts) -> Device | None:
     return device if device is not None and device.kind == "cuda" else None
 
 
-def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest: int) -> str:
-    """Why a vLLM server has no room beside the training on this GPU; "" if it has."""
+def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: int) -> str:
+    """Return why a vLLM server has no room beside the training on this GPU; "" if it has."""
     assert facts.hardware is not None
+    ram = facts.hardware.ram_total
     loaded = LoadedModel(
         facts.model,
         filled["precision"],
@@ -418,15 +432,13 @@ def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest: int) -> s
         filled["lora_rank"],
         filled["lora_targets"],
     )
-    job = SizedJob(
-        loaded, gpu.kind, gpu.memory_total, longest, wants_server=True, ram=facts.hardware.ram_total
-    )
+    job = SizedJob(loaded, gpu.kind, gpu.memory_total, longest_sequence, wants_server=True, ram=ram)
     return job.server.why_not
 
 
 def _answer_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how long answers may get. GRPO, distillation and evaluations share these defaults, so
-    that their results can be compared."""
+    """Set how long answers may get: the same for GRPO, distillation and evaluations, so that their
+    results can be compared."""
     filled.default("thinking", False)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
@@ -443,7 +455,7 @@ def _answer_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
-    """Default of max_tokens, the most tokens of a turn.
+    """Return the default of max_tokens, the most tokens of a turn.
 
     - with reference answers: twice their longest turn, from 16 to 1024, but no less than what the
       turns of 19 in 20 answers need;
@@ -460,8 +472,9 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of an SFT or DPO run. Such a run has no settings
-    for sampling, so it gets the defaults of GRPO and of `evaluate`: results can then be compared.
+    """Return the limits of sampling in the evaluations of an SFT or DPO run.
+
+    It has no such settings, so it gets the defaults of GRPO and `evaluate`: they can be compared.
 
     Args:
         context: the longest context of the model in tokens.
@@ -481,10 +494,10 @@ def _default_turns(env: EnvFacts | None) -> int:
 
 
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
-    """`preferred` tokens, or as many as fit into the context after the longest prompt; half of the
-    context where hardly any do.
+    """Return `preferred` tokens, or as many as fit into the context after the longest prompt.
 
-    The longest prompt counts as 0 tokens without an environment. The result is at least 1.
+    Half of the context where hardly any do. The longest prompt counts as 0 tokens without an
+    environment. The result is at least 1.
     """
     longest_prompt = env.longest_prompt if env else 0
     available = context - longest_prompt - 1  # one more, because no prompt is empty
@@ -495,7 +508,7 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
 
 
 def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
-    """The most tokens that can follow the prompt of an episode.
+    """Return the most tokens that can follow the prompt of an episode.
 
     If there are several turns, 32 tokens are added for each, for the environment's replies.
     """
@@ -557,6 +570,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
+    filled.default("gpus", 1)
     filled.default("skill_rows", SKILL_ROWS)
 
 

@@ -22,6 +22,9 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     elif env.kind == "preference" and algorithm != "dpo":
         problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
         hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
+    elif algorithm == "distill" and env.kind == "command":
+        problem = "is played by a command, and a teacher reads the rollouts of one answer each"
+        hint = 'Use algorithm="grpo", or evaluate the teacher and learn its rollouts with curate.'
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
@@ -51,8 +54,11 @@ def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
 
 
 def with_kept_version(home: Home, settings: TrainSettings) -> TrainSettings:
-    """The settings with the whole id of the environment that `keep_env` names, so that a later push
-    changes nothing. Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS for the setting."""
+    """Replace the environment that `keep_env` names by its whole id; return the settings.
+
+    So a later push changes nothing. Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS for the
+    setting.
+    """
     if not isinstance(settings, SFTSettings) or not settings.keep_env:
         return settings
     try:

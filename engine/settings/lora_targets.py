@@ -9,7 +9,7 @@ from engine.records.settings import ANY_MLP, ATTENTION, MLP, PROJECTIONS, GivenS
 
 
 def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSettings:
-    """The settings with `lora_targets`, where given, as projections that the model has.
+    """Return the settings with `lora_targets`, where given, as projections that the model has.
 
     The names of a whole group (all, attention or MLP) stand for the model's own names of that
     group: a Phi-3 has `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the
@@ -22,7 +22,7 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
 
 
 def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[str]:
-    """The projections of the model that these names (at least one) stand for.
+    """Return the projections of the model that these names (at least one) stand for.
 
     If the names are those of all projections, or of a whole group (attention or MLP), they stand
     for those of the group that the model has. Any other names stand for themselves. Raises
@@ -48,8 +48,11 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
 
 
 def _group_or_names(given_names: Sequence[str], available: Sequence[str]) -> list[str]:
-    """If the names are those of a whole group (attention or MLP), the available projections of that
-    group, [] if there are none. Otherwise the names themselves, [] if one is not available."""
+    """Return the available projections that these names stand for; [] if they cannot be used.
+
+    The names of a whole group (attention or MLP) stand for the available projections of that group.
+    Other names stand for themselves, and must all be available.
+    """
     if set(given_names) == set(ATTENTION):
         return [name for name in available if name not in ANY_MLP]
     if set(given_names) == set(MLP):

@@ -77,12 +77,12 @@ class ResolvedSampling:
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
-    """Whether a caller switched this setting on, before the settings are resolved."""
+    """Return whether a caller switched this setting on, before the settings are resolved."""
     return given.get(name) is True
 
 
 def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
-    """The setting `thinking` that rows are counted with before the settings are resolved.
+    """Return the setting `thinking` with which rows are counted, before settings are resolved.
 
     A wrong value counts as left out here; it is refused later.
     """
@@ -113,12 +113,11 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
-    """Check the given settings one by one and return their values as the schema reads them, without
-    those that are None.
+    """Check the given settings one by one; return their values as the schema reads them.
 
-    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (`settings` is no
-    object, or there is no such algorithm), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or
-    SETTING_INVALID.
+    Those that are None are left out. `algorithm` is "evaluate" or one of ALGORITHMS. Raises
+    UserError BAD_ARGUMENT (`settings` is no object, or there is no such algorithm),
+    SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -132,6 +131,8 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
     given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("gpus") == "auto":  # as if it was left out
+        del given["gpus"]
     try:
         # `GIVEN` holds the schemas of what a user gives, in which any setting may be missing.
         checked = GIVEN[algorithm].model_validate(given)
@@ -166,7 +167,10 @@ def resolve(
     inherited: AdapterFacts | None = None,
     vllm: bool = False,
 ) -> Resolved:
-    """All settings of a training run with their sources: those given, and defaults for the rest.
+    """Choose all settings of a training run: those given, and defaults for the rest.
+
+    Each has a source. The steps are: check single values, check what was given together, fill in
+    defaults, check the whole.
 
     Args:
         env: None assumes rows of usual length.
@@ -192,8 +196,11 @@ def resolve(
 
 
 def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.Facts) -> None:
-    """Check that the user's settings fit each other, the environment, the sampler that the machine
-    has, and the adapter that the run continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
+    """Check that the user's settings fit each other and what the run starts from.
+
+    That is the environment, the sampler that the machine has, and the adapter that the run
+    continues. Raises UserError SETTING_* or BAD_ARGUMENT.
+    """
     if algorithm == "distill":
         teachers.check_given(user_settings)
     setting_checks.check_loss(user_settings)
@@ -208,9 +215,10 @@ def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.F
 def resolve_sampling(
     settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
 ) -> ResolvedSampling:
-    """All settings of an evaluation with their sources: those given, and defaults for the rest.
+    """Choose all settings of an evaluation with their sources: those given, and defaults.
 
-    `env` is None for defaults that do not depend on an environment. Raises UserError SETTING_*.
+    `env` is None for defaults that do not depend on an environment; `attempts` is how often each
+    task is answered. Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
     setting_checks.check_sampling(user_settings, attempts)
@@ -255,7 +263,7 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
-    """The error for settings that another algorithm has.
+    """Make the error for settings that another algorithm has.
 
     It names the algorithm that has the first of them, and advises what to use in its place.
     """
@@ -271,18 +279,18 @@ def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
 
 
 def _names_hint(unknown: list[str], algorithm: str) -> str:
-    """What to use instead of the first few unknown names; all settings where nothing is known."""
-    known = SCHEMAS[algorithm].model_fields
+    """Say what to use instead of the first few unknown names; all settings if nothing is known."""
+    known_settings = SCHEMAS[algorithm].model_fields
     suggestions: list[str] = []
     for name in unknown[:_EXPLAINED]:
         if _other_owner(name, algorithm):
             suggestion = _advice_for_foreign(name, algorithm)
         else:
-            suggestion = aliases.suggest(name, algorithm, known)
+            suggestion = aliases.suggest(name, algorithm, known_settings)
         if suggestion:
             # If there is only one unknown name, the message has just named it.
             suggestions.append(f"{name}: {suggestion}" if len(unknown) > 1 else suggestion)
-    return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known)}."
+    return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known_settings)}."
 
 
 def _advice_for_foreign(name: str, algorithm: str) -> str:
@@ -291,8 +299,7 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """How to correct the call whose settings have these unknown names; None if none of the names
-    can be corrected.
+    """Return the change that corrects a call with unknown names of settings; None if none does.
 
     A setting under another trainer's name gets our name, an argument of the tool that was put among
     the settings becomes an argument, and a setting of another algorithm is left out.
@@ -323,10 +330,12 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo";
-    "training" if all that train have it. "" if no algorithm has it, or if `algorithm` has it itself
-    or under another name."""
-    owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
+    """Return the algorithms that have the setting `name` if `algorithm` has not, as "sft and dpo".
+
+    "training" if all algorithms that train have it. "" if no algorithm has it, or if `algorithm`
+    has it itself or under another name.
+    """
+    owners = [candidate for candidate in ALGORITHMS if name in SCHEMAS[candidate].model_fields]
     if not owners or algorithm in owners:
         return ""
     if aliases.other_name(name, algorithm, SCHEMAS[algorithm].model_fields):
@@ -335,7 +344,7 @@ def _other_owner(name: str, algorithm: str) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """At most six names, each cut to 40 characters; then " and 3 more" if there are."""
+    """List at most six names, each cut to 40 characters; then " and 3 more" if there are."""
     names_text = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
     if len(names) <= _MOST_NAMES:
         return names_text
@@ -362,7 +371,7 @@ class _Table:
 
 
 def _tables() -> list[_Table]:
-    """Every table of settings, those of several algorithms before those of one."""
+    """Make every table of settings, those of several algorithms before those of one."""
     common, of_rows, of_rollouts = (
         tuple(schema.model_fields) for schema in (CommonSettings, RowSettings, RolloutSettings)
     )
@@ -384,21 +393,23 @@ def settings_reference() -> str:
 
 
 def settings_index() -> str:
-    """The names of all settings by algorithm as Markdown, and where each page of them is read."""
-    parts = [
+    """Return the names of all settings by algorithm as Markdown, and where to read about them."""
+    paragraphs = [
         _INTRODUCTION,
         "What each does, takes and defaults to: "
         + ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
         + ".",
     ]
     for table in _tables():
-        parts.append(f"## {table.title}\n\n" + ", ".join(f"`{name}`" for name in table.names))
-    return "\n\n".join(parts) + "\n"
+        paragraphs.append(f"## {table.title}\n\n" + ", ".join(f"`{name}`" for name in table.names))
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def settings_page(kind: str) -> str:
-    """Every setting that `kind` takes, one of SETTINGS_PAGES, as Markdown. Raises UserError
-    SECTION_NOT_FOUND for any other."""
+    """Return every setting that `kind` takes, one of SETTINGS_PAGES, as Markdown.
+
+    Raises UserError SECTION_NOT_FOUND for any other.
+    """
     if kind not in SETTINGS_PAGES:
         raise UserError(
             "SECTION_NOT_FOUND",
@@ -411,7 +422,10 @@ def settings_page(kind: str) -> str:
 
 
 def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> str:
-    """The settings of a schema as a table in Markdown, without those that an earlier table has."""
+    """Return the settings of a schema as a table in Markdown.
+
+    Settings in `described_before`, which an earlier table has, are left out.
+    """
     rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
     for name, field in schema.model_fields.items():
         if name not in described_before:

@@ -13,16 +13,18 @@ BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a gu
 
 
 def longest_sequence(limits: SamplingLimits, env: EnvFacts) -> int:
-    """Tokens of the longest sequence that is sampled with these limits: the longest prompt, and
-    every turn as long as it may get."""
+    """Return the tokens of the longest sequence that is sampled with these limits.
+
+    It is the longest prompt, and every turn as long as it may get.
+    """
     turns = limits.max_turns if env.multi_turn else 1
-    sampled = turns * limits.max_tokens + BETWEEN_TURNS * (turns - 1)
+    sampled_tokens = turns * limits.max_tokens + BETWEEN_TURNS * (turns - 1)
     longest_prompt = env.longest_prompt or limits.max_length  # 0: no rows were counted
-    return min(limits.max_length, longest_prompt + sampled)
+    return min(limits.max_length, longest_prompt + sampled_tokens)
 
 
 def loaded_model(settings: TrainSettings, model: ModelFacts) -> LoadedModel:
-    """The model with its adapter, as the settings load it."""
+    """Describe the model with its adapter, as the settings load it."""
     return LoadedModel(
         model,
         precision=settings.precision,
@@ -42,9 +44,11 @@ def training_job(
     teacher: ModelFacts | None = None,
     shares_base: bool = False,
 ) -> Job:
-    """What of a training run has to fit into a device.
+    """Describe what of a training run has to fit into a device.
 
     Args:
+        settings: those of the run.
+        loaded: the model with its adapter.
         kind, memory: of the device: "cpu" or "cuda", and the bytes that may be used.
         longest: tokens of the longest sequence that is sampled.
         teacher: the local model that teaches a distillation; None for every other run.

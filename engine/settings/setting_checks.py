@@ -4,7 +4,7 @@ from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
-from engine.records.settings import ROW_ALGORITHMS, USUAL_KEEP, GivenSettings
+from engine.records.settings import ROW_ALGORITHMS, USUAL_GRPO_KEEP, USUAL_KEEP, GivenSettings
 from engine.settings.defaults import USER, Filled
 
 
@@ -59,7 +59,7 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
     _check_lengths(filled.values, model)
     _check_thinking(filled.values, model)
     _check_quantization(filled.values)
-    _check_keep(filled.values)
+    _check_keep(algorithm, filled.values)
     if algorithm != "evaluate":  # it has no batch
         _check_batch(algorithm, filled, env)
 
@@ -142,16 +142,17 @@ def _check_quantization(values: GivenSettings) -> None:
         )
 
 
-def _check_keep(values: GivenSettings) -> None:
+def _check_keep(algorithm: str, values: GivenSettings) -> None:
     """Raise UserError SETTING_NOT_APPLICABLE for rows to replay (`keep_env`) of which no batch has
     a share (`keep`), and for a choice of answers (`keep_answers`) without such rows."""
     if values.get("keep_env") and not values["keep"]:
+        usual = USUAL_GRPO_KEEP if algorithm == "grpo" else USUAL_KEEP
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"keep_env = {values['keep_env']!r} without keep: no batch has a share of its rows",
             hint=Hint(
-                f"Set keep = {USUAL_KEEP:g}, or leave keep_env out.",
-                change=Change(settings={"keep": USUAL_KEEP}),
+                f"Set keep = {usual:g}, or leave keep_env out.",
+                change=Change(settings={"keep": usual}),
             ),
             field="settings.keep_env",
         )

@@ -11,8 +11,10 @@ _ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 
 
 def model_to_train(home: Home, ref: str) -> ModelRef:
-    """The model that a new run starts from. Of a training run that has not ended that is the one
-    that it will have made at its end, unless `ref` names a step that has a checkpoint already.
+    """Return the model that a new run starts from.
+
+    Of a training run that has not ended that is the one that it will have made at its end, unless
+    `ref` names a step that has a checkpoint already.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -20,8 +22,10 @@ def model_to_train(home: Home, ref: str) -> ModelRef:
 
 
 def model_to_ask(home: Home, ref: str) -> ModelRef:
-    """The model that an evaluation asks: as it is now, or where its run has no such checkpoint yet,
-    as it will be when that has ended.
+    """Return the model that an evaluation asks.
+
+    It is the model as it is now, or where its run has no such checkpoint yet, as it will be when
+    that run has ended.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -35,7 +39,7 @@ def model_to_ask(home: Home, ref: str) -> ModelRef:
 
 
 def origin_text(model: ModelRef) -> str:
-    """Where the adapter of a model comes from, as the end of a sentence; "" for a base model."""
+    """Say where a model's adapter comes from, as the end of a sentence; "" for a base model."""
     if model.waits_for:
         return f", continued from what {model.waits_for} is still to make; the run waits for it"
     if model.adapter is None:
@@ -44,7 +48,7 @@ def origin_text(model: ModelRef) -> str:
 
 
 def _awaited_model(home: Home, ref: str) -> ModelRef | None:
-    """The model that a training run which has not ended will have made at its end.
+    """Return the model that a training run which has not ended will have made at its end.
 
     None where `ref` names no such run, or a step of it that has a checkpoint already.
     """
@@ -58,7 +62,7 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
 
 
 def _is_open(home: Home, run_id: str) -> bool:
-    """Whether there is a run of exactly this id that has not ended."""
+    """Return whether there is a run of exactly this id that has not ended."""
     if not home.db.is_file():
         return False
     with Store(home) as store:

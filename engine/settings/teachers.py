@@ -81,7 +81,7 @@ def check_given(given: GivenSettings) -> None:
 
 
 def _endpoint_teacher(settings: DistillSettings) -> EndpointTeacher:
-    """The teacher at a URL. Raises UserError ENV_SECRETS if its key is not set."""
+    """Describe the teacher at a URL. Raises UserError ENV_SECRETS if its key is not set."""
     entry = EndpointTeacher(
         url=settings.teacher.rstrip("/"),
         model=settings.teacher_model,
@@ -131,8 +131,10 @@ def resolve_teacher(
 
 
 def _local_model(home: Home, name: str) -> ModelRef:
-    """The model of this home or machine that the setting `teacher` names. Raises UserError
-    MODEL_*."""
+    """Find the model of this home or machine that the setting `teacher` names.
+
+    Raises UserError MODEL_*.
+    """
     try:
         return catalog.resolve_model(home, name)
     except UserError as error:  # it names the argument `model`, but the fault is in this setting
@@ -145,8 +147,10 @@ def _local_model(home: Home, name: str) -> ModelRef:
 
 
 def missing_key(entry: EndpointTeacher, environment: Mapping[str, str]) -> str:
-    """The name of the variable of the teacher's key where it is not set in `environment`; "" where
-    it is set, or none is needed."""
+    """Return the name of the variable that should hold the teacher's key and is not set.
+
+    "" where it is set in `environment`, or none is needed.
+    """
     return "" if not entry.key_env or environment.get(entry.key_env) else entry.key_env
 
 

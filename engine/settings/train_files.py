@@ -74,8 +74,10 @@ def load_toml(path: Path) -> TrainFile:
 
 
 def load_files(paths: Sequence[Path]) -> TrainFile:
-    """Read `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
-    tables `[[then]]` from TOML files, merge them in order, and check the settings together.
+    """Read TOML files, merge them in order, and check the settings together.
+
+    Read are `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
+    tables `[[then]]`.
 
     Raises UserError BAD_ARGUMENT if a file does not exist or there are too many, and
     SETTING_UNKNOWN, SETTING_INVALID and every error of `validate` with file and line.
@@ -105,17 +107,18 @@ def load_files(paths: Sequence[Path]) -> TrainFile:
 
 
 def merge(
-    before: Mapping[str, Any], later: Mapping[str, Any], source: str
+    earlier: Mapping[str, Any], later: Mapping[str, Any], source: str
 ) -> tuple[JsonObject, FileChanges]:
-    """Merge `later` over `before`; a value of `later` replaces one of the same name. Both map names
-    as in `FileChanges` to values.
+    """Merge `later` over `earlier`; a value of `later` replaces one of the same name.
+
+    Both map names as in `FileChanges` to values.
 
     Args:
         source: where `later` comes from, for the changes.
 
     Returns (the merged values, what `later` changed).
     """
-    merged = dict(before)
+    merged = dict(earlier)
     sets: dict[str, object] = {}
     changes: dict[str, tuple[object, object]] = {}
     for name, value in later.items():
@@ -133,8 +136,10 @@ def merge(
 def with_settings(
     settings: GivenSettings, later: GivenSettings, source: str
 ) -> tuple[GivenSettings, FileChanges]:
-    """Merge the settings `later`, which come from `source`, over `settings`. Returns (the merged
-    settings, what `later` changed)."""
+    """Merge the settings `later`, which come from `source`, over `settings`.
+
+    Returns (the merged settings, what `later` changed).
+    """
     merged, changed = merge(_named(settings), _named(later), source)
     return _table_of(merged, "settings"), changed
 
@@ -145,9 +150,11 @@ def _named(settings: GivenSettings) -> JsonObject:
 
 
 def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
-    """The names of other settings that setting `name` removes from earlier files: only one of
-    `_DURATIONS`, which say how long to train, may be set, so each removes the other. [] for other
-    names, and where `later` has both itself, which is refused afterwards."""
+    """List the names of other settings that setting `name` removes from earlier files.
+
+    Only one of `_DURATIONS`, which say how long to train, may be set, so each removes the other. []
+    for other names, and where `later` has both itself, which is refused afterwards.
+    """
     durations = [f"settings.{setting}" for setting in _DURATIONS]
     if name not in durations or all(duration in later for duration in durations):
         return []
@@ -155,7 +162,7 @@ def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(content: Mapping[str, Any]) -> JsonObject:
-    """The values of a file by name, those of its tables as "settings.steps"."""
+    """Return the values of a file by name, those of its tables as "settings.steps"."""
     flat: JsonObject = {}
     for name, value in content.items():
         if name in ("settings", "vary"):
@@ -176,9 +183,12 @@ def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
 
 
 def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_File]) -> None:
-    """Check the merged settings. Raises the errors of `validate`, whose message then begins with
-    the path of the file and the line at fault: the last file that has the setting under [settings],
-    else the last that has a key of that name (such as `algorithm`), else the last of all."""
+    """Check the merged settings; an error names file and line.
+
+    Raises the errors of `validate`. The file named is the last one that has the setting under
+    [settings], else the last that has a key of that name (such as `algorithm`), else the last of
+    all.
+    """
     try:
         validate(algorithm, settings)
     except UserError as error:
@@ -195,8 +205,11 @@ def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_Fi
 
 
 def _read_file(path: Path) -> _File:
-    """Read a TOML file and check its keys. Raises UserError BAD_ARGUMENT if there is no such file,
-    SETTING_INVALID if it is not TOML or cannot be read, SETTING_UNKNOWN for an unknown key."""
+    """Read a TOML file and check its keys.
+
+    Raises UserError BAD_ARGUMENT if there is no such file, SETTING_INVALID if it is not TOML or
+    cannot be read, SETTING_UNKNOWN for an unknown key.
+    """
     text, content = _read_toml(path)
     for name, value in content.items():
         _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
@@ -204,8 +217,11 @@ def _read_file(path: Path) -> _File:
 
 
 def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """The text of a TOML file, and what it holds. Raises UserError BAD_ARGUMENT if there is no such
-    file, SETTING_INVALID if it is not TOML or cannot be read."""
+    """Return the text of a TOML file, and what it holds.
+
+    Raises UserError BAD_ARGUMENT if there is no such file, SETTING_INVALID if it is not TOML or
+    cannot be read.
+    """
     try:
         text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
         return text, tomllib.loads(text)
@@ -236,7 +252,7 @@ def _check_file_key(place: str, name: str, value: Any) -> None:
 
 
 def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
-    """The error for an unknown key or table of a settings file; `place` is file and line."""
+    """Make the error for an unknown key or table of a settings file; `place` is file and line."""
     if any(name in schema.model_fields for schema in TRAINERS.values()):
         hint = f"Put {name} under [settings]."
     else:
@@ -258,7 +274,7 @@ def _file_error(place: str, fault: str, hint: str) -> UserError:
 
 
 def _line_of(text: str, name: str) -> int:
-    """The number of the line that sets `name` or opens its table; 1 if no line does.
+    """Return the number of the line that sets `name` or opens its table; 1 if no line does.
 
     It recognises `name = ...`, `name.key = ...`, `[name]` and `[settings.name]`, with or without
     quotes around the name.

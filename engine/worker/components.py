@@ -1,6 +1,7 @@
 """What a loop works with, loaded in one place: base model, renderer, environment, sampler."""
 
 import os
+import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,17 +27,22 @@ from engine.records.run_config import (
     RunConfig,
     SFTConfig,
 )
+from engine.records.settings import GRPOSettings
 from engine.settings import defaults
 from engine.sizing import plan as sizing
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.core.job import Job
+from engine.worker.core.job import Job, require
 from engine.worker.core.limits import AnswerLimits, EvaluationLimits
+from engine.worker.evaluation.replay_rows import Start
+from engine.worker.gateway.play import programs_of
 from engine.worker.network import room
-from engine.worker.network.policy import Base, load_base, pick_device
-from engine.worker.network.sampler import Sampler, SamplerNeeds
+from engine.worker.network.policy import Base, Policy, load_base, pick_device
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
+from engine.worker.ranks.leader import Ranks, devices_of, rank_count
+from engine.worker.ranks.shared_sampler import SharedSampler
 from engine.worker.rollouts import samplers
-from engine.worker.rollouts.collect import RolloutContext
+from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
@@ -55,6 +61,7 @@ class Components:
     sampler: Sampler
     env: EnvRecord
     size: sizing.Job
+    ranks: Ranks | None = None  # None: this process is the whole run
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
         """What rollouts need besides tasks and a sampler. `process` is the environment's running
@@ -66,6 +73,7 @@ class Components:
             tools=self.env.tools,
             max_length=limits.max_length,
             max_turns=limits.max_turns,
+            play=programs_of(process) if self.env.kind == "command" else None,
         )
 
 
@@ -136,10 +144,17 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
             is gone.
     """
-    set_threads()
+    devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
+    count = max(len(devices), rank_count())
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
+    set_threads(count)
     device = pick_device(job.device)
     memory = room.usable_bytes(device)
+    if device.type == "cpu":
+        memory //= count  # ranks share the machine's memory
     switch_off_what_fails(job, device)
+    ranks = Ranks(job, devices) if devices else None  # they load while this process does
     loading = loading_of(job.config)
     base = load_base(
         base_path,
@@ -159,16 +174,17 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     env = pinned_env(job)
     size = room.size_of_run(job, base, env, memory)
     sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer, size), size)
-    return Components(base, renderer, sampler, env, size)
+    if ranks is not None:
+        sampler = SharedSampler(sampler, ranks)
+    return Components(base, renderer, sampler, env, size, ranks)
 
 
 def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
-    """Use none of the fast paths that do not work on this device, and write the event `fast_paths`
-    that names them.
+    """Use none of the fast paths that do not work on this device.
 
-    A GPU on which none was tried yet, with this driver and these libraries, is tried first, in a
-    process of its own; that takes about a minute, once. A CPU is tried by `honesmith doctor --gpu`
-    alone.
+    The event `fast_paths` names them. A GPU on which none was tried yet, with this driver and these
+    libraries, is tried first, in a process of its own; that takes about a minute, once. A CPU is
+    tried by `honesmith doctor --gpu` alone.
     """
     hardware_device = detect().device
     home = job.run.home
@@ -181,8 +197,8 @@ def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
     switched_off.switch_off(results.off)
     if "flash_attention" in results.off:
         leave_fused_attention()
-    why = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
-    job.event("fast_paths", f"switched off on this device: {why}", off=results.off)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
+    job.event("fast_paths", f"switched off on this device: {reasons}", off=results.off)
 
 
 def leave_fused_attention() -> None:
@@ -243,9 +259,43 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         yield process
 
 
+def start_of(components: Components, policy: Policy) -> Start:
+    """The run as it is before its first step, with the tasks that it must not train on."""
+    exams = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
+    return Start(policy, components.sampler, components.renderer, exams)
+
+
 def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
     """The task rows of `split`: train, dev or heldout."""
     return read_tasks(components.env, split)
+
+
+def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
+    """Draw `limit` tasks by the seed and return them in their original order. All tasks are
+    returned if `limit` is None or 0, or if there are not more."""
+    if not limit or limit >= len(tasks):
+        return tasks
+    indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
+    return [tasks[i] for i in sorted(indices)]
+
+
+def training_tasks(
+    job: Job[GRPOConfig] | Job[DistillConfig],
+    components: Components,
+    context: RolloutContext,
+    settings: GRPOSettings,
+) -> tuple[Sequence[TaskRow], int]:
+    """(the tasks that are trained on, at most `max_examples` of those whose prompt leaves room for
+    an answer; how many leave none, which the event `tasks_left_out` says too). Raises WorkerFailure
+    (kind data) if no task leaves room."""
+    params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
+    every_task = tasks_of(components, "train")
+    tasks = [t for t in every_task if fits(t, context, params)]
+    require(tasks, "training tasks that fit into max_length", "Raise max_length.")
+    if left_out := len(every_task) - len(tasks):
+        text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"
+        job.event("tasks_left_out", text, left_out=left_out, tasks=len(every_task))
+    return sample_rows(tasks, settings.max_examples, settings.seed), left_out
 
 
 def evaluation_limits(
@@ -278,9 +328,10 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
 
 
-def set_threads() -> None:
-    """Give torch a thread per core of this process, which in a container is not cpu_count()."""
+def set_threads(ranks: int = 1) -> None:
+    """Give torch a thread per core of this process, which in a container is not cpu_count(); of
+    several `ranks` each its share."""
     threads = 2  # on macOS, which does not tell which cores a process may use
     if hasattr(os, "sched_getaffinity"):
         threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, threads // ranks))

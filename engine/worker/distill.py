@@ -22,16 +22,17 @@ from pathlib import Path
 from engine.core.metrics import METRICS, names
 from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
-from engine.worker.components import environment, microbatch_tokens, prepare
+from engine.worker.components import environment, microbatch_tokens, prepare, training_tasks
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.evaluation import heldout
-from engine.worker.grpo import make_sync_check, training_tasks, update
+from engine.worker.grpo import update
 from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector, RolloutBatch
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
+from engine.worker.rollouts.sync_check import sync_check_of
 from engine.worker.rollouts.task_order import task_order
 from engine.worker.teachers import Teacher, TeacherPass, load_teacher
 from engine.worker.training import Training
@@ -72,7 +73,7 @@ def train(job: Job[DistillConfig]) -> Result:
         order = task_order(tasks, settings, training.state)
         collector = Collector(tasks, order, context, components.sampler, settings)
         source = BatchSource(collector, training.policy, training.total)
-        sync_check = make_sync_check(training, settings)
+        sync_check = sync_check_of(job, training.policy.base.network, settings, training.state)
         for step in training.steps():
             step_began = time.monotonic()
             batch = source.batch(step)
@@ -140,34 +141,39 @@ def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) ->
 
 
 def assign(
-    trajectories: Sequence[Trajectory], by_teacher: Sequence[Sequence[float]]
+    trajectories: Sequence[Trajectory], by_trajectory: Sequence[Sequence[float]]
 ) -> dict[str, float]:
     """Set the advantages of the trajectories' tokens in place.
 
     Args:
-        by_teacher: for each trajectory, the teacher's log-probabilities of its trained tokens.
+        by_trajectory: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
     Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats,
     with the teacher's at least LEAST_LOGPROB; {} without trajectories.
     """
-    for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
+    for trajectory, logprobs in zip(trajectories, by_trajectory, strict=True):
         trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)
         trajectory.advantage = statistics.fmean(trajectory.token_advantages)
     if not trajectories:
         return {}
-    advantages = [a for trajectory in trajectories for a in trajectory.token_advantages]
-    teacher_logprobs = [
-        max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs
-    ]
+    advantages: list[float] = []
+    bounded_logprobs: list[float] = []
+    for trajectory, logprobs in zip(trajectories, by_trajectory, strict=True):
+        advantages += trajectory.token_advantages
+        bounded_logprobs += [max(logprob, LEAST_LOGPROB) for logprob in logprobs]
     return {
         # An advantage is the teacher's log-probability of a token minus the policy's.
         "reverse_kl": -statistics.fmean(advantages),
-        "teacher_logprob": statistics.fmean(teacher_logprobs),
+        "teacher_logprob": statistics.fmean(bounded_logprobs),
     }
 
 
 def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The values that distillation reports: its own metrics, and the environment's (names outside
-    METRICS). GRPO's other metrics compare the members of a group, which means nothing here."""
-    own = set(names("distill"))
-    return {name: value for name, value in values.items() if name in own or name not in METRICS}
+    """Return the values that distillation reports: its own metrics, and the environment's.
+
+    The environment's are those with names outside METRICS. GRPO's other metrics compare the members
+    of a group, which means nothing here.
+    """
+    own_names = set(names("distill"))
+    kept_names = [name for name in values if name in own_names or name not in METRICS]
+    return {name: values[name] for name in kept_names}

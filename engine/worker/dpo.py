@@ -27,6 +27,7 @@ from engine.worker.components import (
     evaluation_limits,
     microbatch_tokens,
     prepare,
+    sample_rows,
     tasks_of,
 )
 from engine.worker.core import pulse
@@ -36,7 +37,7 @@ from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import MeasuredLoss
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
-from engine.worker.sft import RENDERED_FIRST, rows_of_step, sample_rows
+from engine.worker.sft import RENDERED_FIRST, rows_of_step
 from engine.worker.training import Training
 from engine.worker.update.preference import (
     Pair,
@@ -98,7 +99,7 @@ def update(
     sums = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
     # The whole batch in one call: the counts of its microbatches would only be added up.
-    training.meter.count_microbatch(rows)
+    training.meter.count_batch(rows)
     training.require_finite(sums.loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -214,11 +215,11 @@ def pairs_of(
 ) -> RenderedPairs:
     """Render the pairs of those tasks that have one, and count the cut and the split pairs."""
     rendered_or_none = [_pair(job, components, task) for task in tasks]
-    rendered = [each for each in rendered_or_none if each is not None]
+    rendered = [pair for pair in rendered_or_none if pair is not None]
     return RenderedPairs(
-        pairs=[each.pair for each in rendered],
-        cut_count=sum(each.is_cut for each in rendered),
-        split_count=sum(each.is_split for each in rendered),
+        pairs=[pair.pair for pair in rendered],
+        cut_count=sum(pair.is_cut for pair in rendered),
+        split_count=sum(pair.is_split for pair in rendered),
     )
 
 
@@ -293,7 +294,7 @@ class PairLoss:
         return measured
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
-        """The loss of each pair; all go through the model together."""
+        """Return the loss of each pair in nats; all pairs go through the model together."""
         chosen, rejected, _ = gains(policy, pairs, training=False)
         # pairs_in_batch=1: each loss is left whole instead of being the pair's share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()

@@ -23,7 +23,7 @@ from engine.worker.components import Components, environment, prepare, tasks_of
 from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
-from engine.worker.core.trajectory import Group
+from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.reworded import RewordedExam, reworded_exams
 from engine.worker.network.adapter import LoraSpec, read_adapter
@@ -73,14 +73,18 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
 
 
 def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
-    """The result record of the evaluation, from those of its models: the verdict says whether the
-    models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
-    as "base: success 0.310 over 200 tasks; ...", and what became of them in other words."""
+    """Make the result record of the evaluation from those of its models.
+
+    The verdict says whether the models differ, `evidence` has the numbers that show it, and
+    `summary` is a line for people, such as "base: success 0.310 over 200 tasks; ...", and what
+    became of them in other words.
+    """
     verdict = run_verdict(job.run)
-    level_of = {each.model: each.level for each in verdict.models if each.level is not None}
+    level_of = {side.model: side.level for side in verdict.models if side.level is not None}
     levels = "; ".join(
-        f"{r['ref']}: {_result_in_words(r)}{interval_in_words(level_of.get(r['ref']))}"
-        for r in results
+        f"{result['ref']}: {_result_in_words(result)}"
+        f"{interval_in_words(level_of.get(result['ref']))}"
+        for result in results
     )
     summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
     evidence = verdict.to_json()
@@ -150,7 +154,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
 
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
-    """Append the answers of the probe's only model to its file."""
+    """Append the answers of the probe, which asks one model only, to that model's file."""
     path = job.run.model_evals(index=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Appender(path) as file:
@@ -159,22 +163,23 @@ def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
-    """The trajectories of each group as the samples that `learnability` takes: one list per group,
-    in the same order."""
-    return [
-        [
-            Sample(
-                reward=t.reward,
-                success=t.success,
-                error=t.error is not None,
-                tokens=t.trained_tokens,
-                cut=t.cut,
-                text=t.completion,
-            )
-            for t in group.members
-        ]
-        for group in groups
-    ]
+    """Turn the trajectories of each group into the samples that `learnability` takes.
+
+    Returns one list per group, in the same order.
+    """
+    return [[_sample_of(trajectory) for trajectory in group.members] for group in groups]
+
+
+def _sample_of(trajectory: Trajectory) -> Sample:
+    """Turn a trajectory into the sample that `learnability` takes."""
+    return Sample(
+        reward=trajectory.reward,
+        success=trajectory.success,
+        error=trajectory.error is not None,
+        tokens=trajectory.trained_tokens,
+        cut=trajectory.cut,
+        text=trajectory.completion,
+    )
 
 
 @contextmanager
@@ -301,7 +306,9 @@ def _scoring_process(
 def _chosen_tasks(
     config: EvaluateConfig, components: Components
 ) -> tuple[list[TaskRow], dict[str, str]]:
-    """(the tasks that the config asks for, the half of every task of its split by id).
+    """Choose the tasks of an evaluation.
+
+    Returns (the tasks that the config asks for, the half of every task of its split by id).
 
     Asked are the tasks at its `task_indices`, or all of its split if it has no indices; of these at
     most `rows`. Those that choose no checkpoint come first, so that an evaluation is of them as far
@@ -312,8 +319,8 @@ def _chosen_tasks(
     # Of the whole split: which half a task is in must not depend on which others are asked.
     half_of_task = heldout.halves_of_split(components.env, config.split, all_in_order)
     if config.task_indices:
-        asked = [pool[index] for index in config.task_indices]
-        return heldout.ordered(asked, config.rows), half_of_task
+        requested_tasks = [pool[index] for index in config.task_indices]
+        return heldout.ordered(requested_tasks, config.rows), half_of_task
     reported_first = sorted(  # which keeps the order within a half
         all_in_order, key=lambda task: half_of_task.get(task["id"]) == heldout.VALIDATION
     )

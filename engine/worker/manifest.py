@@ -149,8 +149,10 @@ def settings_hash(settings: CommonSettings) -> str:
 
 
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 of a model's weights, configuration and templates, by file name. card.json, which is
-    ours and not the model's, is left out."""
+    """Return the SHA-256 of a model's weights, configuration and templates, by file name.
+
+    card.json, which is ours and not the model's, is left out.
+    """
     files = [
         file
         for file in sorted(folder.iterdir())

@@ -135,8 +135,10 @@ def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a decoding step of few completions at once and one of many. Returns (completions,
-    seconds) of each, the smaller step first."""
+    """Time a decoding step of few completions at once and one of many.
+
+    Returns (completions, seconds) of each, the smaller step first.
+    """
     # The last id would end a completion, but is never sampled: the network has one id less. No text
     # is needed, so `decode` gives none.
     sampler = network.sampler(

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.records.settings import SFTSettings
@@ -30,6 +28,8 @@ from engine.worker.components import (
     evaluation_limits,
     microbatch_tokens,
     prepare,
+    sample_rows,
+    start_of,
     tasks_of,
 )
 from engine.worker.core import pulse
@@ -40,11 +40,9 @@ from engine.worker.core.varied_rows import Origin, TrainingRows, VariedRows
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
 from engine.worker.evaluation.replay import replay_of
-from engine.worker.evaluation.replay_rows import Start
-from engine.worker.network.policy import Policy
 from engine.worker.rollouts.rewording import varied_wording
 from engine.worker.training import Training
-from engine.worker.update.losses import cross_entropy
+from engine.worker.update.supervised import SupervisedPass
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
@@ -71,9 +69,7 @@ def train(job: Job[SFTConfig]) -> Result:
     ):
         rows = with_varied_wording(job, components, process, plain_rows)
         # Before `start`, which may load a checkpoint: what the model could do at first is kept.
-        asked_tasks = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
-        start = Start(training.policy, components.sampler, components.renderer, asked_tasks)
-        replay = replay_of(job, start)
+        replay = replay_of(job, start_of(components, training.policy))
         training.replayed = replay.used if replay else None
         training.start(
             eval_tasks,
@@ -104,7 +100,7 @@ def update(
     # Runs the pass, again in smaller microbatches if memory runs out.
     loss, microbatches = training.within_memory(step, budget, supervised_pass)
     # The whole batch in one call: the counts of its microbatches would only be added up.
-    training.meter.count_microbatch(batch)
+    training.meter.count_batch(batch)
     training.require_finite(loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {
@@ -141,48 +137,6 @@ def training_rows(job: Job[SFTConfig], components: Components) -> TrainingRows:
     return render(job, components, sample_rows(tasks, settings.max_examples, settings.seed))
 
 
-class SupervisedPass:
-    """Forward and backward over the rows of one step; a `BatchPass` (update/memory_retry.py).
-
-    Attributes:
-        supervised_tokens: how many tokens of the batch are trained.
-    """
-
-    def __init__(self, policy: Policy, batch: Sequence[Row], *, packing: bool) -> None:
-        """Prepare passes over the rows in `batch`, which add to the gradients of `policy`. With
-        `packing` several rows go through the model together, without it each goes alone."""
-        self.policy = policy
-        self.batch = batch
-        self.packing = packing
-        self.supervised_tokens = sum(sum(row.loss_mask) for row in batch)
-
-    def run(self, token_limit: int) -> tuple[float, int]:
-        """Add the gradients of the batch's loss, the mean over all its supervised tokens, to the
-        adapter, in microbatches of at most `token_limit` tokens. Returns (loss, number of
-        microbatches)."""
-        losses: list[torch.Tensor] = []
-        microbatches = self._split(token_limit)
-        for rows in microbatches:
-            logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
-            microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
-            microbatch_loss.backward()
-            losses.append(microbatch_loss.detach())
-        # Asked for once: on a GPU each question makes the host wait for it.
-        return sum(torch.stack(losses).tolist()), len(microbatches)
-
-    def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every row already goes alone, so that a smaller limit would
-        change nothing."""
-        return len(self._split(token_limit)) == len(self.batch)
-
-    def _split(self, token_limit: int) -> list[list[Row]]:
-        """The rows in microbatches of at most `token_limit` tokens; one row each if not packing."""
-        if not self.packing:
-            return [[row] for row in self.batch]
-        groups = self.policy.split(self.batch, token_limit)
-        return [[self.batch[i] for i in indices] for indices in groups]
-
-
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
     """The indices of the rows (of `count`) that optimizer step `step` (from 1) trains on.
 
@@ -209,15 +163,6 @@ def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     if isinstance(tasks, IndexedRows):
         return tasks
     return [task for task in tasks if task["gold"]]
-
-
-def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
-    """Draw `limit` tasks by the seed and return them in their original order. All tasks are
-    returned if `limit` is None or 0, or if there are not more."""
-    if not limit or limit >= len(tasks):
-        return tasks
-    indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
-    return [tasks[i] for i in sorted(indices)]
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]) -> TrainingRows:
@@ -305,9 +250,11 @@ def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """Render the held-out tasks in the same way as the training rows, so that their loss can be
-    measured. Left out are tasks without an answer, and rows that have no supervised token after
-    the cut at max_length."""
+    """Render the held-out tasks as the training rows are, so that their loss can be measured.
+
+    Left out are tasks without an answer, and rows that have no supervised token after the cut at
+    max_length.
+    """
     return [
         LossRow(task["id"], row)
         for task in tasks

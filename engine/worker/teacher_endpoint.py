@@ -91,12 +91,15 @@ class EndpointTeacher:
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
-        """Wait until all are done, or until one fails, and raise its error. Meanwhile `check_stop`
-        is called at least every `STOP_CHECK_S` seconds, and may raise `Stopped`."""
+        """Wait until all futures are done, or until one fails, and raise its error.
+
+        Meanwhile `check_stop` is called at least every `STOP_CHECK_S` seconds, and may raise
+        `Stopped`.
+        """
         pending = set(futures)
         while pending:
-            done, pending = wait(pending, timeout=STOP_CHECK_S)
-            for future in done:
+            finished, pending = wait(pending, timeout=STOP_CHECK_S)
+            for future in finished:
                 future.result()  # raises its error, if it failed
             self.check_stop()
 

@@ -67,12 +67,14 @@ class NetworkTeacher:
         return rated
 
     def _rate(self, rows: Sequence[Row]) -> list[list[float]]:
-        """The log-probabilities of the trained tokens of each row; all rows go through the model
-        together."""
+        """Return the log-probabilities of the trained tokens of each row, in nats.
+
+        All rows go through the model together.
+        """
         batch = self.network.collate(rows).to(self.network.device)
         logprobs, _ = self.network.logprobs(batch, self.adapter)  # row after row
         trained_tokens = [sum(row.loss_mask) for row in rows]
-        return [part.tolist() for part in logprobs.split(trained_tokens)]
+        return [row_logprobs.tolist() for row_logprobs in logprobs.split(trained_tokens)]
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
         """See `Teacher`."""

@@ -44,12 +44,16 @@ from engine.worker.manifest import write_manifest
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import SamplingParams
+from engine.worker.ranks.messages import Step
+from engine.worker.ranks.parts import SHAREABLE
+from engine.worker.ranks.shared_pass import SharedPass
 from engine.worker.rollouts.collect import RolloutContext
 from engine.worker.update import checkpoint
 from engine.worker.update.disk_guard import make_room
 from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_once
 from engine.worker.update.meter import Meter, peak_memory, totals
 from engine.worker.update.profiling import Profiler
+from engine.worker.update.replay_pass import PassWithReplay
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
 from engine.worker.update.work_ahead import Exam, earliest_end, work_ahead
 from envs.json_types import TaskRow
@@ -80,7 +84,9 @@ class Training:
         self._start_weights = self.policy.adapter.state()  # the best where a run makes it worse
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
-        self.meter = Meter(self.policy)
+        self.ranks = components.ranks
+        self._shared_pass: SharedPass | None = None  # of the batch under way, with other ranks
+        self.meter = Meter(self.policy, self.ranks.count if self.ranks else 1)
         self.profiler = Profiler(job.run.logs, wanted=job.config.profile)
         self.done = 0  # steps done so far
         self.state: LoopState = {}  # what the loop keeps in checkpoints, besides weights
@@ -113,9 +119,14 @@ class Training:
         trace: TracebackType | None,
     ) -> None:
         """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step. After
-        any other error the run is resumed from the last checkpoint that was saved before."""
-        if isinstance(error, Stopped) and self.done > 0:
-            self.save()
+        any other error the run is resumed from the last checkpoint that was saved before. The
+        other ranks end here."""
+        try:
+            if isinstance(error, Stopped) and self.done > 0:
+                self.save()
+        finally:
+            if self.ranks is not None:
+                self.ranks.close()
 
     def start(
         self,
@@ -155,6 +166,8 @@ class Training:
         # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
+        if self.ranks is not None:
+            self.ranks.hand_on_state(self.policy.adapter, self.optimizer)
         self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:
             self._evaluate_start(self.evaluation)
@@ -259,7 +272,20 @@ class Training:
             clear_gradients=self.policy.adapter.clear_gradients,
             report=partial(self._report_memory, step),
         )
-        return retry.run(batch_pass)
+        any_pass: object = batch_pass
+        if isinstance(any_pass, PassWithReplay):  # the replayed rows are rank 0's alone
+            any_pass.first = self._shared(step, any_pass.policy_pass)
+        return retry.run(self._shared(step, batch_pass))
+
+    def _shared(self, step: int, batch_pass: BatchPass[Sums]) -> BatchPass[Sums]:
+        """The pass as all ranks do it together; the pass itself where this process is the whole
+        run, or where it is no pass of which ranks can do parts."""
+        if self.ranks is None or not isinstance(batch_pass, SHAREABLE):
+            return batch_pass
+        if self._shared_pass is None or self._shared_pass.whole is not batch_pass:
+            seed = self.settings.seed * 1_000_003 + step
+            self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
+        return self._shared_pass
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
         """Write the event that memory ran out in `step`, and apply the new limit of tokens at once
@@ -290,8 +316,11 @@ class Training:
                 then.
         """
         lr = rate(step, self.total, self.settings)
-        norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings.max_grad_norm)
-        return norm, lr
+        adapter, most = self.policy.adapter, self.settings.max_grad_norm
+        if self.ranks is None:
+            return apply_step(self.optimizer, adapter, lr, most), lr
+        apply = partial(apply_step, self.optimizer, adapter, lr, most)
+        return self.ranks.step(Step(lr, most), adapter, apply), lr
 
     def log(
         self,
@@ -356,6 +385,8 @@ class Training:
     def save(self) -> None:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
+        if self.ranks is not None:
+            self.ranks.require_same_weights(self._fingerprint())
         best = self.evaluation.best if self.evaluation is not None else Best()
         progress = checkpoint.Progress(self.done, self._state_with_best(best))
         keep = {best.step, self.done}
@@ -492,7 +523,7 @@ class Training:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """A context whose duration in seconds is added to `phase_s[phase]`."""
+        """Context manager: the seconds spent in it are added to `phase_s[phase]`."""
         began = time.monotonic()
         try:
             yield

@@ -50,7 +50,7 @@ def _best_degenerate_text(table: Sequence[Line]) -> str:
 
 
 def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int, int]) -> str:
-    """What is wrong, in words.
+    """Say what is wrong with a scorer.
 
     Args:
         names: the probes and other findings that are risks; or the weaknesses, if there is no risk.
@@ -61,9 +61,9 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
     if GOLD in names:  # shown by how many fail, which says more than their mean reward
         failing_count, gold_count = failing
         causes.append(f"{failing_count} of {gold_count} reference answers fail")
-    others = [name for name in names if name != GOLD]
-    if others:
-        causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")
+    other_names = [name for name in names if name != GOLD]
+    if other_names:
+        causes.append(f"look at: {', '.join(_with_means(name, means) for name in other_names)}")
     return "; ".join(causes)
 
 

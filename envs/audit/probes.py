@@ -163,9 +163,9 @@ def _last_line_apart(gold: str) -> Core:
 
 
 def text_probes(
-    prompt: str, gold: str | None, others: Sequence[str], rng: random.Random
+    prompt: str, gold: str | None, other_golds: Sequence[str], rng: random.Random
 ) -> dict[str, str]:
-    """The probes of a single-turn task (answers to try on its scorer), as name -> completion.
+    """Make the probes of a single-turn task (answers to try on its scorer), as name -> completion.
 
     The reference answer itself comes first, under the name GOLD. A probe that would equal it, or
     that makes no sense for it, is left out.
@@ -173,7 +173,7 @@ def text_probes(
     Args:
         prompt: the text of the task's prompt.
         gold: its reference answer. None if it has none; then only probes that need none are made.
-        others: reference answers of other rows.
+        other_golds: reference answers of other rows.
         rng: where random choices come from.
     """
     probes = _probes_without_gold(prompt, rng)
@@ -181,7 +181,7 @@ def text_probes(
         return probes
     core = take_apart(gold)  # what has to be right, and the text around it
     # Another row may have the same reference answer.
-    wrong_others = [other for other in others if _plain(other) != _plain(gold)]
+    wrong_others = [other_gold for other_gold in other_golds if _plain(other_gold) != _plain(gold)]
     probes[OVERLONG] = f"{gold}\n{probes['long junk']}"
     if core.is_json:
         probes |= _json_probes(core, wrong_others)
@@ -220,14 +220,14 @@ def _endless(seed: str) -> str:
     )
 
 
-def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """The probes made from a reference answer that is text, as name -> completion.
+def _core_probes(core: Core, other_golds: Sequence[str], rng: random.Random) -> dict[str, str]:
+    """Make the probes from a reference answer that is text, as name -> completion.
 
-    `others` are reference answers of other rows.
+    `other_golds` are reference answers of other rows.
     """
-    wrong = _wrong_answer(core, others, rng)  # "" if the answer is prose and there are no others
+    wrong = _wrong_answer(core, other_golds, rng)  # "" for prose where there are no other golds
     probes = {
-        "enumerated": _enumerated(core, others, rng),
+        "enumerated": _enumerated(core, other_golds, rng),
         "format only": _contentless(core),
     }
     if wrong:
@@ -244,15 +244,16 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
     return probes
 
 
-def _wrong_answer(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """A wrong answer: the right value with one small change, or for prose one of `others`, the
-    reference answers of other rows; "" if there are none.
+def _wrong_answer(core: Core, other_golds: Sequence[str], rng: random.Random) -> str:
+    """Return a wrong answer; "" if there is none.
 
-    Prose is not changed, because a sentence with one changed letter may still be right.
+    It is the right value with one small change, or for prose one of `other_golds`, the reference
+    answers of other rows. Prose is not changed, because a sentence with one changed letter may
+    still be right.
     """
     if not core.is_prose:
         return core.with_text(changed(core.text, rng))
-    return rng.choice(others) if others else ""
+    return rng.choice(other_golds) if other_golds else ""
 
 
 def _contentless(core: Core) -> str:
@@ -265,11 +266,11 @@ def _contentless(core: Core) -> str:
     return core.with_text("?" if has_frame else re.sub(r"\w", "x", core.text))
 
 
-def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
-    """The probes made from a reference answer that is a JSON object or list, as name -> completion.
+def _json_probes(core: Core, other_golds: Sequence[str]) -> dict[str, str]:
+    """Make the probes from a reference answer that is a JSON object or list, as name -> completion.
 
-    `others` are reference answers of other rows. Probes that equal the right value, because it has
-    nothing to change or to empty, are left out.
+    `other_golds` are reference answers of other rows. Probes that equal the right value, because it
+    has nothing to change or to empty, are left out.
     """
     value = json.loads(core.text)
     wrong = json.dumps(_with_changed_leaf(value))
@@ -279,22 +280,23 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
         "wrong then gold": f"{wrong}\n{core.text}",
         "truncated gold": core.text[: len(core.text) // 2],
         "off by one": wrong,
-        "enumerated": json.dumps(_json_values(value, others)),
+        "enumerated": json.dumps(_json_values(value, other_golds)),
     }
     right_text = json.dumps(value)
     return {name: text for name, text in probes.items() if text != right_text}
 
 
-def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
-    """A list of JSON values: the right one in the middle, around it those of up to MANY `others`.
+def _json_values(right_value: Any, other_golds: Sequence[str]) -> list[Any]:
+    """Return a list of JSON values: the right one in the middle, others around it.
 
-    In the middle, so that a scorer that reads only the first or the last value misses it. `others`
-    are reference answers of other rows; those that are not JSON are left out.
+    In the middle, so that a scorer that reads only the first or the last value misses it. The
+    others are those of up to MANY of `other_golds`, reference answers of other rows; those that are
+    not JSON are left out.
     """
     values = [right_value]
-    for other in others[:MANY]:
+    for other_gold in other_golds[:MANY]:
         try:
-            values.append(json.loads(other))
+            values.append(json.loads(other_gold))
         except ValueError:  # another row's answer need not be JSON
             continue
     middle = len(values) // 2
@@ -302,14 +304,16 @@ def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
     return values
 
 
-def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """One answer that lists several values separated by commas, the right one in the middle.
+def _enumerated(core: Core, other_golds: Sequence[str], rng: random.Random) -> str:
+    """Make one answer that lists several values separated by commas, the right one in the middle.
 
-    The wrong values come from `others`, reference answers of other rows. If these give fewer than
-    three, more are made: each by changing the last wrong value, or the right one if there is none.
+    The wrong values come from `other_golds`, reference answers of other rows. If these give fewer
+    than three, more are made: each by changing the last wrong value, or the right one if there is
+    none.
     """
     # Start from more than MANY, because equal values are dropped; not from all, to stay fast.
-    values = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
+    other_texts = [take_apart(other_gold).text for other_gold in other_golds[: 4 * MANY]]
+    values = list(dict.fromkeys(other_texts))
     values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
     while len(values) < 3:
         last_value = values[-1] if values else core.text
@@ -319,7 +323,7 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 
 
 def changed(text: str, rng: random.Random) -> str:
-    """`text` with one small change that makes it wrong.
+    """Return `text` with one small change that makes it wrong.
 
     1 is added to or taken from a number; in any other text one letter or digit changes.
     """
@@ -331,8 +335,11 @@ def changed(text: str, rng: random.Random) -> str:
 
 
 def _with_changed_letter(text: str) -> str:
-    """`text` with its last ASCII letter or digit replaced by the next one (z, Z and 9 by the one
-    before). If the text has none, " x" is added to it."""
+    """Return `text` with its last ASCII letter or digit replaced by the next one.
+
+    z, Z and 9 are replaced by the one before. If the text has no letter or digit, " x" is added to
+    it.
+    """
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
@@ -388,10 +395,10 @@ def _plain(text: str) -> str:
 def message_probes(
     prompt: str,
     gold: Sequence[ChatMessage],
-    others: Sequence[Sequence[ChatMessage]],
+    other_golds: Sequence[Sequence[ChatMessage]],
     rng: random.Random,
 ) -> dict[str, list[ChatMessage]]:
-    """The probes of a multi-turn task: name -> assistant messages to be played in order.
+    """Make the probes of a multi-turn task: name -> assistant messages to be played in order.
 
     Most are made of the probes that `text_probes` makes for the last message of `gold`: those named
     in `PLAYED_ALONE` are played as a single message, those in `PLAYED_LAST` after the earlier
@@ -400,23 +407,23 @@ def message_probes(
     Args:
         prompt: the text of the task's prompt.
         gold: the assistant messages of its reference answer; empty if it has none.
-        others: the assistant messages of other rows' reference answers.
+        other_golds: the assistant messages of other rows' reference answers.
         rng: where random choices come from.
     """
     last_text = _text_of_last(gold)
-    other_texts = [_text_of_last(other) for other in others if other]
+    other_texts = [_text_of_last(other_gold) for other_gold in other_golds if other_gold]
     # None: without a text at the end of `gold` only the probes that need none are made.
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:
         return alone_probes
-    return _gold_probes(gold, others, last_message_probes, rng) | alone_probes
+    return _gold_probes(gold, other_golds, last_message_probes, rng) | alone_probes
 
 
 def _alone_probes(
     last_message_probes: Mapping[str, str], rng: random.Random
 ) -> dict[str, list[ChatMessage]]:
-    """The probes of a multi-turn task that are played as a single message.
+    """Make the probes of a multi-turn task that are played as a single message.
 
     `last_message_probes` are the probes for the last message of the reference answer, as name ->
     text.
@@ -439,15 +446,15 @@ def _alone_probes(
 
 def _gold_probes(
     gold: Sequence[ChatMessage],
-    others: Sequence[Sequence[ChatMessage]],
+    other_golds: Sequence[Sequence[ChatMessage]],
     last_message_probes: Mapping[str, str],
     rng: random.Random,
 ) -> dict[str, list[ChatMessage]]:
-    """The probes of a multi-turn task that are made from reference answers, as name -> messages.
+    """Make the probes of a multi-turn task from reference answers, as name -> messages.
 
     Args:
         gold: the assistant messages of the task's reference answer, at least one.
-        others: the assistant messages of other rows' reference answers.
+        other_golds: the assistant messages of other rows' reference answers.
         last_message_probes: the probes for the last message of `gold`, as name -> text.
         rng: where random choices come from.
     """
@@ -456,7 +463,7 @@ def _gold_probes(
     if len(gold) > 1:
         probes["truncated gold"] = list(gold[:-1])
         probes["last message only"] = [gold[-1]]
-    different = [other for other in others if list(other) != list(gold)]
+    different = [other_gold for other_gold in other_golds if list(other_gold) != list(gold)]
     if different:
         probes["other gold"] = list(rng.choice(different))
     return probes
@@ -465,7 +472,7 @@ def _gold_probes(
 def _changed_last_message(
     gold: Sequence[ChatMessage], last_message_probes: Mapping[str, str]
 ) -> dict[str, list[ChatMessage]]:
-    """The probes that change only the last message of a reference answer, as name -> messages.
+    """Make the probes that change only the last message of a reference answer: name -> messages.
 
     They are those of `last_message_probes` that are named in `PLAYED_LAST`.
 

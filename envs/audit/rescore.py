@@ -60,34 +60,34 @@ def score_again(
             `time_is_up`.
     """
     progress = _Progress()
-    why = ""
+    stop_reason = ""
     try:
         process = start_process() if answers else None
         for answer in answers:
             # `score` returns False if the time was up before the answer was judged.
             if time_is_up() or not progress.score(answer, process, time_is_up):
-                why = "the time was up"
+                stop_reason = "the time was up"
                 break
         _ask_third_process(progress.changed, start_process, clock)
     except EnvProblem as problem:
-        why = str(problem)[:ERROR_CHARS]
-    return _rescoring(len(answers), progress, why)
+        stop_reason = str(problem)[:ERROR_CHARS]
+    return _rescoring(len(answers), progress, stop_reason)
 
 
-def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
-    """What came of scoring answers again.
+def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Rescoring:
+    """Sum up what came of scoring answers again.
 
     Args:
-        asked: how many answers were to be scored.
+        answer_count: how many answers were to be scored.
         progress: what the scoring has shown.
-        why: why not all of them were scored; "" if they were.
+        stop_reason: why not all of them were scored; "" if they were.
     """
     changed = progress.changed
     failed = sum(item.failed for item in changed)
     # Confirmed ones first: their `not item.confirmed` is False, which sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
-        "asked": asked,
+        "asked": answer_count,
         "scored": progress.scored,
         "differing": len(changed) - failed,
         "failed": failed,
@@ -95,7 +95,7 @@ def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
         "wavering": sum(item.wavering for item in changed),
         "skipped": progress.skipped,
         "examples": [item.example() for item in first_examples],
-        "why": why,
+        "why": stop_reason,
     }
 
 

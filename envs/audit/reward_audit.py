@@ -64,8 +64,8 @@ def audit(
     Args:
         scorer: an env process.
         rows: stored task rows; taken in a random order given by `seed`.
-        kind: the environment's kind: single, multi (multi-turn) or sft, which has no scorer, so
-            that nothing is scored.
+        kind: the environment's kind: single, multi (multi-turn), command, which earns its rewards
+            by itself, or sft, which has no scorer; of the last two nothing is scored.
         budget_s: seconds for the audit. `LEAST_ROWS` rows are scored even if that takes longer, up
             to `OVERRUN` times as long.
         clock: gives the time in seconds.
@@ -74,6 +74,8 @@ def audit(
 
     The `verdict` of the report is ok, warn or risk.
     """
+    if kind == "command":
+        return verdict.of_command(len(rows), seed)
     if kind == "sft" or not rows:
         return verdict.unscored(len(rows), seed)
     budget = _Budget(budget_s, clock)
@@ -193,29 +195,31 @@ def _sample(findings: Findings) -> list[Scored]:
 
 
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
-    """A single-turn row with its probes.
+    """Make the probes of a single-turn row.
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
     among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
-    others = [other.answer_text for other in pool if other.id != task.id and other.answer]
-    probes = text_probes(task.prompt_text, gold, others, rng)
+    other_tasks = [other for other in pool if other.id != task.id and other.answer]
+    other_golds = [other.answer_text for other in other_tasks]
+    probes = text_probes(task.prompt_text, gold, other_golds, rng)
     return _ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
 
 
 def _row_with_messages(
     row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
 ) -> _ProbedRow:
-    """A multi-turn row with its probes.
+    """Make the probes of a multi-turn row.
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
     among them; `rng` makes random choices.
     """
     task = Task.from_row(row)
-    others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
-    probes = message_probes(task.prompt_text, _assistant(task), others, rng)
+    other_tasks = [other for other in pool if other.id != task.id and other.answer]
+    other_golds = [_assistant(other) for other in other_tasks]
+    probes = message_probes(task.prompt_text, _assistant(task), other_golds, rng)
     return _ProbedRow(task.id, probes, lambda scorer, messages: play(scorer, row, messages))
 
 
@@ -364,12 +368,12 @@ def _keep_for_rescoring(
         if not result["error"]
     }
     findings.latest.extend(scored.values())
-    others = [name for name in scored if name != GOLD]
-    other = GOLD  # without others gold counts twice
-    if others:
+    other_names = [name for name in scored if name != GOLD]
+    second_name = GOLD  # without others gold counts twice
+    if other_names:
         # Each row takes the next of the other probes, so that all of them are in the sample.
-        other = others[findings.rows % len(others)]
-    findings.samples += [scored[name] for name in (GOLD, other) if name in scored]
+        second_name = other_names[findings.rows % len(other_names)]
+    findings.samples += [scored[name] for name in (GOLD, second_name) if name in scored]
 
 
 def _scored_answer(row: _ProbedRow, name: str, reward: float) -> Scored:

@@ -61,7 +61,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
 
 def _probe_lines(findings: Findings) -> list[ProbeLine]:
-    """The report's lines about the probes that were scored, in the order of PROBES."""
+    """Make the report's lines about the probes that were scored, in the order of PROBES."""
     lowest_mean = min(tally.mean for tally in findings.tallies.values())
     return [
         _probe_line(name, findings.tallies[name], lowest_mean)
@@ -181,7 +181,7 @@ def _reference_problems(findings: Findings) -> list[str]:
 
 
 def _stability_problems(findings: Findings) -> list[str]:
-    """Sentences about answers that got two rewards; [] for none."""
+    """List sentences about answers that got two different rewards; [] for none."""
     problems = []
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
@@ -324,4 +324,18 @@ def unscored(rows: int, seed: int) -> AuditReport:
         "score_seconds_p95": 0.0,
         "seed": seed,
         "seconds": 0.0,
+    }
+
+
+def of_command(rows: int, seed: int) -> AuditReport:
+    """The report for an environment whose command earns its rewards: a warning, and nothing
+    measured, because no answer can be given to it without playing the whole rollout."""
+    return {
+        **unscored(rows, seed),
+        "verdict": "warn",
+        "headline": "a command earns the rewards: there is no scorer to probe with wrong answers",
+        "problems": [
+            "nothing was audited: read in the command how it earns a reward, and read_rollouts of "
+            "the best ones before a result is believed"
+        ],
     }

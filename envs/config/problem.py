@@ -29,6 +29,10 @@ class EnvProblem(Exception):
     def __init__(
         self, code: str, message: str, hint: str = "", file: str = "", line: int = 0
     ) -> None:
+        """Describe the problem: its error code, what happened, what to do, and the place.
+
+        `file` and `line` are the place in the author's code; "" and 0 where none is known.
+        """
         super().__init__(message)
         self.code = code
         self.message = message

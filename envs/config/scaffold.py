@@ -50,7 +50,7 @@ def _copy_files(source: Path, target: Path) -> list[Path]:
 
 
 def _unknown_template(name: str, template: str) -> EnvProblem:
-    """The problem of a template that does not exist, with those that do.
+    """Make the problem of a template that does not exist; it names those that do.
 
     Args:
         name: the template's name as the user gave it.
@@ -58,7 +58,7 @@ def _unknown_template(name: str, template: str) -> EnvProblem:
     """
     close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
-    known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
+    known_templates = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
     return EnvProblem(
-        "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known}."
+        "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known_templates}."
     )

@@ -1,4 +1,5 @@
-"""`environment.toml`: parameters, secrets by name, limits. Params come from nowhere else."""
+"""`environment.toml`: parameters, secrets by name, limits, the program that plays the rollouts.
+Params come from nowhere else."""
 
 import difflib
 import re
@@ -41,6 +42,30 @@ class Limits:
     network: bool = False
 
 
+REWARDS = ("exit", "stdout", "file")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A program that plays the tasks by itself and asks the model over HTTP (docs/gateway.md).
+
+    Args:
+        command: the program and its arguments, run in a private copy of the environment's folder.
+        reward: where its reward is read: `exit` (status 0 succeeded, 1 failed), `stdout` (its last
+            line, JSON) or `file`.
+        reward_file: with `file`, the path of that file in the private copy.
+        seconds: time for one rollout.
+        at_once: rollouts under way at the same time, at most.
+    """
+
+    command: tuple[str, ...]
+    reward: str = "exit"
+    reward_file: str = "reward.json"
+    seconds: float = 60.0
+    at_once: int = 8
+
+
+_ROLLOUT_BOUNDS = {"seconds": (0.5, 3600.0), "at_once": (1, 64)}
 BOUNDS: dict[str, tuple[float, float]] = {
     "start_seconds": (0.1, 3600),
     "call_seconds": (0.1, 3600),
@@ -57,7 +82,8 @@ class EnvSettings:
 
     `dev_share` is the share of the rows that a push takes from the training rows for the split dev,
     where no row names that split. `drop_leaks`: a push leaves out training rows that teach a
-    held-out or dev task, and copies of a question among those.
+    held-out or dev task, and copies of a question among those. `rollout`: the program that plays
+    the tasks; None where the environment's own code scores or answers.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +91,7 @@ class EnvSettings:
     limits: Limits = field(default_factory=Limits)
     dev_share: float = 0.0
     drop_leaks: bool = False
+    rollout: Rollout | None = None
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -84,7 +111,8 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    _refuse_unknown(data, ("params", "secrets", "limits", "split"), text, kind="table")
+    tables = ("params", "secrets", "limits", "split", "command", "rollout")
+    _refuse_unknown(data, tables, text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -95,6 +123,7 @@ def read_settings(folder: Path) -> EnvSettings:
         limits=_limits(data, text),
         dev_share=float(split.get("dev", 0)),
         drop_leaks=split.get("drop_leaks", False),
+        rollout=_rollout(data, text),
     )
 
 
@@ -153,7 +182,8 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
     _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, kind="limit")
     for name, value in table.items():
         if name != "network":
-            _check_number(name, value, text)
+            default = getattr(Limits(), name)
+            _check_number(f"limits.{name}", value, text, BOUNDS[name], default)
         elif not isinstance(value, bool):
             raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
     return Limits(**table)
@@ -181,22 +211,67 @@ def _split_table(data: Mapping[str, Any], text: str) -> Mapping[str, Any]:
     return table
 
 
-def _check_number(name: str, value: Any, text: str) -> None:
-    """Raise EnvProblem ENV_INVALID unless `value` is a number within the bounds of a limit.
+def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
+    """The program that `command` names, with what the table [rollout] says of it; None without one.
 
-    Limits whose default is an int must be whole numbers. `name` is the name of the limit, `text`
-    the whole file, to give the error its line.
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for a command that is no list of texts, a table [rollout] without a
+    command, an unknown name in it, or another value.
     """
-    low, high = BOUNDS[name]
-    is_integer = isinstance(getattr(Limits(), name), int)
+    command, table = data.get("command"), data.get("rollout", {})
+    if not isinstance(table, dict):
+        raise _problem_at(text, "rollout", "rollout is a table: [rollout]")
+    if command is None:
+        if "rollout" in data:
+            raise _problem_at(text, "rollout", "[rollout] is for a command, and there is none")
+        return None
+    is_argv = isinstance(command, list) and all(isinstance(part, str) for part in command)
+    if not is_argv or not command or not command[0] or any("\0" in part for part in command):
+        raise _problem_at(
+            text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
+        )
+    names = ("reward", "reward_file", "seconds", "at_once")
+    _refuse_unknown(table, names, text, kind="rollout setting")
+    for name in table.keys() & _ROLLOUT_BOUNDS.keys():
+        default = getattr(Rollout(()), name)
+        _check_number(f"rollout.{name}", table[name], text, _ROLLOUT_BOUNDS[name], default)
+    if table.get("reward", "exit") not in REWARDS:
+        message = f"rollout.reward is one of {', '.join(REWARDS)}, got {table['reward']!r}"
+        raise _problem_at(text, "reward", message)
+    _check_reward_file(table, text)
+    return Rollout(tuple(command), **table)
+
+
+def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
+    """Raise EnvProblem ENV_INVALID unless `reward_file`, if [rollout] names it, is a path inside
+    the environment's folder and the reward is read from a file."""
+    if "reward_file" not in table:
+        return
+    path = table["reward_file"]
+    parts = path.split("/") if isinstance(path, str) else [""]
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        message = f"rollout.reward_file is a path in the environment's folder, got {path!r}"
+        raise _problem_at(text, "reward_file", message)
+    if table.get("reward") != "file":
+        message = 'rollout.reward_file is read with reward = "file" alone'
+        raise _problem_at(text, "reward_file", message)
+
+
+def _check_number(
+    name: str, value: Any, text: str, bounds: tuple[float, float], default: float
+) -> None:
+    """Raise EnvProblem ENV_INVALID unless `value` is a number within `bounds`, and a whole one
+    where the `default` is an int. `name` is that of the table and of the setting, `text` the whole
+    file, to give the error its line."""
+    low, high = bounds
+    is_integer = isinstance(default, int)
     accepted_types = int if is_integer else int | float
     # A bool is an int in Python, so it has to be refused separately.
     is_number = isinstance(value, accepted_types) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         expected = "a whole number" if is_integer else "a number"
-        raise _problem_at(
-            text, name, f"limits.{name} is {expected} from {low:g} to {high:g}, got {value}"
-        )
+        message = f"{name} is {expected} from {low:g} to {high:g}, got {value}"
+        raise _problem_at(text, name.partition(".")[2], message)
 
 
 def _refuse_unknown(

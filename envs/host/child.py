@@ -58,6 +58,7 @@ class _Host:
     """
 
     def __init__(self, env: Env, folder: Path, send_reply: Callable[[Reply], None]) -> None:
+        """Take the environment, its folder, and the function that sends a reply to the parent."""
         self.env = env
         self.folder = folder
         self.send_reply = send_reply
@@ -175,6 +176,7 @@ class _Host:
 
 
 def _describe(env: Env) -> EnvDescription:
+    """Describe the environment: its kind, whether it scores, its tools, whether it can reword."""
     description: EnvDescription = {
         "kind": kind_of(env),
         "scored": is_scored(env),
@@ -207,7 +209,7 @@ def _score_reply(returned: Any) -> ScoreReply:
 
 
 def _success(value: Any) -> bool | None:
-    """`value` as True, False or None. Raises BadReturn if it is none of them."""
+    """Return `value` as True, False or None. Raises BadReturn if it is none of them."""
     # `in`, not isinstance: numpy's bool is not a Python bool, but equals one. So do 0 and 1.
     if value is not None and value not in (True, False):
         raise BadReturn(f"Score.success is True, False or None, got {value!r:.80}")
@@ -215,7 +217,7 @@ def _success(value: Any) -> bool | None:
 
 
 def _number(value: Any, message_start: str) -> float:
-    """`value` as a float. Raises BadReturn unless it is a number.
+    """Return `value` as a float. Raises BadReturn unless it is a number.
 
     The message begins with `message_start`, such as "score() returned", and goes on with what
     `value` is, such as " None; a number is needed".
@@ -248,9 +250,10 @@ def _checked_messages(messages: Any) -> list[ChatMessage]:
 
 
 def _writer(fd: int) -> Callable[[Reply], None]:
-    """Returns a function that writes one reply as a JSON line to the file descriptor `fd`."""
+    """Return a function that writes one reply as a JSON line to the file descriptor `fd`."""
 
     def write(message: Reply) -> None:
+        """Write the whole message, however many system calls that takes."""
         unwritten = memoryview((json.dumps(message) + "\n").encode())
         while unwritten:  # one call may write only a part
             unwritten = unwritten[os.write(fd, unwritten) :]

@@ -3,15 +3,36 @@ library only."""
 
 import json
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from envs.config.settings import Limits
 from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
+from envs.json_types import JsonObject
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that plays one task and asks the model through a gateway (envs/host/program.py).
+
+    Attributes:
+        command: the program and its arguments.
+        reward_file: the file that is read once it has ended, relative to its copy of the
+            environment's folder; "" for none.
+        gateway: the socket by which the parent hands over where it listens for the program.
+        seal: what the parent repeats at the end, so that no output of the program can pass for it.
+    """
+
+    command: tuple[str, ...]
+    reward_file: str
+    gateway: int
+    seal: str
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One env process, or with `install` one installation of packages.
+    """One env process, or with `install` one installation of packages, or with `program` one
+    rollout of a command.
 
     Attributes:
         source: the environment's folder, which is copied into `box`.
@@ -20,6 +41,7 @@ class Launch:
         log: the file that output is appended to, up to `log_cap` bytes; "" for none.
         secrets: names of environment variables; their values are taken out of the log.
         install: the packages to install; None to serve the environment.
+        program: the program to run; None to serve the environment.
         spaces: "bubblewrap" if the parent already runs inside bubblewrap, else "".
         reach: what the child may reach beside the system's files and its packages.
     """
@@ -36,6 +58,7 @@ class Launch:
     log_cap: int
     secrets: tuple[str, ...]
     install: InstallOrder | None = None
+    program: Program | None = None
     spaces: str = ""
 
     def to_json(self) -> str:
@@ -52,12 +75,23 @@ class Launch:
         """The launch that `to_json` wrote, of which `install` has no variables. Raises KeyError or
         TypeError for any other JSON."""
         fields = json.loads(text)
-        reach = fields["reach"]  # its values are tuples, which JSON turned into lists
+        reach = fields["reach"]  # JSON turned its tuples into lists
         records = {
             "limits": Limits(**fields["limits"]),
             "packages": Packages(**fields["packages"]),
             "sandbox": Sandbox(**fields["sandbox"]),
-            "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
+            "reach": Reach(**{name: _as_tuple(value) for name, value in reach.items()}),
             "install": InstallOrder(**fields["install"]) if fields["install"] else None,
+            "program": _program(fields["program"]) if fields["program"] else None,
         }
         return Launch(**(fields | records))  # the other fields are plain values
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list as a tuple; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _program(fields: JsonObject) -> Program:
+    """The program with these fields, as JSON has them."""
+    return Program(**{name: _as_tuple(value) for name, value in fields.items()})

@@ -14,7 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from envs.base import Env, MultiTurnEnv, SingleTurnEnv, Task, has_own_words, is_scored, kind_of
+from envs.base import (
+    Env,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    Task,
+    defines_score,
+    has_own_words,
+    is_scored,
+    kind_of,
+)
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 from envs.dataset import DatasetEnv, data_files
@@ -59,28 +68,57 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     folder = Path(folder)
     # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
+    settings = read_settings(folder)
+    command = settings.rollout.command if settings.rollout else ()
     if files:  # a dataset takes no params
-        return _call_user_code(
-            lambda: DatasetEnv(*files), folder, what="reading the data", code="DATASET_INVALID"
+        dataset = CommandDataset if command else DatasetEnv
+        env = _call_user_code(
+            lambda: dataset(*files), folder, call_name="reading the data", code="DATASET_INVALID"
         )
-    params = read_settings(folder).params if params is None else params
+        env.command = command
+        return env
+    params = settings.params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
     env = _call_user_code(
-        lambda: entry(**params), folder, what="load_environment()", code="ENV_IMPORT"
+        lambda: entry(**params), folder, call_name="load_environment()", code="ENV_IMPORT"
     )
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
         raise _problem_at(entry, folder, message, hint)
+    if command:
+        _check_scores_nothing(env, folder)
+        env.command = command
     _check_methods(env, folder)
     check_tools(env.tools)
     return env
 
 
+class CommandDataset(DatasetEnv):
+    """Rows of data files that a command plays, so that they need no answers."""
+
+    def tasks(self) -> list[Task]:
+        """The rows of all files, in their order."""
+        return super().tasks()
+
+
+def _check_scores_nothing(env: Env, folder: Path) -> None:
+    """Raise EnvProblem ENV_INVALID where an environment whose tasks a command plays would score or
+    answer them too: one of the two would never be used."""
+    if not defines_score(env) and not isinstance(env, MultiTurnEnv):
+        return
+    raise _problem_at(
+        type(env),
+        folder,
+        "environment.toml names a command, which plays the tasks and earns their rewards, and "
+        f"{type(env).__name__} scores answers itself",
+        "Leave one of them out; beside a command a SingleTurnEnv with tasks() alone is enough.",
+    )
+
+
 def _no_environment(returned: Any) -> tuple[str, str]:
-    """(message, hint) about `returned`, which load_environment() returned in place of an
-    environment."""
+    """Explain what load_environment() returned in place of an environment, as (message, hint)."""
     if inspect.isclass(returned) and issubclass(returned, Env):
         name = returned.__name__
         return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
@@ -118,14 +156,14 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
     the place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
-    returned = _call_user_code(env.tasks, folder, what="tasks()", code="ENV_INVALID")
+    returned = _call_user_code(env.tasks, folder, call_name="tasks()", code="ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
             source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
     # A generator runs the author's code only now, while its items are taken.
-    tasks = _call_user_code(lambda: list(returned), folder, what="tasks()", code="ENV_INVALID")
+    tasks = _call_user_code(lambda: list(returned), folder, call_name="tasks()", code="ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -227,7 +265,7 @@ def _import(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["environment"] = module  # a dataclass in the file looks its module up there
     loader = spec.loader
-    _call_user_code(lambda: loader.exec_module(module), folder, what=ENTRY, code="ENV_IMPORT")
+    _call_user_code(lambda: loader.exec_module(module), folder, call_name=ENTRY, code="ENV_IMPORT")
     return module
 
 
@@ -275,27 +313,36 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
         raise EnvProblem(
             "ENV_PARAM",
             f"load_environment() does not accept these params: {error}",
-            hint=_params_hint(params, known=list(signature.parameters)),
+            hint=_params_hint(params, accepted_names=list(signature.parameters)),
             file=ENTRY,
             line=_line(entry),
         ) from error
 
 
-def _params_hint(params: JsonObject, known: list[str]) -> str:
-    """What to do about params that are not accepted; `known` are the names of those that are."""
-    unknown = [name for name in params if name not in known]
-    similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
+def _params_hint(params: JsonObject, accepted_names: list[str]) -> str:
+    """Say what to do about params that are not accepted.
+
+    `params` are the [params] of environment.toml, `accepted_names` the names of those that are
+    accepted.
+    """
+    unknown = [name for name in params if name not in accepted_names]
+    similar = difflib.get_close_matches(unknown[0], accepted_names, n=1) if unknown else []
     suggestion = f" Did you mean {similar[0]}?" if similar else ""
-    accepted = f"It accepts: {', '.join(known) or 'none'}."
+    accepted = f"It accepts: {', '.join(accepted_names) or 'none'}."
     return f"{accepted}{suggestion} Edit [params] in environment.toml."
 
 
 def _check_methods(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID for the first method that the environment needs and that is
-    missing or breaks the contract."""
+    """Raise EnvProblem ENV_INVALID for the first method that is missing or breaks the contract.
+
+    Which methods are needed depends on the kind of the environment; `folder` is the author's, for
+    the place of the fault.
+    """
     # Each method that this kind of environment needs -> the arguments that it is called with.
     needed: dict[str, tuple[str, ...]] = {"tasks": ()}
-    if is_scored(env) and isinstance(env, MultiTurnEnv):
+    if env.command:
+        pass  # the command does the rest
+    elif is_scored(env) and isinstance(env, MultiTurnEnv):
         needed["start"] = ("task",)
         needed["step"] = ("state", "completion")
         needed["score"] = ("task", "state")
@@ -375,7 +422,7 @@ def task_problem(
 
 
 def _tools_problem(task: Task) -> tuple[str, str] | None:
-    """What is wrong with a task's own tools, as (message, hint); None if nothing is wrong."""
+    """Return what is wrong with a task's own tools, as (message, hint); None if nothing is."""
     try:
         check_tools(task.tools or ())
     except EnvProblem as problem:
@@ -401,7 +448,7 @@ def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
 
 
 def _json_problem(task: Task) -> tuple[str, str] | None:
-    """Why a task cannot be stored as JSON, as (message, hint); None if it can."""
+    """Return why a task cannot be stored as JSON, as (message, hint); None if it can."""
     try:
         json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -409,18 +456,21 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
         return problem, "Decode the file it comes from as UTF-8."
     # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
     except (TypeError, ValueError, RecursionError) as error:
-        where_ = "metadata" if task.tools is None else "metadata or the tools"
-        return f"the {where_} of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
+        field_names = "metadata" if task.tools is None else "metadata or the tools"
+        return (
+            f"the {field_names} of task {task.id!r} is not JSON: {error}",
+            "Keep plain values in it.",
+        )
     return None
 
 
-def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
+def _call_user_code(call: Callable[[], Any], folder: Path, call_name: str, code: str) -> Any:
     """Return `call()`; whatever user code raises in it becomes an EnvProblem with file and line.
 
     Args:
         call: runs code of the author.
         folder: the environment's folder, to find the place of an error in it.
-        what: names the call in the message, such as "tasks()".
+        call_name: names the call in the message, such as "tasks()".
         code: the error code of whatever `call` raises; but an EnvProblem keeps its own code, and a
             missing package is always ENV_DEPS.
     """
@@ -434,7 +484,7 @@ def _call_user_code(call: Callable[[], Any], folder: Path, what: str, code: str)
         raise _missing_package(error, folder) from error
     except BaseException as error:  # user code may raise anything, SystemExit included
         file, line = where(error, folder)
-        message = f"{what} {_failure_in_words(error)}"
+        message = f"{call_name} {_failure_in_words(error)}"
         raise EnvProblem(code, message, "Correct it and push again.", file, line) from error
 
 
@@ -489,7 +539,7 @@ def _line(source: Any) -> int:
 
 
 def _relative(filename: str, folder: Path) -> str:
-    """`filename` relative to `folder`; "" if it lies outside or cannot be resolved."""
+    """Return `filename` relative to `folder`; "" if it lies outside or cannot be resolved."""
     try:
         return Path(filename).resolve().relative_to(folder.resolve()).as_posix()
     except (ValueError, OSError):

@@ -21,7 +21,7 @@ from typing import Any
 
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
-from envs.host.launch import Launch
+from envs.host.launch import Launch, Program
 from envs.host.redact import SecretFilter
 from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Confinement, Reach, Sandbox
@@ -56,6 +56,14 @@ class Fault(Exception):
         problem: EnvProblem | None = None,
         timed_out: bool = False,
     ) -> None:
+        """Describe a call of the process that failed.
+
+        Args:
+            text: what happened.
+            alive: whether the process still runs.
+            problem: what the environment itself reported, if it did.
+            timed_out: whether the call took too long.
+        """
         super().__init__(text)
         self.alive = alive
         self.problem = problem
@@ -87,7 +95,7 @@ class Pipe:
         secrets: values by name of variable, for user code alone.
         log: the file that output is appended to; None drops it.
         sandbox: the isolation that must hold.
-        install: packages to install; None serves the environment.
+        order: packages to install, or a program to run; None serves the environment.
         reach: what the child may reach beside its own files; None: nothing more.
     """
 
@@ -99,7 +107,7 @@ class Pipe:
         secrets: Mapping[str, str],
         log: Path | None,
         sandbox: Sandbox,
-        install: InstallOrder | None = None,
+        order: InstallOrder | Program | None = None,
         reach: Reach | None = None,
     ) -> None:
         """Start the parent process; the arguments are those of the class.
@@ -129,9 +137,10 @@ class Pipe:
             log=str(log.absolute()) if log else "",
             log_cap=LOG_BYTES,
             secrets=tuple(secrets),  # the names alone; `variables` holds the values
-            install=install,
+            install=order if isinstance(order, InstallOrder) else None,
+            program=order if isinstance(order, Program) else None,
         )
-        variables = _variables(packages, secrets, install)
+        variables = _variables(packages, secrets, launch.install)
         self.parent = self._start(launch, child_lifeline, variables)
         # Reads and writes must not wait: `_wait` does that, until a deadline.
         os.set_blocking(self.requests, False)
@@ -153,7 +162,8 @@ class Pipe:
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
-            for fd in (launch.requests, launch.replies, child_lifeline):
+            gateway = [launch.program.gateway] if launch.program else []
+            for fd in (launch.requests, launch.replies, child_lifeline, *gateway):
                 os.close(fd)
 
     def _close_without_parent(self) -> None:
@@ -376,6 +386,7 @@ def _start_parent(
     The lifeline is the reading end of a pipe: when the other end closes, the program stops. Raises
     OSError if the interpreter does not start.
     """
+    gateway = [launch.program.gateway] if launch.program else []
     return subprocess.Popen(
         # -S: without the module `site` neither path files nor sitecustomize run code.
         # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
@@ -385,7 +396,7 @@ def _start_parent(
         stderr=subprocess.PIPE,
         cwd="/",
         env=variables,
-        pass_fds=(launch.requests, launch.replies),
+        pass_fds=(launch.requests, launch.replies, *gateway),
         start_new_session=True,
     )
 

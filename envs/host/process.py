@@ -31,7 +31,7 @@ METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for 
 LOAD_ATTEMPTS = 3  # starts that may fail before the environment counts as broken
 SHOWN_CHARS = 80  # of a wrong value, in the message
 ERROR_CHARS = 2000  # of the error of a score
-KINDS = ("single", "multi", "sft")
+KINDS = ("single", "multi", "sft", "command")
 
 
 class EpisodeFailed(Exception):
@@ -237,7 +237,7 @@ class EnvProcess:
         try:
             with self._lock:
                 value = self._call(op, body, self.limits.call_seconds)
-            score = _checked_score(value)
+            score = checked_score(value)
         except Fault as fault:
             score = failed_score(str(fault), timed_out=fault.timed_out)
         except EnvProblem as problem:
@@ -324,6 +324,7 @@ class Episode:
     """
 
     def __init__(self, process: EnvProcess, task: Mapping[str, Any], number: int) -> None:
+        """Begin the episode `number` of the task in the process."""
         self.process = process
         self.task = task
         self.number = number
@@ -510,7 +511,7 @@ def _task_of_row(row: Any, index: int, source: str = "tasks()") -> Task:
         raise EnvProblem("ENV_INVALID", f"{source}[{index}] is no task: {error}") from error
 
 
-def _checked_score(value: Any) -> ScoreReply:
+def checked_score(value: Any) -> ScoreReply:
     """Check a score that came over the pipe, which user code may have forged, and return it.
 
     A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
@@ -560,7 +561,7 @@ def _check_metric_names(names: Iterable[str]) -> None:
 
 
 def _as_finite(value: Any) -> float | None:
-    """`value` as a float if it is a finite number; None for anything else, bools included."""
+    """Return `value` as a float if it is a finite number; None for anything else, also bools."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -570,7 +571,7 @@ def _as_finite(value: Any) -> float | None:
 
 
 def _as_problem(fault: Fault) -> EnvProblem:
-    """The problem of the environment that caused the fault, else ENV_IMPORT with its text."""
+    """Return the problem that the environment reported, else ENV_IMPORT with the fault's text."""
     return fault.problem or EnvProblem(
         "ENV_IMPORT", str(fault), hint="Run the environment's code by itself to see why."
     )

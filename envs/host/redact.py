@@ -23,7 +23,10 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """`secrets` are (name, value) pairs; a name may occur with several values."""
+        """Prepare to replace the values of secrets.
+
+        `secrets` are (name, value) pairs; a name may occur with several values.
+        """
         self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
             for encoded in _encodings(value):
@@ -35,13 +38,13 @@ class SecretFilter:
         self._pattern = re.compile(pattern) if pattern else None
 
     def in_text(self, text: str) -> str:
-        """`text` with each value of a secret replaced."""
+        """Return `text` with each value of a secret replaced by "[secret NAME]"."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"[secret {self._names[match.group()]}]", text)
 
     def in_bytes(self, data: bytes) -> bytes:
-        """`data` with each value of a secret replaced; it need not be valid UTF-8."""
+        """Return `data` with each value of a secret replaced; it need not be valid UTF-8."""
         if self._pattern is None:
             return data
         # surrogateescape: bytes that are not UTF-8 come out unchanged.
@@ -82,7 +85,7 @@ def _encodings(value: str) -> Iterator[str]:
 
 
 def _bytes_of(value: str) -> bytes:
-    """`value` as UTF-8 bytes; never fails, not even on lone surrogates."""
+    """Encode `value` as UTF-8 bytes; this never fails, not even on lone surrogates."""
     try:
         # Python makes surrogates of the bytes of environment variables that are not UTF-8. This
         # gives these bytes back; other lone surrogates raise UnicodeEncodeError.

@@ -2,8 +2,9 @@
 
 Started as a script by envs/host/pipe.py on the server's own interpreter without `site`; only the
 package `envs` is made importable there, and the environment's packages when the child is confined.
-It forks once. The child loads and serves the environment (envs/host/child.py), or installs its
-packages (envs/host/installer.py); the parent drains the child's output into a capped log and waits.
+It forks once. The child loads and serves the environment (envs/host/child.py), installs its
+packages (envs/host/installer.py) or becomes a command (envs/host/program.py); the parent drains the
+child's output into a capped log and waits.
 When the client goes away (its end of descriptor 0 closes) or the child ends, every descendant is
 killed, daemons included, and the private folder is removed.
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 
 def _import_envs() -> None:
@@ -43,11 +45,14 @@ if __name__ == "__main__":
 
 from envs.config.problem import EnvProblem  # noqa: E402
 from envs.host import child  # noqa: E402
-from envs.host.launch import Launch  # noqa: E402
+from envs.host.launch import Launch, Program  # noqa: E402
 from envs.host.redact import SecretFilter  # noqa: E402
 from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
 from envs.isolation.sandbox import Reach  # noqa: E402
 from envs.json_types import Reply  # noqa: E402
+
+if TYPE_CHECKING:
+    from envs.host.program import ProgramBox
 
 LIFELINE = 0  # the descriptor that the client closes, or that closes with it, to end everything
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
@@ -67,6 +72,10 @@ class Log:
     """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
+        """Open the log file at `path`; "" for none.
+
+        `cap` is how many bytes the file may have; the values of `secrets` are replaced in it.
+        """
         self.cap = cap  # bytes that the file may have
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
@@ -168,18 +177,28 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     log = Log(launch.log, launch.log_cap, secrets)
     output_reader, output_writer = os.pipe()
     status_reader, status_writer = os.pipe()
-    pid = _fork_child(launch, box, spaces, output_writer, status_writer)
-    # The child has its own copies. A pipe ends only when nobody can write to it any more, so a
-    # writer that stays open here would hide the end of the child's output.
+    program = _program_box(launch.program) if launch.program else None
+    pid = _fork_child(launch, box, spaces, (output_writer, status_writer), program)
+    # The child has its own copies; a writer that stays open here would hide the end of its output.
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
-    _kill_descendants(group=pid)
+    all_dead = _kill_descendants(group=pid)
     _drain(output_reader, log)  # what was printed last
-    return {**ending, "tail": log.close()}
+    more = program.ending(all_dead) if program else {}
+    return {**ending, **more, "tail": log.close()}
 
 
-def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int) -> int:
+def _program_box(program: Program) -> "ProgramBox":
+    """What surrounds the program of a launch."""
+    from envs.host.program import ProgramBox  # noqa: PLC0415 - rarely needed, and slow to import
+
+    return ProgramBox(program)
+
+
+def _fork_child(
+    launch: Launch, box: Path, spaces: str, writers: tuple[int, int], program: "ProgramBox | None"
+) -> int:
     """Fork the process that confines itself and runs the child; returns its pid.
 
     Args:
@@ -187,19 +206,22 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
         box: the private folder, already filled.
         spaces: who made the namespaces this process is in: "own" for itself, "bubblewrap", or ""
             for none.
-        output: descriptor to which standard output and error of the child go.
-        status: descriptor for the child's exit status, used if `spaces` is "own": then the process
-            forked here is only the first one of the namespaces, and forks the child in turn.
+        writers: descriptors for standard output and error of the child, and for its exit status
+            (if `spaces` is "own": the process forked here then forks the child in turn).
+        program: what surrounds the launch's program, None where it has none.
     """
+    output, status = writers
     limits = launch.limits
     reach = _child_reach(launch)
     uid = _give_to_spare_uid(box, reach)
     # New namespaces have an empty network already, unless the environment may use the machine's.
     offline = not limits.network and (spaces != "" or confine.cut_network())
+    if program is not None:  # in the network that the child will have
+        reach = replace(reach, gateway=program.listen())
     confine_process = partial(  # called in the child: `close` shuts the calling process in
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
-    run_child = _child_runner(launch, confine_process, spaces, output)
+    run_child = _child_runner(launch, confine_process, spaces, output, program)
     pid = os.fork()
     if pid != 0:
         return pid
@@ -219,7 +241,11 @@ def _room_mb(launch: Launch) -> int:
 
 
 def _child_runner(
-    launch: Launch, confine_process: Callable[[], sandbox.Confinement], spaces: str, output: int
+    launch: Launch,
+    confine_process: Callable[[], sandbox.Confinement],
+    spaces: str,
+    output: int,
+    program: "ProgramBox | None",
 ) -> Callable[[], None]:
     """Returns the function that runs the child, to be called after the fork.
 
@@ -231,17 +257,17 @@ def _child_runner(
         confine_process: confines the process it is called in.
         spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
         output: descriptor to which standard output and error of the child go.
+        program: what surrounds the launch's program, None where it has none.
     """
     this_pid = os.getpid()
     proc = _open_proc()
 
     def run_child() -> None:
-        """Confine this process and run the child in it."""
         # In "own" namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
         # Inside bubblewrap even `proc` shows other pids than those that the client sees.
         pid = None if spaces == "bubblewrap" else _pid_in(proc)
-        _run_child(launch, confine_process, output, parent, pid)
+        _run_child(launch, confine_process, output, parent, pid, program)
 
     return run_child
 
@@ -274,7 +300,8 @@ def _enter_namespaces(launch: Launch) -> str:
         return "own"
     bwrap_command = namespaces.bwrap(network) if os.geteuid() != 0 else None
     if bwrap_command:
-        for fd in (launch.requests, launch.replies):
+        gateway = [launch.program.gateway] if launch.program else []
+        for fd in (launch.requests, launch.replies, *gateway):
             os.set_inheritable(fd, True)
         inside = replace(launch, spaces="bubblewrap").to_json()
         # The command line of this process, with the new launch in place of its last argument.
@@ -312,10 +339,10 @@ def _run_child(
     output: int,
     parent: int,
     pid: int | None,
+    program: "ProgramBox | None",
 ) -> None:
-    """Confine this process, then load and serve the environment, or install packages.
-
-    Never returns: it leaves the process when it is done.
+    """Confine this process, then load and serve the environment, install packages, or run a
+    program. Never returns: it leaves the process when it is done.
 
     Args:
         launch: what to run.
@@ -323,10 +350,12 @@ def _run_child(
         output: file descriptor to which standard output and error go.
         parent: the parent's pid as this process sees it; another one means that the parent died.
         pid: this process's pid as the client sees it, to be sent to the client; None if unknown.
+        program: what surrounds the launch's program, None where it has none.
     """
     try:
         _separate(Path(launch.box, "work"), output)
-        _close_all_but(launch.requests, launch.replies)
+        kept = [] if program is None else [program.child_fd]
+        _close_all_but(launch.requests, launch.replies, *kept)
         confinement = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
@@ -334,25 +363,29 @@ def _run_child(
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
-        if problem is None and launch.install is None:  # an installation imports no packages
+        if problem is None and launch.install is None and program is None:
             problem = _problem_of_packages(launch)
         if problem is not None:
             _send(launch.replies, {"problem": problem.to_dict()})
         else:
-            _serve(launch)
+            _serve(launch, program)
     finally:
         sys.stdout.flush()
         os._exit(0)
 
 
-def _serve(launch: Launch) -> None:
-    """Install packages if `launch.install` names any, else load and serve the environment."""
+def _serve(launch: Launch, program: "ProgramBox | None") -> None:
+    """Install packages if `launch.install` names any, run `launch.program` if there is one, else
+    load and serve the environment."""
+    source = Path(launch.box, "source")
+    if program is not None:
+        program.run(source, launch.requests, launch.replies)
     if launch.install is not None:
         from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
         installer.serve(launch.replies, launch.install)
     else:
-        child.serve(launch.requests, launch.replies, Path(launch.box, "source"))
+        child.serve(launch.requests, launch.replies, source)
 
 
 def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
@@ -404,8 +437,10 @@ def _open_proc() -> int:
 
 
 def _pid_in(proc: int) -> int | None:
-    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`; if
-    that cannot be read, the pid in its own namespace.
+    """Return the pid of this process in another namespace.
+
+    That is the namespace whose /proc is open as the descriptor `proc`. If it cannot be read, the
+    pid in its own namespace is returned.
     """
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
@@ -511,8 +546,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     return True
 
 
-def _kill_descendants(group: int) -> None:
-    """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
+def _kill_descendants(group: int) -> bool:
+    """Kill all descendants of this process, for at most KILL_SECONDS; returns whether none is left.
 
     This process is their subreaper: orphans become its children, so none escapes. `group`: the
     child's process group, whose processes are killed too; 0 for none.
@@ -526,11 +561,12 @@ def _kill_descendants(group: int) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:  # collect those that have ended
                 pass
         except ChildProcessError:  # no child is left
-            return
+            return True
         for descendant in _descendants():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(descendant, signal.SIGKILL)
         time.sleep(0.002)
+    return False
 
 
 def _descendants() -> list[int]:

@@ -190,9 +190,11 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
-    """Mount an empty file system, which every user may enter, over each private folder above
-    `paths`: one that other users may not enter. That hides all it holds; the caller then mounts
-    `paths` again inside it, where every user can reach them.
+    """Mount an empty file system over each private folder above `paths`.
+
+    A private folder is one that other users may not enter; every user may enter what covers it.
+    That hides all it holds; the caller then mounts `paths` again inside it, where every user can
+    reach them.
 
     Each covered folder is appended to `covered`, so that after an error the caller can undo it.
     Raises OSError if the kernel refuses a mount.

@@ -133,8 +133,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
         raise _last_error(f"mount {target}")
 
 
-def set_read_only(path: str, on: bool, recursive: bool) -> None:
-    """Make the mount at `path` read-only, or writable again if `on` is False.
+def set_read_only(path: str, is_read_only: bool, recursive: bool) -> None:
+    """Make the mount at `path` read-only, or writable again if `is_read_only` is False.
 
     Args:
         recursive: whether to change all mounts below `path` too.
@@ -144,7 +144,7 @@ def set_read_only(path: str, on: bool, recursive: bool) -> None:
     """
     # struct mount_attr is four 64-bit numbers: attributes to set, attributes to clear, and two that
     # are not used here. Attribute 1 is read-only.
-    to_set, to_clear = (1, 0) if on else (0, 1)
+    to_set, to_clear = (1, 0) if is_read_only else (0, 1)
     attributes = (ctypes.c_uint64 * 4)(to_set, to_clear, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
     flags = _AT_RECURSIVE if recursive else 0

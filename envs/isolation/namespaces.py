@@ -6,14 +6,17 @@ only bubblewrap may have them, that is started around the parent of user code.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from envs.isolation import kernel
 
 _BWRAP_SECONDS = 5.0
+_GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
 _FILES = 50_000  # that an environment may have at once
 _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
@@ -74,6 +77,22 @@ def _enter_as_user(flags: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def raise_loopback(control: int) -> None:
+    """Switch on the loopback interface of a network namespace, which begins switched off. Does
+    nothing where it is on already.
+
+    Args:
+        control: descriptor of any internet socket in that namespace.
+
+    Raises OSError if the kernel does not allow it.
+    """
+    name = b"lo".ljust(16, b"\0")  # struct ifreq: the name, then its flags
+    state = fcntl.ioctl(control, _GET_FLAGS, name + bytes(24))
+    flags = struct.unpack_from("=H", state, 16)[0]
+    if not flags & _IS_UP:
+        fcntl.ioctl(control, _SET_FLAGS, name + struct.pack("=H22x", flags | _IS_UP))
 
 
 def bwrap(network: bool) -> list[str]:
@@ -180,6 +199,6 @@ def _make_read_only_except(writable: Sequence[str]) -> None:
     # A folder mounted on itself is a mount of its own, which can stay writable.
     for folder in writable:
         kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
-    kernel.set_read_only("/", on=True, recursive=True)
+    kernel.set_read_only("/", is_read_only=True, recursive=True)
     for folder in writable:
-        kernel.set_read_only(folder, on=False, recursive=False)
+        kernel.set_read_only(folder, is_read_only=False, recursive=False)

@@ -6,7 +6,10 @@ A level is what the self-test inside has shown, never what a version promises.
 """
 
 import contextlib
+import ctypes
+import errno
 import os
+import struct
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -70,11 +73,14 @@ class Reach:
         readable: folders and files to read and run.
         writable: folders to write in.
         ports: the only TCP ports to connect to; empty: what its limits say of the network.
+        gateway: the port of a gateway; without a network by its limits it may connect to this one
+            and use nothing but TCP. 0 for none.
     """
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+    gateway: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,10 +164,18 @@ def close(
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
-    test = _SelfTest(abi, has_filter, escapes(box, limits.network, sandbox.hidden))
+    has_gateway = reach.gateway > 0 and not limits.network
+    escaped = escapes(box, limits.network or has_gateway, sandbox.hidden)
+    if has_gateway and not offline and _can_connect_elsewhere():
+        escaped.add("network")
+    test = _SelfTest(abi, has_filter, escaped)
     holds += _measures(test, spaces)
     has_no_network = offline or (test.calls_refused and not limits.network)
-    holds.append("no network" if has_no_network else "network open")
+    if has_gateway and "network" not in escaped:
+        holds.append("no network but the gateway")
+    else:
+        is_shut = has_no_network and not has_gateway
+        holds.append("no network" if is_shut else "network open")
     gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
 
@@ -230,6 +244,8 @@ def _gaps_shown(
         gaps.append(_files_gap_text(uid))
     if not test.calls_refused:
         gaps.append(_calls_gap_text(offline))
+    if "network" in test.escaped:
+        gaps.append("the machine's network can be reached, not the gateway alone")
     return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 
@@ -269,10 +285,12 @@ def _restrict(
     # The filter need not refuse signals where something else keeps them from other processes: a
     # uid of its own, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
+    has_gateway = reach.gateway > 0
     has_filter = False
     with contextlib.suppress(OSError):
         seccomp.install(
-            network=limits.network,
+            network=limits.network or has_gateway,
+            tcp_alone=has_gateway and not limits.network,
             signals=signals_confined,
             truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
@@ -293,8 +311,11 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     # is private, which is mounted afterwards.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
+    network, ports = limits.network, reach.ports
+    if reach.gateway and not network:
+        network, ports = True, (reach.gateway,)
     with contextlib.suppress(OSError):
-        return landlock.restrict(readable, writable, limits.network, reach.ports)
+        return landlock.restrict(readable, writable, network, ports)
     return 0
 
 
@@ -397,6 +418,26 @@ def _can_make_socket(families: Iterable[int]) -> bool:
             os.close(descriptor)
             succeeded = True
     return succeeded
+
+
+def _can_connect_elsewhere() -> bool:
+    """Whether this process may connect to a TCP port of the machine that is no gateway.
+
+    It tries one where most likely nothing listens: refused by the sandbox is not refused by the
+    machine.
+    """
+    library = kernel.libc()
+    descriptor = library.socket(_AF_INET, 1, 0)  # 1: SOCK_STREAM
+    if descriptor < 0:
+        return False
+    try:
+        # struct sockaddr_in: the family, port 1, 127.0.0.1.
+        address = struct.pack("=HBB4B8x", _AF_INET, 0, 1, 127, 0, 0, 1)
+        if library.connect(descriptor, address, len(address)) == 0:
+            return True
+        return ctypes.get_errno() not in (errno.EACCES, errno.EPERM)
+    finally:
+        os.close(descriptor)
 
 
 def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:

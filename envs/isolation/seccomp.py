@@ -46,9 +46,13 @@ _SELF_ONLY = {
     "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS, 0
 }
 _OPEN_FLAGS = {"open": 1, "openat": 2}  # the position of their flags
+# The position of the flags of calls that send, and the one of them that also connects.
+_SEND_FLAGS = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
+_FAST_OPEN, _TCP = 0x20000000, 6
 _BY_ARGUMENTS = {
     *("socket", "socketpair", "clone", "clone3", "tgkill", "fcntl", "ioctl", "openat2"),
     *_OPEN_FLAGS,
+    *_SEND_FLAGS,
     *_SELF_ONLY,
 }
 _SIGNALS = ("kill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
@@ -57,13 +61,20 @@ _NOT_ALWAYS_REFUSED = {*_BY_ARGUMENTS, *_SIGNALS, *_PROCESSES, "pidfd_open", "tr
 
 
 def install(
-    *, network: bool = False, signals: bool = True, processes: bool = True, truncate: bool = True
+    *,
+    network: bool = False,
+    tcp_alone: bool = False,
+    signals: bool = True,
+    processes: bool = True,
+    truncate: bool = True,
 ) -> None:
     """Install the filter on this process and all its future children, for good.
 
     Args:
         network: whether internet sockets may be made. Other sockets never may, except pairs of
             connected stream sockets.
+        tcp_alone: of the internet sockets only those of TCP, and data only once `connect` was
+            allowed: so rules on its ports hold.
         signals: whether signals may be sent. False where nothing else protects other processes from
             them: then only this process may send any, and only to itself.
         processes: whether processes and other programs may be started; threads always may.
@@ -83,12 +94,19 @@ def install(
         processes=processes,
         truncate=truncate,
         pid=os.getpid(),
+        tcp_alone=tcp_alone,
     )
     kernel.set_seccomp_filter(code)
 
 
 def program(
-    machine: str, network: bool, signals: bool, processes: bool, truncate: bool, pid: int
+    machine: str,
+    network: bool,
+    signals: bool,
+    processes: bool,
+    truncate: bool,
+    pid: int,
+    tcp_alone: bool = False,
 ) -> bytes:
     """The filter as the kernel reads it: BPF instructions of 8 bytes each.
 
@@ -98,6 +116,7 @@ def program(
             signals, start processes and truncate files it has not opened for writing.
         pid: the process the filter is for; the only one that may send signals when `signals` is
             False.
+        tcp_alone: whether its internet sockets are those of TCP alone.
     """
     numbers = NUMBERS[machine]
     refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
@@ -105,7 +124,8 @@ def program(
     # clone3 keeps its flags in memory, where no filter can look. So it is made to seem missing:
     # libraries then fall back to clone. (0, 1: for any other call the next line is skipped.)
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
-    lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
+    lines += _tcp_rules(numbers) if tcp_alone else _socket_rule(numbers["socket"], network)
+    lines += _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
     # A condition is (position of the argument, mask of its bits, value).
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
@@ -282,6 +302,34 @@ def _socket_rule(number: int, network: bool) -> _Lines:
             _PERMIT,
         ],
     )
+
+
+def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
+    """Instructions that allow sockets of TCP over IPv4 and IPv6 alone, and none that send data with
+    the first packet (TCP Fast Open): such a call reaches a port without `connect`, by which
+    Landlock knows the port. `numbers` maps each call to its number on this machine.
+    """
+    # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
+    body = [
+        _load_argument(0),  # the address family
+        (_JEQ, 2, 0, _INTERNET[0]),
+        (_JEQ, 1, 0, _INTERNET[1]),
+        (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
+        _load_argument(1),
+        (_AND, 0, 0, _TYPE),
+        (_JEQ, 1, 0, _STREAM),
+        _REFUSE,
+        _load_argument(2),  # the protocol: 0 is that of the type
+        (_JEQ, 2, 0, 0),
+        (_JEQ, 1, 0, _TCP),
+        _REFUSE,
+        _PERMIT,
+    ]
+    lines = _for_call(numbers["socket"], body)
+    for name, position in _SEND_FLAGS.items():
+        flags = [_load_argument(position), (_JSET, 0, 1, _FAST_OPEN), _REFUSE, _PERMIT]
+        lines += _for_call(numbers[name], flags)
+    return lines
 
 
 def _clone_rule(number: int, processes: bool) -> _Lines:

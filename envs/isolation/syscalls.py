@@ -81,6 +81,9 @@ rt_sigqueueinfo        129      138
 rt_tgsigqueueinfo      297      240
 tgkill                 234      131
 socketpair              53      199
+sendto                  44      206
+sendmsg                 46      211
+sendmmsg               307      269
 prlimit64              302      261
 setpriority            141      140
 sched_setparam         142      118
@@ -107,7 +110,7 @@ mq_unlink              241      181
 
 
 def _numbers() -> dict[str, dict[str, int]]:
-    """`_TABLE` as a dict: machine -> name of the call -> its number.
+    """Parse `_TABLE` into a dict: machine -> name of the call -> its number.
 
     Calls that a machine does not have are left out.
     """

@@ -203,7 +203,10 @@ STARTS = frozenset({"submit_train", "evaluate", "dry_run"})
 
 
 def digest(arguments: Mapping[str, Any]) -> str:
-    """SHA-256 of the arguments as hex, the same for any order of their names."""
+    """Return the SHA-256 of a call's arguments in hex (64 characters).
+
+    The order in which the arguments were given does not matter.
+    """
     # default=str: a shell command may pass values that JSON lacks, such as a request object.
     text = json.dumps(arguments, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

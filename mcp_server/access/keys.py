@@ -250,10 +250,15 @@ def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
 
 
 def _store_new_key(home: Home, key: Key) -> None:
-    """Add a key to those of the home. Raise UserError BAD_ARGUMENT if one has its name already."""
+    """Add `key` to the key file of the home.
+
+    Raises:
+        UserError: BAD_ARGUMENT, the file has a key of that name already. HOME_UNUSABLE, the keys
+            cannot be read or locked.
+    """
     with hold_keys_lock(home):
         keys = list_keys(home)
-        if any(other.name == key.name for other in keys):
+        if any(existing.name == key.name for existing in keys):
             raise _bad_argument(
                 "name", key.name, f"There is a key of that name: honesmith key remove {key.name}."
             )
@@ -271,8 +276,8 @@ def remove_key(home: Home, name: str) -> None:
         keys = list_keys(home)
         remaining_keys = [key for key in keys if key.name != name]
         if len(remaining_keys) == len(keys):
-            known = ", ".join(key.name for key in keys) or "none"
-            raise _bad_argument("name", name, f"Keys of this home: {known}.")
+            known_names = ", ".join(key.name for key in keys) or "none"
+            raise _bad_argument("name", name, f"Keys of this home: {known_names}.")
         _write_keys(home, remaining_keys)
 
 

@@ -145,15 +145,21 @@ def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) 
 
 
 def _run_count(store: Store, arguments: Mapping[str, Any]) -> int:
-    """How many runs a submit queues: those of a plan, of a resumed one those that did not get done;
-    else one. 1 also for a plan that the submit will refuse."""
+    """Count the runs that a submit with these arguments queues; at least 1.
+
+    A resume queues those of its runs that did not finish. A plan queues one chain of runs for each
+    combination of varied values; an evaluation at the end of the plan is one run for all chains.
+    The arguments are not checked yet: a plan that the submit will refuse is counted too.
+    """
     if arguments.get("resume"):
         rows = _rows_of(store, str(arguments["resume"]))
         return max(1, sum(row.state in RESUMABLE for row in rows))
-    then, varied = arguments.get("then") or [], arguments.get("vary") or {}
+    next_steps, varied = arguments.get("then") or [], arguments.get("vary") or {}
     chains = math.prod(len(values) if isinstance(values, list) else 1 for values in varied.values())
-    is_evaluated = bool(then) and then[-1].get("algorithm") == "evaluate"
-    return max(1, chains * (1 + len(then) - is_evaluated) + is_evaluated)
+    # True counts as 1: the evaluation at the end of the plan, which all chains share.
+    is_evaluated = bool(next_steps) and next_steps[-1].get("algorithm") == "evaluate"
+    runs_of_chain = 1 + len(next_steps) - is_evaluated
+    return max(1, chains * runs_of_chain + is_evaluated)
 
 
 def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> None:
@@ -293,20 +299,20 @@ def _cap_of_estimate(
 
 
 def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
-    """Sum the hours of the runs that `key` started or resumed in the last 24 hours.
+    """Sum the GPU-hours of the runs that `key` started or resumed in the last 24 hours.
 
     An open run counts with its cap. `clock` returns the present time in unix seconds.
     """
-    since = clock() - DAY_S
+    day_start = clock() - DAY_S
     counted_hours = []
-    names = Audit(home).runs_of(key.name, since)
+    names = Audit(home).runs_of(key.name, day_start)
     plans = set(names)
     for name in names:
         # A run of a plan that was also resumed by itself counts with its plan.
         rows = [row for row in _rows_of(store, name) if row.plan == name or row.plan not in plans]
         # If the first lines of the audit log were moved away, a repeated call looks like the start
         # of a run that is in fact older. So an older run counts only if it was resumed.
-        if any(row.created >= since or row.attempt > 1 for row in rows):
+        if any(row.created >= day_start or row.attempt > 1 for row in rows):
             counted_hours.append(_counted_hours(rows))
     return sum(counted_hours)
 

@@ -71,6 +71,7 @@ class Sessions:
             self._opening_requests[key.name] += 1
 
         def stop_counting() -> None:
+            """Take this request out of the count, once; further calls do nothing."""
             nonlocal is_counted
             if is_counted:
                 self._opening_requests[key.name] -= 1

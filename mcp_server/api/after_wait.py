@@ -23,8 +23,11 @@ _EMPTY = (None, "", [], {})
 
 
 def only_changes(status: Reply) -> Reply:
-    """The status of a run for a caller that has seen an earlier one: without what cannot have
-    changed, and without what is empty. That of a run which has ended stays whole."""
+    """Drop from the status of a run what a caller of an earlier one knows; return the rest.
+
+    Left out are facts that cannot have changed, and fields that are empty. The status of a run that
+    has ended is returned whole.
+    """
     if status.get("state") in TERMINAL:
         return status
     return {
@@ -34,13 +37,19 @@ def only_changes(status: Reply) -> Reply:
     }
 
 
-def with_cut_wait(status: Reply, asked_s: float, waited_s: float) -> Reply:
-    """The status with a warning where the wait was cut to `waited_s` seconds and ended without what
-    it was for; `asked_s` is how long the caller wanted to wait."""
-    if waited_s >= asked_s or status.get("reached") or status.get("state") in TERMINAL:
+def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:
+    """Add a warning to a run's status if its wait was cut short; else return the status as is.
+
+    Args:
+        status: the reply of the wait. No warning is added if what was waited for has come, or if
+            the run has ended.
+        requested_s: seconds that the caller wanted to wait.
+        waited_s: seconds that the server was ready to wait.
+    """
+    if waited_s >= requested_s or status.get("reached") or status.get("state") in TERMINAL:
         return status
     warning = (
-        f"the wait was cut from {asked_s:.0f} to {waited_s:.0f} s: this client asks for no "
+        f"the wait was cut from {requested_s:.0f} to {waited_s:.0f} s: this client asks for no "
         "progress notifications, without which it may give up a longer call; wait again, or do "
         "other work: the run goes on by itself"
     )
@@ -48,12 +57,18 @@ def with_cut_wait(status: Reply, asked_s: float, waited_s: float) -> Reply:
 
 
 def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
-    """Suggested calls of which those that wait on do it as the caller did: for the same, and where
-    its client holds a long call, as long."""
-    waited_for = {} if until == "end" else {"until": until}
-    held = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
+    """Return the suggested calls, with every `wait_run` among them waiting as the last call did.
+
+    Args:
+        calls: suggested calls, each with `tool` and `arguments`.
+        until: what the caller waited for; the suggested waits get it too, unless it is the default.
+        timeout_s: seconds that the caller waited; the suggested waits get it too if it is above
+            `MAX_WAIT_S`, since then the client has shown that it holds long calls.
+    """
+    goal = {} if until == "end" else {"until": until}
+    time_limit = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
     return [
-        {**call, "arguments": {**waited_for, **call["arguments"], **held}}
+        {**call, "arguments": {**goal, **call["arguments"], **time_limit}}
         if call["tool"] == "wait_run"
         else call
         for call in calls

@@ -24,7 +24,7 @@ HEAD_FIELDS = ("summary", "next", "warnings")
 
 
 def clean(value: Any) -> Any:
-    """`value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
+    """Return `value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
 
     Nulls are left out of objects only; a list keeps them, so that its items keep their places.
     """
@@ -32,7 +32,7 @@ def clean(value: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """`value` without the null entries of its objects, at any depth; lists keep their nulls."""
+    """Return `value` without null entries of its objects, at any depth; lists keep their nulls."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -199,9 +199,10 @@ def _size_if_cuttable(value: Any) -> int:
 
 
 def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The places of all values inside an object or a list, at any depth, in their order.
+    """Yield the places of all values inside an object or a list, at any depth, in their order.
 
-    A place is (holder, key), with the value at `holder[key]`. Any other value has none.
+    A place is the pair (container, key): the value stands at `container[key]`. A `value` that is
+    neither an object nor a list yields nothing.
     """
     keys: Iterable[Any] = ()
     if isinstance(value, dict):

@@ -510,8 +510,8 @@ def build_env(home: Home, folder: str) -> Reply:
 
 
 def diff_settings(home: Home, before: str, after: str) -> Reply:
-    """List what two trainings were told differently; each is a run or a TOML file, and neither must
-    be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
+    """List the settings in which two trainings differ; each is a run or a TOML file, and neither
+    must be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
     from engine.runs import diff
 
     return with_head(diff.diff(home, before, after), f"Compared {before} and {after}.")

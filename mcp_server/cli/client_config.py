@@ -282,7 +282,10 @@ def _toml_table(key: str, entry: Entry) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Make the error for a file that cannot be parsed."""
+    """Make the error BAD_ARGUMENT for the config file of an agent that cannot be parsed.
+
+    `error` is what the parser raised; its text is part of the message.
+    """
     return UserError(
         "BAD_ARGUMENT",
         f"{path} cannot be read ({error}) and was left alone",

@@ -68,7 +68,7 @@ def write_page(home: Home) -> Reply:
 
 
 def _page_text(home: Home, run_rows: Sequence[RunRow], envs: Sequence[EnvRow]) -> str:
-    """The page of these runs and environments, as HTML."""
+    """Fill the template of the page with these runs and environments; return it as HTML."""
     # autoescape: names and notes are text that strangers wrote, and must not become HTML.
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     context = {

@@ -112,7 +112,10 @@ def delete_runs(
 
 
 def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
-    """Sum up the replies about deleted runs. `warnings` come before those of the replies."""
+    """Make the reply of a command that deleted several runs from those about each run.
+
+    It sums the freed bytes. `warnings` come before those of the single replies.
+    """
     freed_bytes = sum(reply["bytes"] for reply in replies)
     return {
         "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "

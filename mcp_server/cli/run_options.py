@@ -103,19 +103,24 @@ class PlanOptions:
     def _with_own_settings(
         self, request: TrainRequest, files: list[JsonObject]
     ) -> "PlannedRequest":
-        """The request with the settings of the command line, which replace those of the files;
-        `files` says what each of those changed."""
+        """Put the settings of the command line over those of `request`; return both as a plan.
+
+        Args:
+            request: what the files and the other options ask for.
+            files: for each TOML file, what it set and changed; the settings of the command line are
+                added as one more entry.
+        """
         teacher = {"teacher": self.teacher} if self.teacher else {}
-        own_settings = {**teacher, **settings_from(self.settings)}
+        command_line_settings = {**teacher, **settings_from(self.settings)}
         if not files:
-            settings = {**request.settings, **own_settings}
+            settings = {**request.settings, **command_line_settings}
             return PlannedRequest(replace(request, settings=settings))
         # Imported late: loading the schema of the settings takes longer than all else here.
         from engine.settings.train_files import with_settings  # noqa: PLC0415
 
-        settings, changed = with_settings(request.settings, own_settings, "--set")
-        said = [*files, changed.to_json()] if own_settings else files
-        return PlannedRequest(replace(request, settings=settings), said)
+        settings, changed = with_settings(request.settings, command_line_settings, "--set")
+        described_files = [*files, changed.to_json()] if command_line_settings else files
+        return PlannedRequest(replace(request, settings=settings), described_files)
 
 
 @dataclass(frozen=True)
@@ -302,10 +307,10 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
             parsed = json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             raise _no_json_objects(option, value, f"cannot be read: {error}") from error
-        parts = parsed if isinstance(parsed, list) else [parsed]
-        if not all(isinstance(part, dict) for part in parts):
+        items = parsed if isinstance(parsed, list) else [parsed]
+        if not all(isinstance(item, dict) for item in items):
             raise _no_json_objects(option, value, "holds something else than objects")
-        objects += parts
+        objects += items
     return objects
 
 
@@ -337,8 +342,9 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
                 field="vary",
             )
         if isinstance(values, str):
-            parts = [f"{name}={part.strip()}" for part in values.split(",")]
-            varied[name] = [settings_from([part])[name] for part in parts]
+            # Each value is read as that of an assignment of its own: a number, or else a text.
+            assignments_of_one = [f"{name}={value.strip()}" for value in values.split(",")]
+            varied[name] = [settings_from([single])[name] for single in assignments_of_one]
         else:
             varied[name] = values if isinstance(values, list) else [values]
     return varied

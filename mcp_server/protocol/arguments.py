@@ -105,7 +105,7 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
         error: pydantic's faults.
     """
     fault = error.errors(include_url=False)[0]
-    path = [str(part) for part in fault["loc"]]  # the argument, then keys or indexes inside it
+    path = [str(key) for key in fault["loc"]]  # the argument, then keys or indexes inside it
     name = path[0] if path else ""
     schema = schemas.get(name, {})
     if fault["type"] == "missing":
@@ -125,7 +125,7 @@ def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Ch
 
 
 def compact_value(value: Any) -> str:
-    """`value` as JSON, cut to 120 characters, to be quoted in an error."""
+    """Return `value` as JSON, cut to 120 characters, to be quoted in an error."""
     try:
         text = compact(value)
     except (TypeError, ValueError):  # not JSON, such as NaN
@@ -152,20 +152,29 @@ def _expected(schema: Mapping[str, Any]) -> str:
     return f"It takes {type_words}. {description}".strip()
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """A hint such as "Did you mean seed? Available: seed, steps." If no name in `known` is near to
-    `name`, it has only the second sentence."""
-    nearest_name = _nearest(name, known, NEAR_ARGUMENT)
-    available = f"Available: {', '.join(known)}."
+def did_you_mean(name: str, known_names: list[str]) -> str:
+    """Make a hint such as "Did you mean seed? Available: seed, steps."
+
+    If no name in `known_names` is near to `name`, the hint has only the second sentence.
+    """
+    nearest_name = _nearest(name, known_names, NEAR_ARGUMENT)
+    available = f"Available: {', '.join(known_names)}."
     return f"Did you mean {nearest_name}? {available}" if nearest_name else available
 
 
-def _nearest(name: str, known: list[str], least_similarity: float) -> str:
-    """The name in `known` that is most similar to `name`; "" if none is similar enough.
+def _nearest(name: str, known_names: list[str], least_similarity: float) -> str:
+    """Return the name in `known_names` most similar to `name`; "" if none is similar enough.
 
-    `least_similarity` is what is enough, from 0 (any name) to 1 (the same name).
+    A name that is a word of `name`, as "ids" is of "run_ids", comes before any that only has many
+    of its letters, as "env_id" has. `least_similarity` is what is enough, from 0 (any name) to 1
+    (the same name).
     """
-    near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=least_similarity)
+    words = name.lower().split("_")
+    if len(words) > 1 and name.lower() not in known_names:
+        for word in reversed(words):  # the last word says what it is
+            if word in known_names:
+                return word
+    near_names = difflib.get_close_matches(name.lower(), known_names, n=1, cutoff=least_similarity)
     return near_names[0] if near_names else ""
 
 

@@ -339,7 +339,7 @@ def _transport(caller: Key) -> str:
 
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The texts in the arguments of a call of `tool` that name models; empty ones are left out.
+    """List the texts in the arguments of a call of `tool` that name models, without empty ones.
 
     The arguments are not checked yet, so values of a wrong type are left out too.
     """
@@ -349,14 +349,14 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     models = arguments.get("models")
     if isinstance(models, list):
         values += models
-    then, varied = arguments.get("then"), arguments.get("vary")
-    steps = [arguments, *(then if isinstance(then, list) else [])]
+    following_steps, varied_settings = arguments.get("then"), arguments.get("vary")
+    steps = [arguments, *(following_steps if isinstance(following_steps, list) else [])]
     for step in steps:
         settings = step.get("settings") if isinstance(step, dict) else None
         if isinstance(settings, dict):
             values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
-    if isinstance(varied, dict) and isinstance(varied.get("teacher"), list):
-        values += varied["teacher"]
+    if isinstance(varied_settings, dict) and isinstance(varied_settings.get("teacher"), list):
+        values += varied_settings["teacher"]
     return [name for name in values if isinstance(name, str) and name]
 
 

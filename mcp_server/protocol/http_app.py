@@ -172,6 +172,7 @@ def _noting_end(receive: Receive, has_left: threading.Event) -> Receive:
     """A `receive` that sets `has_left` when the client has closed its connection."""
 
     async def receive_and_note() -> Message:
+        """Return the next message of the client; if it has disconnected, set `has_left`."""
         message = await receive()
         if message["type"] == "http.disconnect":
             has_left.set()
@@ -228,24 +229,25 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
         A `receive` that gives the whole body in one message, then the messages after it. Or, if the
         body is too large or the client has left, the response to send.
     """
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0  # bytes
     more_body = True
     while more_body:
         message = await receive()
         if message["type"] != "http.request":  # it is http.disconnect
             return _closing_refusal("The client left.", status=400)
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
         if size > MAX_BODY:
             return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
         more_body = message.get("more_body", False)
     messages: list[Message] = [
-        {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        {"type": "http.request", "body": b"".join(chunks), "more_body": False}
     ]
 
     async def receive_body() -> Message:
+        """Return the whole body at the first call, then the messages that come after it."""
         # The whole body at the first call, then what comes after it.
         return messages.pop() if messages else await receive()
 

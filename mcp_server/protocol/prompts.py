@@ -72,9 +72,9 @@ def plan_next_experiment(
     goal: Annotated[str, Field(description="The held-out score that would do.")] = "",
 ) -> str:
     """Decide what to try next on an environment, from the runs that exist."""
-    wanted = f" Goal: {goal}." if goal else ""
+    goal_sentence = f" Goal: {goal}." if goal else ""
     return (
-        f"Plan the next experiment on environment {env}.{wanted}\n\n"
+        f"Plan the next experiment on environment {env}.{goal_sentence}\n\n"
         f'1. get_status(scope="runs"): list the runs on {env} with their verdicts; take the best '
         "and the two newest.\n"
         "2. compare_runs on those: which settings differ, what the difference is with its "

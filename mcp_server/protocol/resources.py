@@ -37,19 +37,22 @@ def add_resources(server: MCPServer[Any], home: Home) -> None:
     """Register every MCP resource on `server`, and the completion of ids in their addresses."""
 
     def add_resource(
-        uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
+        uri: str, title: str, description: str, mime_type: str, read_resource: Callable[..., str]
     ) -> None:
-        """Register `read` as the resource at `uri`; the name of the function becomes its name."""
+        """Register `read_resource` as the resource at `uri`, under the function's name.
+
+        The parameters of `read_resource` are the fields of `uri`; it returns the resource's text.
+        """
         # Data and the playbook are for agents; the user may also like to read reports and sources.
         is_for_agent = mime_type == JSON or uri.startswith("playbook")
         server.resource(
             uri,
-            name=read.__name__,
+            name=read_resource.__name__,
             title=title,
             description=description,
             mime_type=mime_type,
             annotations=FOR_AGENT if is_for_agent else FOR_BOTH,
-        )(read)
+        )(read_resource)
 
     _add_playbook(add_resource)
     _add_runs(add_resource, home)
@@ -189,8 +192,8 @@ def _possible_values(home: Home, argument: str) -> list[str]:
     return []
 
 
-def _resource_text(read: Callable[[], str]) -> str:
-    """Call `read` and return its text, cleaned and cut to the size of a result.
+def _resource_text(read_resource: Callable[[], str]) -> str:
+    """Call `read_resource` and return its text, cleaned and cut to the size of a result.
 
     Errors are raised as those of the SDK, which sends them to the client.
 
@@ -200,7 +203,7 @@ def _resource_text(read: Callable[[], str]) -> str:
         ResourceError: any other UserError, or a damaged file.
     """
     try:
-        text = read()
+        text = read_resource()
     except UserError as error:
         if error.code.endswith("_NOT_FOUND"):
             raise ResourceNotFoundError(error_line(error)) from error

@@ -83,6 +83,7 @@ class WaitTasks(Extension):
     identifier = TASKS
 
     def __init__(self, home: Home) -> None:
+        """Start without tasks; `home` is where the runs are that the tasks wait for."""
         self._home = home
         # Ids of cancelled tasks: a set that keeps the order in which they were cancelled.
         self._cancelled_ids: dict[str, None] = {}
@@ -245,7 +246,10 @@ def _unknown_task(params: TaskParams) -> MCPError:
 
 
 def _is_over(status: Reply, until: str) -> bool:
-    """Whether the wait is over: what was waited for has come, or the run has ended."""
+    """Return whether a wait is over: what was waited for has come, or the run has ended.
+
+    `status` is the reply of `wait_run`; `until` what was waited for, such as "end" or "first_step".
+    """
     if status.get("state") in TERMINAL:
         return True
     if until == "end":

@@ -37,11 +37,13 @@ def asks_for_progress(ctx: Context) -> bool:
 
 
 def _has_left(ctx: Context) -> threading.Event:
-    """Set when the client of this call has closed the connection that waits for its answer; of a
-    call over stdio, whose end is that of the server, never set."""
+    """Return the event that is set when the client of a call closes its connection.
+
+    Over stdio the event is never set, since the end of the connection is the end of the server.
+    """
     request = ctx.request_context.request
-    left = None if request is None else request.scope.get(LEFT_IN_SCOPE)
-    return left or threading.Event()
+    event = None if request is None else request.scope.get(LEFT_IN_SCOPE)
+    return event or threading.Event()
 
 
 async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
@@ -87,6 +89,13 @@ class _TokenReport:
     `cancelled` is set when the client has cancelled the call."""
 
     def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
+        """Start with no tokens counted.
+
+        Args:
+            request: the chat; with `compare_to` two models answer, each with up to `max_tokens`.
+            ctx: the call whose client gets the progress.
+            cancelled: set when the client wants no answer any more.
+        """
         self._ctx = ctx
         self._cancelled = cancelled
         self._counts: dict[str, int] = {}  # tokens sampled so far, by model

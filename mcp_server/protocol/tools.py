@@ -551,7 +551,7 @@ def _make_tool(
 def _drop_unread_fields(schema: dict[str, Any]) -> None:
     """Remove from a schema, in place, the fields that pydantic adds and no agent reads."""
     schema.pop("title", None)
-    for part in schema.get("properties", {}).values():
-        part.pop("title", None)
-        part.pop("additionalProperties", None)
-        part.get("items", {}).pop("additionalProperties", None)
+    for property_schema in schema.get("properties", {}).values():
+        property_schema.pop("title", None)
+        property_schema.pop("additionalProperties", None)
+        property_schema.get("items", {}).pop("additionalProperties", None)

@@ -80,13 +80,15 @@ def _typed_line() -> str | None:
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     """Ask the next question of a conversation and show the answer as it comes.
 
-    Returns the request for the question after this one, and whether the answer was cut: then an
-    empty line continues the answer. An error, or a Ctrl-C, leaves the conversation as it was.
+    Returns:
+        The request for the question after this one, and whether the answer was cut: then an empty
+        line continues the answer. After an error or a Ctrl-C the request is `request` without its
+        question, so the conversation is as it was.
     """
-    before = replace(request, message="")  # the conversation without this question
+    unchanged = replace(request, message="")  # the conversation without this question
     reply = _shown_reply(home, request)
     if reply is None:
-        return before, False
+        return unchanged, False
     _say_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
@@ -94,12 +96,15 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     # The system prompt and the messages given at first are part of the conversation now.
     conversation = str(reply.get("conversation", ""))
     if not conversation:  # too long to be kept, as a warning has said
-        return before, False
-    return replace(before, conversation=conversation, system="", messages=()), is_cut
+        return unchanged, False
+    return replace(unchanged, conversation=conversation, system="", messages=()), is_cut
 
 
 def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
-    """Ask, and show the answer as it comes; None after an error or a Ctrl-C, which is shown too."""
+    """Ask the question of `request` and show the answer as it comes; return the reply.
+
+    Returns None after an error or a Ctrl-C, which is shown too.
+    """
     stream = _Stream(shows_names=bool(request.compare_to))
     try:
         reply = _chat(home, request, stream.hear)
@@ -132,7 +137,7 @@ def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
 
 
 def _without_shown(reply: Reply) -> Reply:
-    """A reply without the text of its answers, which was shown as it came."""
+    """Return a copy of a reply without the texts of its answers, which were shown as they came."""
     answers = [
         {name: value for name, value in answer.items() if name != "answer"}
         for answer in reply["answers"]

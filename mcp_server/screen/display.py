@@ -160,7 +160,7 @@ class Stage:
 
 
 def progress_text(reply: Mapping[str, Any], latest_values: str = "") -> str:
-    """One line about a run at work, such as "r-1  3/60  loss 0.412  about 40s left".
+    """Return one line about a run at work, as "r-1  3/60  loss 0.412  about 40s left".
 
     A run without a number of steps shows its state instead. `latest_values`, such as "loss 0.412",
     is shown as it is.

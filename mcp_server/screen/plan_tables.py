@@ -12,7 +12,13 @@ from mcp_server.screen.values import grid
 
 
 def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: bool) -> None:
-    """Print the runs of a plan as a table; with `settings` also what each is trained with."""
+    """Print the runs of a plan as a table, with their times and their cost.
+
+    Args:
+        out: where it is printed.
+        steps: the runs, as in the replies of `dry_run` and `estimate_cost`.
+        settings: whether to print the settings of each run below the table.
+    """
     columns = ["step", "run", "time", "money"]
     rows = [_row(step) for step in steps]
     if not any(row[-1] for row in rows):  # without a price the money is not known
@@ -20,17 +26,21 @@ def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: b
     out.print(grid(columns, rows))
     for step in steps if settings else ():
         if step.get("settings"):
-            given = ", ".join(f"{name} = {compact(v)}" for name, v in step["settings"].items())
-            out.print(Text(f"step {step['step']} {step.get('label', '')}: {given}", style="dim"))
+            assignments = [f"{name} = {compact(value)}" for name, value in step["settings"].items()]
+            heading = f"step {step['step']} {step.get('label', '')}"
+            out.print(Text(f"{heading}: {', '.join(assignments)}", style="dim"))
 
 
 def _row(step: Mapping[str, Any]) -> list[str]:
-    """A run of a plan as a row of the table."""
-    parts = [step["algorithm"], step.get("env_id", ""), step.get("label", "")]
+    """Return the cells of a plan's run: its number, what it is, its hours and its cost.
+
+    Hours are "?" and the cost is "" where the estimate does not know them.
+    """
+    words_of_run = [step["algorithm"], step.get("env_id", ""), step.get("label", "")]
     hours, money = step.get("hours"), step.get("money")
     return [
         str(step["step"]),
-        " ".join(part for part in parts if part),
+        " ".join(part for part in words_of_run if part),
         _range([words(hours[level]) for level in ("low", "likely", "high")]) if hours else "?",
         _range([f"{money[level]:.2f}" for level in ("low", "likely", "high")]) if money else "",
     ]
@@ -43,11 +53,14 @@ def _range(texts: Sequence[str]) -> str:
 
 
 def print_files(out: Console, files: Sequence[Mapping[str, Any]]) -> None:
-    """Print what each of several merged TOML files says that those before it did not."""
+    """Print for each of several merged TOML files what it sets and what it changes.
+
+    `files` are in the order of merging: a later file changes what earlier ones have set.
+    """
     for entry in files:
         sets = [f"{name} = {compact(value)}" for name, value in entry["sets"].items()]
         changes = [
-            f"{name} {compact(before)} -> {'taken away' if now is None else compact(now)}"
-            for name, (before, now) in entry["changes"].items()
+            f"{name} {compact(old)} -> {'taken away' if new is None else compact(new)}"
+            for name, (old, new) in entry["changes"].items()
         ]
         out.print(Text(f"{entry['file']}: {', '.join([*changes, *sets]) or 'changes nothing'}"))

@@ -169,7 +169,7 @@ def _print_steps(out: Console, columns: Sequence[Any], rows: Sequence[Sequence[A
 
 
 def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
-    """Print the fields that have a value, one below the other."""
+    """Print each field that has a value (is not empty, 0, False or None) on a line of its own."""
     for name, value in fields.items():
         if value:
             out.print(field(name, value))
@@ -210,7 +210,7 @@ def _foremost_first(
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
-    """One row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
+    """Return one row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
     parts = [
         Text(f"{name} ") + scalar(str(name), value)
         for name, value in zip(columns, row, strict=False)  # a row may lack its last cells
@@ -262,8 +262,10 @@ def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
-    """One event of a run as a line: its time, kind and message, then its other fields that hold a
-    plain value, not an object or a list."""
+    """Return one event of a run as a line: its time, kind and message, then its other plain fields.
+
+    Fields that hold an object or a list are left out.
+    """
     unix_time = event.get("time")
     stamp = ""
     if isinstance(unix_time, int | float):
@@ -453,11 +455,11 @@ def custody(data: Any) -> None:
         out.print(_marked(status, link["name"]))
         for item in link["broken"]:
             out.print(Text(f"    {item['file']} {item['what']}", style="red"))
-    for other in data.get("ancestors", []):
-        status = "pass" if other["intact"] else "fail"
-        if other["intact"] is None:  # the ancestor could not be checked
+    for ancestor in data.get("ancestors", []):
+        status = "pass" if ancestor["intact"] else "fail"
+        if ancestor["intact"] is None:  # the ancestor could not be checked
             status = "warn"
-        out.print(_marked(status, f"from {other['run_id']}"))
+        out.print(_marked(status, f"from {ancestor['run_id']}"))
     out.print()
     # The summary, the warnings and the calls to make next.
     reply({name: data.get(name, []) for name in HEAD_FIELDS})

@@ -65,8 +65,8 @@ def as_command(call: Call) -> str:
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
         value = arguments.pop(name, [])  # [] for an argument that is left out: no word
-        values = value if isinstance(value, list | tuple) else [value]
-        words += [_typed_value(each) for each in values]
+        items = value if isinstance(value, list | tuple) else [value]
+        words += [_typed_value(item) for item in items]
     return shlex.join([*words, *_options(arguments, command.options)])
 
 

@@ -86,9 +86,9 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _near_names(self, name: str) -> list[str]:
-        """The commands that begin with `name`, or else those with similar names."""
+        """Return the commands that begin with `name`, or else those with similar names."""
         if len(name) > 2:  # too many commands begin with the same one or two letters
-            longer_names = [known for known in self.commands if known.startswith(name)]
+            longer_names = [command for command in self.commands if command.startswith(name)]
             if longer_names:
                 return longer_names
         return difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
@@ -120,7 +120,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _bundles_of(function: Callable[..., int | None]) -> dict[str, type[Any]]:
-    """The parameters of a function whose type is a dataclass: name -> that type."""
+    """Return the parameters of `function` whose annotation is a dataclass, as name -> dataclass."""
     return {
         name: bundle
         for name, bundle in function.__annotations__.items()
@@ -167,7 +167,7 @@ def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]
             continue
         parameters += [_parameter_of(option) for option in fields(bundles[parameter.name])]
     # typer reads both: the types from the annotations, all else from the signature.
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {option.name: option.annotation for option in parameters}
     run.__dict__["__signature__"] = inspect.Signature(parameters)
 
 

@@ -38,6 +38,7 @@ KEPT = (
     "verdict",
     "waits_for",
     "plan",
+    "gpus",
 )
 
 

@@ -409,7 +409,7 @@ BODIES = st.one_of(
 @fuzz(300)
 @given(body=BODIES)
 def test_any_chat_request_is_read_or_refused(body: Any):
-    from engine.worker.serving.chat_request import Refused, parse_chat
+    from engine.worker.gateway.chat_request import Refused, parse_chat
 
     asked = timed(lambda: parse_chat(body), Refused)
     if asked is not None:

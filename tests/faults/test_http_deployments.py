@@ -17,8 +17,8 @@ from chat_server import KEY, chat_server
 from engine.core.files import read_json, write_json
 from engine.home.run_dir import DeployDir, Home
 from engine.serving.messages import MAX_PROMPT_CHARS
-from engine.worker.serving.chat_request import MAX_TOKENS
-from engine.worker.serving.openai_server import BODY_S
+from engine.worker.gateway.chat_request import MAX_TOKENS
+from engine.worker.gateway.http_parts import BODY_S
 from tests.engine.conftest import add_checkpoint
 
 pytestmark = [pytest.mark.faults, pytest.mark.worker, pytest.mark.timeout(150)]
@@ -144,9 +144,9 @@ async def test_a16_slow_bodies_silent_connections_and_unread_streams_are_given_u
 
 
 async def test_a16_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch):
-    from engine.worker.serving import openai_server
+    from engine.worker.gateway import http_parts
 
-    monkeypatch.setattr(openai_server, "STALL_S", 0.05)
+    monkeypatch.setattr(http_parts, "STALL_S", 0.05)
     ended = asyncio.Event()
 
     async def pieces() -> AsyncIterator[str]:
@@ -164,7 +164,7 @@ async def test_a16_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPat
         await asyncio.Event().wait()
         raise AssertionError
 
-    stream = openai_server.ImpatientStream(pieces())
+    stream = http_parts.ImpatientStream(pieces())
     with pytest.raises(BaseException) as caught:
         await stream({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
     assert "TimeoutError" in repr(caught.value) or isinstance(caught.value, TimeoutError)

@@ -54,8 +54,8 @@ FORWARD = [
     Fault(
         "a suffix sees the padding after a shorter prompt",
         "ops/packing.py",
-        "seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]",
-        "seen = torch.arange(longest)[None, :] <= torch.tensor(prefix_lengths)[:, None]",
+        "is_token = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]",
+        "is_token = torch.arange(longest)[None, :] <= torch.tensor(prefix_lengths)[:, None]",
         (GROUPS + "[rectangles]",),
     ),
     Fault(

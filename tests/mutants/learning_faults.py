@@ -36,8 +36,8 @@ LEARNING = [
     Fault(
         "padded rows: the mask is shifted by one",
         "core/batch.py",
-        "source.append(i * length + position - 1)",
-        "source.append(i * length + position)",
+        "source.append(number * length + position - 1)",
+        "source.append(number * length + position)",
         (
             "core/test_batch.py::test_each_trained_token_is_predicted_by_the_position_before_it",
             ALONE,
@@ -99,8 +99,8 @@ LEARNING = [
     Fault(
         "advantages point the wrong way",
         "rollouts/advantages.py",
-        "return [(r - mean) / (spread + EPSILON) for r in rewards]",
-        "return [(mean - r) / (spread + EPSILON) for r in rewards]",
+        "return [(reward - mean) / (spread + EPSILON) for reward in rewards]",
+        "return [(mean - reward) / (spread + EPSILON) for reward in rewards]",
         (gradient("grpo"),),
     ),
     Fault(
@@ -120,8 +120,8 @@ LEARNING = [
     Fault(
         "leave-one-out divides by n",
         "rollouts/advantages.py",
-        "(total - r) / (len(rewards) - 1)",
-        "(total - r) / len(rewards)",
+        "(total - reward) / (len(rewards) - 1)",
+        "(total - reward) / len(rewards)",
         (gradient("dapo", "rloo"),),
     ),
     Fault(

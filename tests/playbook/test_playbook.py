@@ -90,6 +90,7 @@ WRITTEN = {
     *("summary", "next", "warnings", "retryable", "None", "pass_at_k", "pass_at_k_change"),
     *("environment.py", "environment.toml", "requirements.txt", "datasets/"),
     *("honesmith setup", "honesmith setup --vllm", "honesmith doctor", "honesmith report"),
+    *('command = ["sh", "agent.sh"]', '[rollout] reward = "stdout"', '"file"', "OPENAI_BASE_URL"),
     *("arith@3f2a9c01d4e5", "arith-grpo-7@step20", "@best", "run://{run_id}/report"),
     # named metrics and names inside the example environments
     *("parsed", "solved", "clumsy"),
@@ -285,8 +286,9 @@ def test_every_finding_of_diagnose_has_a_row_by_its_name():
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["single", "multi", "tools", "sft"])
 def test_the_example_environments_run_and_pay_their_own_gold(kind: str, tmp_path: Path):
-    blocks = re.findall(r"^```python\n(.*?)^```", read("environments"), re.DOTALL | re.MULTILINE)
-    block = blocks[("single", "multi", "tools", "sft").index(kind)]
+    text = read("environments") + read("turns")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    block = blocks[("single", "sft", "multi", "tools").index(kind)]
     (tmp_path / "environment.py").write_text(block)
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets/train.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')

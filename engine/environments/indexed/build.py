@@ -76,11 +76,10 @@ class Indexed:
 
 
 def large_files(folder: Path) -> list[Path]:
-    """The data files of a folder without code, if they are too large to copy; [] if they are not,
-    or if the folder has code.
+    """Return the data files of a folder without code, if they are too large to copy.
 
-    `folder` is absolute and has no links in it. Raises UserError DATASET_INVALID if files of
-    another format lie beside them.
+    [] if they are not, or if the folder has code. `folder` is absolute and has no links in it.
+    Raises UserError DATASET_INVALID if files of another format lie beside them.
     """
     if (folder / "environment.py").exists():
         return []
@@ -89,10 +88,10 @@ def large_files(folder: Path) -> list[Path]:
     if not is_large(jsonl_files):
         return []
     if len(jsonl_files) < len(files):
-        other = next(path for path in files if path not in jsonl_files)
+        wrong_file = next(path for path in files if path not in jsonl_files)
         raise UserError(
             "DATASET_INVALID",
-            f"{other.name} lies beside JSONL files of more than {COPIED_BYTES >> 20} MB or "
+            f"{wrong_file.name} lies beside JSONL files of more than {COPIED_BYTES >> 20} MB or "
             f"{COPIED_ROWS:,} rows, and those are read line by line",
             hint="Write it as JSONL too, or move it away.",
             field="path",
@@ -163,7 +162,10 @@ def _start(results: Path, request: _Request) -> None:
 
 
 def _is_being_read(results: Path) -> bool:
-    """Whether a process holds the lock of the folder `results`."""
+    """Return whether a process is still reading the data whose results go to this folder.
+
+    Such a process holds the folder's lock.
+    """
     try:
         lock = os.open(results / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no process was started yet
@@ -178,7 +180,10 @@ def _is_being_read(results: Path) -> bool:
 
 
 def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
-    """The error for a dataset that is still being read, with how far it is."""
+    """Make the error for a dataset that is still being read, with the share that is done.
+
+    `results` is the folder of the reading, `files` are the data files.
+    """
     total_bytes = sum(path.stat().st_size for path in files)
     done_bytes = 0
     with contextlib.suppress(OSError, ValueError):  # ValueError: the number is being written
@@ -238,8 +243,11 @@ class _Reading:
     """One reading of the files of a request, in the process of its own."""
 
     def __init__(self, folder: Path, request: _Request) -> None:
-        """`folder` takes the results. A column is a file of numbers, one per row of the dataset, of
-        8 bytes ("Q") or of one ("B"); `PartFacts` says what each of them holds."""
+        """Prepare to read the files of `request`; `folder` takes the results.
+
+        A column is a file of numbers, one per row of the dataset, of 8 bytes ("Q") or of one ("B");
+        `PartFacts` says what each of them holds.
+        """
         self.folder = folder
         self.request = request
         self.files: list[IndexedFile] = []
@@ -255,7 +263,7 @@ class _Reading:
         self.sides = columns.Column(folder / "sides", "B")
 
     def run(self) -> None:
-        """Read everything and write the results, index.json last."""
+        """Read all files and write the results into the folder, index.json last."""
         for file in self.request.files:
             self._cut_into_parts(file)
         self._scan_parts()
@@ -286,7 +294,10 @@ class _Reading:
         )
 
     def _scan_parts(self) -> None:
-        """Read all parts, several at once, and add up what they hold, in order."""
+        """Read all parts, several at once in processes of their own, and add up what they hold.
+
+        The parts are added in their order. The bytes done are written for whoever waits.
+        """
         done_bytes = 0
         row_counts = Counter({file.name: 0 for file in self.files})
         processes = min(scan.workers(), max(1, len(self.parts)))  # a pool takes no 0
@@ -367,7 +378,10 @@ class _Reading:
             first_row = end_row
 
     def _data_index(self, decided: sides.Sides) -> DataIndex:
-        """The facts about all files, as index.json holds them."""
+        """Put together the facts about all files, as index.json holds them.
+
+        `decided` is the side of every row.
+        """
         total = self.total
         row_count = len(self.offsets.values())
         return DataIndex(

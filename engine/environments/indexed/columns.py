@@ -39,7 +39,10 @@ class Column:
 
 
 def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
-    """`count` numbers of a file from `first_byte` on, mapped into memory; None: up to its end."""
+    """Map numbers of a file into memory: `count` of them from the byte `first_byte` on.
+
+    `code` is their type, as in `array`; a `count` of None means up to the end of the file.
+    """
     size = path.stat().st_size
     if size == 0:  # an empty file cannot be mapped
         return array(code)
@@ -59,7 +62,10 @@ def portions(count: int) -> Iterator[tuple[int, int]]:
 
 
 def count_distinct(hashes: Sequence[int]) -> int:
-    """How many different values there are, counted range by range, which takes less memory."""
+    """Count the different values among 64-bit hashes.
+
+    It goes range by range, which takes less memory than one set of all of them.
+    """
     return sum(
         len({value for value in hashes if low <= value < high})
         for low, high in portions(len(hashes))

@@ -69,7 +69,7 @@ class IndexedRows(Sequence[TaskRow]):
     def __init__(
         self, files: Sequence[IndexedFile], index: Path, chosen: Sequence[int] | None = None
     ) -> None:
-        """The docstring of the class describes the arguments."""
+        """Open the index; the docstring of the class describes the arguments."""
         self._files = files
         self._index = index
         # For each file the number of training rows in it and in the files before it.

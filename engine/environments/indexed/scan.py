@@ -171,9 +171,12 @@ def scan(part: Part) -> PartFacts:
 
 
 def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject, Task]:
-    """The row of a line, as it is written and as a task. Raises ValueError for a line that is no
-    row, that was not read because it is too long (`content` is None), or that names a group, which
-    would not be kept on one side."""
+    """Return the row of a line, as it is written and as a task.
+
+    `content` is the line, None if it was not read because it is too long; `line` its number. Raises
+    ValueError for a line that is no row, is too long, or names a group, which would not be kept on
+    one side.
+    """
     if content is None:
         raise ValueError(TOO_LONG)
     row = parse_line(content)

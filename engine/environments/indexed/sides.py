@@ -39,7 +39,7 @@ class Sides:
         return self.of_row.count(side)
 
 
-def decide(prompts: Sequence[int], named: bytes) -> Sides:
+def decide(prompts: Sequence[int], named_sides: bytes) -> Sides:
     """Decide the side of every row; all rows of a prompt get the same one.
 
     Where rows name the held-out side, their prompts are held out and no others. Else some prompts
@@ -47,39 +47,49 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
 
     Args:
         prompts: the hash of each row's prompt; the first 64 bits of `prompt_key`.
-        named: the side that each row names: UNSAID, TRAIN or HELDOUT.
+        named_sides: the side that each row names: UNSAID, TRAIN or HELDOUT.
     """
-    sides = Sides(bytearray(len(prompts)), _source(named))
-    names_heldout = HELDOUT in named
-    chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
+    sides = Sides(bytearray(len(prompts)), _source(named_sides))
+    names_heldout = HELDOUT in named_sides
+    chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named_sides))
     for low, high in portions(len(prompts)):  # ranges of hashes, so that sets of them stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
-        _decide_portion(sides, rows, prompts, named, chooser)
+        _decide_portion(sides, rows, prompts, named_sides, chooser)
     if not names_heldout and not chooser.taken_rows:
         # Every prompt has more rows than shall be held out.
         _hold_out_smallest(sides, prompts, chooser)
-    sides.warnings += _warnings(sides, named)
+    sides.warnings += _warnings(sides, named_sides)
     return sides
 
 
 def _decide_portion(
-    sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
+    sides: Sides,
+    rows: Sequence[int],
+    prompts: Sequence[int],
+    named_sides: bytes,
+    chooser: "_Chooser",
 ) -> None:
-    """Write the side of some of the dataset's rows into `sides.of_row`, and count their training
-    prompts in `sides.distinct_prompts`.
+    """Decide the sides of some of the dataset's rows.
 
-    `rows` are the positions of these rows; all rows with the same prompt are among them.
-    `prompts` has the hash of the prompt of every row of the dataset, `named` the side it names.
+    They are written into `sides.of_row`, and the training prompts are counted in
+    `sides.distinct_prompts`.
+
+    Args:
+        sides: the sides of all rows; changed in place.
+        rows: the positions of these rows; all rows with the same prompt are among them.
+        prompts: the hash of the prompt of every row of the dataset.
+        named_sides: the side that every row names.
+        chooser: it chooses the prompts that are held out.
     """
-    candidates = _candidates(rows, prompts, named)
+    candidates = _candidates(rows, prompts, named_sides)
     rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
-    asked_prompts = chooser.choose(rows_of_prompt)
+    evaluated_prompts = chooser.choose(rows_of_prompt)
     # Of the prompts that rows name as held out, only so many are asked in evaluations; the others
     # are not trained on either.
-    heldout_prompts = candidates if HELDOUT in named else asked_prompts
+    heldout_prompts = candidates if HELDOUT in named_sides else evaluated_prompts
     for row in rows:
         if prompts[row] in heldout_prompts:
-            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
+            sides.of_row[row] = IN_HELDOUT if prompts[row] in evaluated_prompts else OUTSIDE
     sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
 
 
@@ -95,24 +105,29 @@ def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser"
         sides.distinct_prompts -= 1
 
 
-def _candidates(rows: Sequence[int], prompts: Sequence[int], named: bytes) -> set[int]:
-    """The prompts of `rows` that may be held out, by their hashes.
+def _candidates(rows: Sequence[int], prompts: Sequence[int], named_sides: bytes) -> set[int]:
+    """Return the prompts of `rows` that may be held out, by their hashes.
 
     If any row of the dataset names the held-out side, they are the prompts of rows that do. Else
     they are the prompts of which no row names the training side.
 
-    `rows` are positions; `prompts` has the hash of each row's prompt, `named` the side it names.
+    `rows` are positions; `prompts` has the hash of each row's prompt, `named_sides` the side it
+    names.
     """
-    if HELDOUT in named:
-        return {prompts[row] for row in rows if named[row] == HELDOUT}
-    return {prompts[row] for row in rows} - {prompts[row] for row in rows if named[row] == TRAIN}
+    if HELDOUT in named_sides:
+        return {prompts[row] for row in rows if named_sides[row] == HELDOUT}
+    return {prompts[row] for row in rows} - {
+        prompts[row] for row in rows if named_sides[row] == TRAIN
+    }
 
 
-def _source(named: bytes) -> str:
-    """What decides the sides: "rows" if every row names one, "hash" if none does, else "mixed".
-    `named` is the side that each row names."""
-    unsaid = named.count(UNSAID)
-    if unsaid == len(named):
+def _source(named_sides: bytes) -> str:
+    """Return "rows" if every row names its side, "hash" if none does, else "mixed".
+
+    `named_sides` has the side that each row names.
+    """
+    unsaid = named_sides.count(UNSAID)
+    if unsaid == len(named_sides):
         return "hash"
     return "mixed" if unsaid else "rows"
 
@@ -128,6 +143,7 @@ class _Chooser:
     """
 
     def __init__(self, row_limit: int) -> None:
+        """Start with nothing chosen; about `row_limit` rows are to be held out."""
         self.row_limit = row_limit
         self.taken_rows = 0
         self.seen_prompts = 0
@@ -153,18 +169,18 @@ class _Chooser:
         return chosen
 
 
-def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
-    """How many rows to hold out where no row names the held-out side.
+def _heldout_target(prompts: Sequence[int], named_sides: bytes) -> int:
+    """Return how many rows to hold out where no row names the held-out side.
 
     Only free rows may be held out: those whose prompt no row names for training. The result is a
     share of them (HELDOUT_SHARE), but at least HELDOUT_LEAST, or half of them where there are few,
     and at most CHOSEN_MOST. It is 0 where the free rows have fewer than two different prompts.
 
-    `prompts` has the hash of each row's prompt, `named` the side that each row names.
+    `prompts` has the hash of each row's prompt, `named_sides` the side that each row names.
     """
     named_train: set[int] = set()
-    if TRAIN in named:
-        named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
+    if TRAIN in named_sides:
+        named_train = {key for key, side in zip(prompts, named_sides, strict=True) if side == TRAIN}
     # No row is free, or all free rows have the same prompt.
     if _are_equal(key for key in prompts if key not in named_train):
         return 0
@@ -172,8 +188,8 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     if named_train:
         free_rows = sum(key not in named_train for key in prompts)
     share = math.ceil(HELDOUT_SHARE * free_rows)
-    least = min(HELDOUT_LEAST, free_rows // 2)
-    return min(CHOSEN_MOST, max(share, least))
+    least_rows = min(HELDOUT_LEAST, free_rows // 2)
+    return min(CHOSEN_MOST, max(share, least_rows))
 
 
 def _are_equal(numbers: Iterator[int]) -> bool:
@@ -190,33 +206,38 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
 
 
-def _count_moved_rows(sides: Sides, named: bytes) -> int:
-    """How many rows name the training side but are not trained on, because a row with the same
-    prompt names the held-out side; `named` has the side that each row names."""
-    if TRAIN not in named:
+def _count_moved_rows(sides: Sides, named_sides: bytes) -> int:
+    """Count the rows that name the training side but are not trained on.
+
+    A row with the same prompt names the held-out side. `named_sides` has the side that each row
+    names.
+    """
+    if TRAIN not in named_sides:
         return 0
-    pairs = zip(sides.of_row, named, strict=True)
+    pairs = zip(sides.of_row, named_sides, strict=True)
     return sum(name == TRAIN and side != IN_TRAIN for side, name in pairs)
 
 
-def _warnings(sides: Sides, named: bytes) -> list[str]:
-    """What the author of the dataset should know of the sides that were decided; `named` has the
-    side that each row names."""
+def _warnings(sides: Sides, named_sides: bytes) -> list[str]:
+    """List what the author of the dataset should know of the sides that were decided.
+
+    `named_sides` has the side that each row names.
+    """
     warnings = []
-    moved_rows = _count_moved_rows(sides, named)
+    moved_rows = _count_moved_rows(sides, named_sides)
     if moved_rows:
         warnings.append(
             f"{moved_rows} training rows have the prompt of a held-out row and are held out with it"
         )
-    outside = sides.count(OUTSIDE)
-    if outside:
-        asked = sides.count(IN_HELDOUT)
+    unused = sides.count(OUTSIDE)
+    if unused:
+        evaluated = sides.count(IN_HELDOUT)
         warnings.append(
-            f"{asked + outside} rows are held out; a sample of {asked} is asked, and nothing of "
-            "the others is trained on"
+            f"{evaluated + unused} rows are held out; a sample of {evaluated} is asked, and "
+            "nothing of the others is trained on"
         )
     if not sides.count(IN_HELDOUT):
-        reason = "every row says train" if TRAIN in named else "there are too few prompts"
+        reason = "every row says train" if TRAIN in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({reason}): no verdict can be given")
     if not sides.count(IN_TRAIN):
         warnings.append("every row is held out: there is nothing to train on")

@@ -67,20 +67,22 @@ class _Skill:
 
 
 def _skills_of_card(card: SkillCard) -> list[_Skill]:
-    """The skills as they were measured when the model was made."""
-    return [
-        _Skill(
-            name,
-            right=round(score * card.per_skill),
-            asked=card.per_skill,
-            level=card.levels.get(name, ""),
-            examples=[
-                (example.prompt, example.answer, example.note)
-                for example in card.examples.get(name, [])
-            ],
+    """The skills of a model as its card holds them, measured when the model was made.
+
+    `right` and `asked` count questions; the examples are (prompt, answer, note) each.
+    """
+    skills = []
+    for name, score in card.scores.items():
+        examples = [
+            (example.prompt, example.answer, example.note)
+            for example in card.examples.get(name, [])
+        ]
+        right = round(score * card.per_skill)
+        level = card.levels.get(name, "")
+        skills.append(
+            _Skill(name, right=right, asked=card.per_skill, level=level, examples=examples)
         )
-        for name, score in card.scores.items()
-    ]
+    return skills
 
 
 def _skills_from_runs(home: Home, ref: str) -> list[_Skill]:

@@ -1,6 +1,7 @@
 """Results by a key of the tasks' metadata: how each model does on each kind of task."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,10 @@ class Slice:
         return self.tasks < FEW_TASKS
 
     def to_json(self) -> dict[str, object]:
-        """The slice as results hold it: value and interval of each model, and the change."""
+        """The slice as a JSON object: value and interval of each model, by its label.
+
+        The change (difference, interval and p value) is there only where it was tested.
+        """
         models = {
             label: {"value": result.rounded_value, "interval": result.interval, "n": result.tasks}
             for label, result in self.levels.items()
@@ -66,7 +70,7 @@ class ByMetadata:
     """The results of the candidates by the values of one key.
 
     Attributes:
-        slices: those with the most tasks first.
+        slices: in the order in which they are shown (`by_metadata`).
         shown: label of the model that the sentence is about.
     """
 
@@ -82,9 +86,9 @@ class ByMetadata:
             f"{piece.value} {_level_text(piece.levels.get(self.shown))}"
             for piece in self.slices[:_SENTENCE_VALUES]
         ]
-        more = len(self.slices) - len(parts)
-        rest = f", and {counted(more, 'more value')}" if more > 0 else ""
-        return f"By {self.key} ({self.shown}, {measure_name}): {', '.join(parts)}{rest}."
+        unshown_count = len(self.slices) - len(parts)
+        ending = f", and {counted(unshown_count, 'more value')}" if unshown_count > 0 else ""
+        return f"By {self.key} ({self.shown}, {measure_name}): {', '.join(parts)}{ending}."
 
     @property
     def warnings(self) -> list[str]:
@@ -99,6 +103,7 @@ class ByMetadata:
         ]
 
     def to_json(self) -> dict[str, object]:
+        """The key ("group_by") and the first `_MOST_VALUES` slices ("by") as a JSON object."""
         return {
             "group_by": self.key,
             "by": [piece.to_json() for piece in self.slices[:_MOST_VALUES]],
@@ -115,16 +120,28 @@ def by_metadata(
         measure: what is measured; None where the candidates have none in common.
         shown: label of the candidate whose change against the first is tested.
 
-    Raises UserError BAD_ARGUMENT if no task has the key; its hint names those there are.
+    Returns one slice per value, in rising order where all are numbers and are shown, else those
+    with the most tasks first. Raises UserError BAD_ARGUMENT if
+    no task has the key; its hint names those there are.
     """
     value_of_task = _values_of_tasks(home, candidates[0].env_id, key)
-    asked = {row.task for candidate in candidates for row in candidate.rows}
+    answered_tasks = {row.task for candidate in candidates for row in candidate.rows}
     tasks_of_value: dict[str, set[str]] = {}
-    for task in sorted(asked):
+    for task in sorted(answered_tasks):
         tasks_of_value.setdefault(value_of_task.get(task, NO_VALUE), set()).add(task)
     values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
+    if len(values) <= _SENTENCE_VALUES and all(_is_number(value) for value in values):
+        values.sort(key=float)
     slices = [_slice(value, tasks_of_value[value], candidates, measure, shown) for value in values]
     return ByMetadata(key, measure, slices, shown)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a value of metadata is a finite number, such as "3" or "0.5"."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def of_one_model(

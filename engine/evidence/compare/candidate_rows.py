@@ -54,7 +54,11 @@ class CandidateRow:
 
 
 def candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result; without a `measure` (None) the row has no level."""
+    """Make the row that the result of a comparison has for one candidate.
+
+    `measure` is what its level is measured by; None where the candidates share no measure, and the
+    row then has no level.
+    """
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     return CandidateRow(
         id=candidate.label,

@@ -6,7 +6,6 @@ An id given to `compare_runs` is a training run (its own held-out evaluation), a
 come from and the way of sampling.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -103,9 +102,9 @@ class Offer:
 
 
 def find_candidates(
-    home: Home, ids: Sequence[str], env_id: str = "", fewest: int = 2
+    home: Home, ids: Sequence[str], env_id: str = "", least_count: int = 2
 ) -> tuple[list[Candidate], list[str]]:
-    """The evaluated models behind `ids`, at least `fewest`, on one environment, and warnings.
+    """Find the evaluated models behind `ids`, on one environment: (the candidates, warnings).
 
     `env_id` chooses the environment (an id, a name or a beginning of either); empty means one on
     which all ids were evaluated, the newest where there are several. Candidates without rows are
@@ -114,7 +113,7 @@ def find_candidates(
     Raises:
         UserError: RUN_NOT_FOUND for an unknown id; NO_EVALUATION where an id was never evaluated
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
-            differently; BAD_ARGUMENT where too few or too many models result.
+            differently; BAD_ARGUMENT where fewer than `least_count` or too many models result.
     """
     # An offer is one evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
@@ -122,7 +121,7 @@ def find_candidates(
     candidates = _with_distinct_labels(
         [candidate for candidate in loaded_candidates if candidate.rows]
     )
-    _check_count(candidates, fewest)
+    _check_count(candidates, least_count)
     _check_same_sampling(candidates)
     env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
     return candidates, env_warnings + _sampling_warnings(candidates)
@@ -240,20 +239,24 @@ class _Finder:
 
     def _offers_of_evaluations(self, ref: str) -> list[Offer]:
         """The past evaluation runs that asked the model `ref`, each as an offer of it alone."""
-        return [
-            self._offer_of_evaluation(evaluation, config, only_model=asked, label=ref)
-            for evaluation, config in self.evaluations
-            if config is not None
-            for asked in self._names_there(ref, config.model_refs)
-        ]
+        offers = []
+        for row, config in self.evaluations:
+            asked_as = self._recorded_ref(ref, config.model_refs) if config is not None else ""
+            if asked_as:
+                offers.append(
+                    self._offer_of_evaluation(row, config, only_model=asked_as, label=ref)
+                )
+        return offers
 
-    def _names_there(self, ref: str, model_refs: Sequence[str]) -> list[str]:
-        """Under which of `model_refs` an evaluation asked the model `ref`, as a list of one; else
-        []. A run, its best and the step of that are one model, however it is spelt."""
+    def _recorded_ref(self, ref: str, model_refs: Sequence[str]) -> str:
+        """The one of `model_refs` under which an evaluation asked the model `ref`; "" for none.
+
+        A run, its best checkpoint and the step of that are one model, however it is spelt.
+        """
         if ref in model_refs:
-            return [ref]
-        same = (other for other in model_refs if is_same_checkpoint(self.home, ref, other))
-        return list(itertools.islice(same, 1))
+            return ref
+        same_models = (other for other in model_refs if is_same_checkpoint(self.home, ref, other))
+        return next(same_models, "")
 
     def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
         """The error for a model without evaluation; `row` is the run of `ref`.
@@ -298,22 +301,23 @@ class _Finder:
 
         def load() -> list[Candidate]:
             """Read the rows of the offered models from disk: one candidate for each model."""
-            return [
-                Candidate(
-                    label=label or ref,
-                    source=run.id,
-                    env_id=row.env_id,
-                    rows=rows,
-                    sampling=sampling,
-                    run_id=trained_by(self.home, ref),
-                    step=step_in_ref(ref),
-                )
-                for ref, rows in evaluated_models(run, config).items()
-                if only_model in ("", ref)
-            ]
+            candidates = []
+            for ref, rows in evaluated_models(run, config).items():
+                if only_model in ("", ref):
+                    candidate = Candidate(
+                        label=label or ref,
+                        source=run.id,
+                        env_id=row.env_id,
+                        rows=rows,
+                        sampling=sampling,
+                        run_id=trained_by(self.home, ref),
+                        step=step_in_ref(ref),
+                    )
+                    candidates.append(candidate)
+            return candidates
 
-        asked = config.rows if isinstance(config, EvaluateConfig) else 0
-        return Offer(run.id, row.env_id, sampling, asked, load)
+        task_count = config.rows if isinstance(config, EvaluateConfig) else 0
+        return Offer(run.id, row.env_id, sampling, task_count, load)
 
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
@@ -323,11 +327,11 @@ class _Finder:
         """
         run = self.home.run(row.run_id)
         step = step_of_checkpoint(run, checkpoint)
-        asked = 0 if step is None else _reported_tasks(run, step)
-        if step is None or not asked:
+        task_count = 0 if step is None else _reported_tasks(run, step)
+        if step is None or not task_count:
             return []
         label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
-        return [self._offer_of_step(run, row, step, label, asked, trained_here=True)]
+        return [self._offer_of_step(run, row, step, label, task_count, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
         """The evaluations of the model `ref` at step 0 of training runs that started from it.
@@ -336,25 +340,32 @@ class _Finder:
         evaluation.
         """
         offers = []
-        for other in self.ids:
-            run_id, _, _ = other.partition("@")  # without the checkpoint
+        for compared_ref in self.ids:
+            run_id, _, _ = compared_ref.partition("@")  # without the checkpoint
             row = self._run_with_id(run_id)
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
-            asked = _reported_tasks(run, 0)
-            if asked:
-                offers.append(self._offer_of_step(run, row, 0, ref, asked, trained_here=False))
+            task_count = _reported_tasks(run, 0)
+            if task_count:
+                offers.append(self._offer_of_step(run, row, 0, ref, task_count, trained_here=False))
         return offers
 
     def _offer_of_step(
-        self, run: RunDir, row: RunRow, step: int, label: str, asked: int, *, trained_here: bool
+        self,
+        run: RunDir,
+        row: RunRow,
+        step: int,
+        label: str,
+        task_count: int,
+        *,
+        trained_here: bool,
     ) -> Offer:
         """One held-out evaluation of a training run as an offer of the model `label`.
 
         The rows are read only if the offer is chosen. Only the half of the tasks that no checkpoint
-        was chosen on is used; `asked` is how many those are. `trained_here` is False for step 0,
-        the model that the run started from.
+        was chosen on is used; `task_count` is how many those are. `trained_here` is False for step
+        0, the model that the run started from.
         """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
@@ -372,7 +383,7 @@ class _Finder:
                 )
             ]
 
-        return Offer(run.id, row.env_id, sampling, asked, load)
+        return Offer(run.id, row.env_id, sampling, task_count, load)
 
 
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:

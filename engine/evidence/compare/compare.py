@@ -159,21 +159,23 @@ def _compare_answers(
             or NOT_COMPARABLE (environments or sampling settings differ).
     """
     metric = "" if metric in OWN_MEASURES else metric
-    candidates, warnings = _candidates_to_compare(home, ids, env_id, fewest=1 if group_by else 2)
+    candidates, warnings = _candidates_to_compare(
+        home, ids, env_id, least_count=1 if group_by else 2
+    )
     if metric:
         candidates = by_metric(candidates, metric)
-    first, others = candidates[0], candidates[1:]
-    if not others:
+    first, later_candidates = candidates[0], candidates[1:]
+    if not later_candidates:
         return of_one_model(home, first, group_by, metric, warnings)
     # How often each was evaluated against the first: every time was a chance of a false result.
-    evaluation_counts = [_times_evaluated(home, first, other) for other in others]
-    contests = _contests(home, first, others, evaluation_counts, metric)
+    evaluation_counts = [_times_evaluated(home, first, candidate) for candidate in later_candidates]
+    contests = _contests(home, first, later_candidates, evaluation_counts, metric)
     standing = _standing(home, candidates, contests)
     if group_by:
         shown = standing.main.other.label
-        by = by_metadata(home, candidates, group_by, standing.measure, shown)
-        standing = replace(standing, by=by)
-        warnings += by.warnings
+        by_value = by_metadata(home, candidates, group_by, standing.measure, shown)
+        standing = replace(standing, by=by_value)
+        warnings += by_value.warnings
     more_evidence = evidence_to_gather(home, standing.main)
     all_warnings = [
         *warnings,
@@ -210,12 +212,15 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
 
 
 def _candidates_to_compare(
-    home: Home, ids: Sequence[str], env_id: str, fewest: int
+    home: Home, ids: Sequence[str], env_id: str, least_count: int
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, at least `fewest`; warnings), with seeds joined and without tasks that were
-    trained on. `ids` and `env_id` are those of `compare_runs`, and so are the errors.
+    """Find the candidates to compare: (the candidates, warnings).
+
+    Runs that differ only in their seed are joined into one candidate, and tasks that one of the
+    models was trained on are left out. `least_count` is the least number of candidates; `ids` and
+    `env_id` are those of `compare_runs`, and so are the errors.
     """
-    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id, fewest)
+    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id, least_count)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
 
@@ -227,28 +232,31 @@ def _contests(
     evaluation_counts: Sequence[int],
     metric: str,
 ) -> list[Contest]:
-    """Each of the other candidates compared with the first; the p values are corrected.
+    """Compare each of the other candidates with the first; the p values are corrected.
 
     They are corrected for the number of comparisons, and for how often each candidate was evaluated
     against the first (`evaluation_counts`). `metric` names what the rows are judged by, "" for
     their own measure.
     """
     comparisons = [
-        replace(compare_candidates(home, first, other), metric_name=metric) for other in others
+        replace(compare_candidates(home, first, candidate), metric_name=metric)
+        for candidate in others
     ]
+    # Of any of the contests, so that all have the same fields.
+    is_corrected = len(others) > 1 or max(evaluation_counts) > 1
+    contests = []
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
-    return [
-        Contest(
+    for candidate, (comparison, p_value) in zip(others, corrected_comparisons, strict=True):
+        contest = Contest(
             first,
-            other,
+            candidate,
             comparison=comparison,
-            p_adjusted=p,
-            # Of any of the contests, so that all have the same fields.
-            corrected=len(others) > 1 or max(evaluation_counts) > 1,
-            cause=attribution(home, first, other),
+            p_adjusted=p_value,
+            corrected=is_corrected,
+            cause=attribution(home, first, candidate),
         )
-        for other, (comparison, p) in zip(others, corrected_comparisons, strict=True)
-    ]
+        contests.append(contest)
+    return contests
 
 
 def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
@@ -344,8 +352,11 @@ def _cautions(
 def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> list[str]:
     """A sentence for each evaluation among the sources that asked tasks by which a checkpoint of
     its models was chosen."""
-    sources = [home.run(source) for source in dict.fromkeys(each.source for each in candidates)]
-    return [note for run in sources for note in tasks_left_out_sentence(run, run.find_config())]
+    notes = []
+    for source in dict.fromkeys(candidate.source for candidate in candidates):  # each once
+        run = home.run(source)
+        notes += tasks_left_out_sentence(run, run.find_config())
+    return notes
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:

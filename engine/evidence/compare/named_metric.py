@@ -12,22 +12,20 @@ OWN_MEASURES = ("success", "reward", "loss")  # what is compared without a name
 
 
 def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
-    """The candidates, to be compared by one of the environment's own metrics: in their rows the
-    reward becomes that metric and the success None. Rows without the metric are left out, because a
-    metric that only some tasks have is absent on the others, not 0.
+    """The candidates with one of the environment's own metrics as their reward.
+
+    In their rows the reward becomes that metric and the success None. Rows without the metric are
+    left out, because a metric that only some tasks have is absent on the others, not 0.
 
     Raises UserError BAD_ARGUMENT if no row has such a metric; its hint names those there are.
     """
-    judged = [
-        replace(
-            candidate,
-            rows=results.by_metric(candidate.rows, metric),
-            members=tuple(by_metric_of(member, metric) for member in candidate.members),
-        )
-        for candidate in candidates
-    ]
-    if any(row.reward is not None for candidate in judged for row in candidate.rows):
-        return judged
+    judged_candidates = []
+    for candidate in candidates:
+        members = tuple(by_metric_of(member, metric) for member in candidate.members)
+        judged_candidates.append(replace(by_metric_of(candidate, metric), members=members))
+    judged_rows = (row for candidate in judged_candidates for row in candidate.rows)
+    if any(row.reward is not None for row in judged_rows):
+        return judged_candidates
     all_rows = (row for candidate in candidates for row in candidate.rows)
     names = sorted({name for row in all_rows for name in row.metrics or {}})
     raise UserError(

@@ -5,6 +5,7 @@ attempts within a task, and people choose by the order of models: both orders ma
 although every single reward changed little.
 """
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -40,6 +41,7 @@ class PairCounts:
     parted: int = 0
 
     def __add__(self, other: "PairCounts") -> "PairCounts":
+        """The counts of both together, each the sum of the two."""
         return PairCounts(
             kept=self.kept + other.kept,
             reversed=self.reversed + other.reversed,
@@ -249,13 +251,13 @@ def _model_flips(moves: Sequence[RankMove]) -> list[tuple[str, str]]:
 
     A pair that is tied before or after does not count.
     """
-    return [
-        (ahead_before.name, behind_before.name)
-        for ahead_before in moves
-        for behind_before in moves
-        if ahead_before.rank_before < behind_before.rank_before
-        and ahead_before.rank_after > behind_before.rank_after
-    ]
+    flips = []
+    for first, second in itertools.permutations(moves, 2):
+        was_ahead = first.rank_before < second.rank_before
+        is_behind = first.rank_after > second.rank_after
+        if was_ahead and is_behind:
+            flips.append((first.name, second.name))
+    return flips
 
 
 def _furthest_moves(moves: Sequence[RankMove]) -> list[RankMove]:

@@ -254,7 +254,12 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
 
 
 def _t_test(diff: float, variance: float, df: float) -> DifferenceTest:
-    """The test of whether `diff` is 0; its variance is above 0, with `df` degrees of freedom."""
+    """The two-sided t test of whether the mean difference `diff` is 0.
+
+    `variance` is that of the mean difference, above 0; `df` its degrees of freedom. Besides the p
+    value it has the interval at the level ALPHA and the smallest difference that would be detected
+    with the probability POWER.
+    """
     standard_error = math.sqrt(variance)
     t_alpha, t_power = t_quantile(1.0 - ALPHA / 2.0, df), t_quantile(POWER, df)
     half_width = t_alpha * standard_error

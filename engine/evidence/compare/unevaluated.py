@@ -22,8 +22,8 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
     runs = [run for ref in ids if (run := _described(home, ref)) is not None]
     if len(runs) < len(ids) or len(runs) < 2:
         return None
-    first, *others = runs
-    differences = {other.name: difference(first, other) for other in others}
+    first, *later_runs = runs
+    differences = {run.name: difference(first, run) for run in later_runs}
     differences_in_words = "; ".join(
         f"{name} against {first.name}: {differing.in_words() or 'the same settings'}"
         for name, differing in differences.items()

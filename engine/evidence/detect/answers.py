@@ -235,7 +235,13 @@ def _reference_is_cut(facts: Facts) -> bool:
 def _no_room_finding(
     facts: Facts, evidence: Mapping[str, object], sentence: str, gold_tokens: float
 ) -> Finding:
-    """The finding that no right answer fits: a root cause, whatever else the answers do."""
+    """The finding that no right answer fits into max_tokens: a root cause, whatever else is wrong.
+
+    Args:
+        evidence: the numbers that the finding shows.
+        sentence: what was observed, in words.
+        gold_tokens: the tokens of a usual reference answer.
+    """
     needed_tokens = math.ceil(gold_tokens)
     lever = setting_lever(
         "max_tokens",
@@ -255,7 +261,10 @@ def _no_room_finding(
 
 
 def _no_room_from_the_start(facts: Facts) -> Finding | None:
-    """Detect that no reference answer fits and none is ever right, though answers do end."""
+    """Detect that no reference answer fits and no answer is ever right, though answers do end.
+
+    None where reference answers fit, where their length is not known, or where a task was solved.
+    """
     if not _reference_is_cut(facts) or facts.gold_tokens is None or not never_solved(facts):
         return None
     evidence = {

@@ -165,12 +165,12 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
             findings.append(finding)
     findings += _alerts_that_stand(facts, {finding.id for finding in findings})
     harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
-    kept = _without_effects(harmful)
+    root_findings = _without_effects(harmful)
     losses = [setbacks.heldout_loss(facts)]
     # Steps that broke the policy took its skills too.
-    if _is_broken(kept) or any(finding.id == "unstable" for finding in kept):
-        losses += [finding.cost for finding in kept]
-    in_order = ranked(_with_what_stayed_unsolved(with_costs(kept, max(losses)), facts))
+    if _is_broken(root_findings) or any(finding.id == "unstable" for finding in root_findings):
+        losses += [finding.cost for finding in root_findings]
+    in_order = ranked(_with_what_stayed_unsolved(with_costs(root_findings, max(losses)), facts))
     return _cuts_behind_too_hard(in_order, facts)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.files import read_object
-from engine.core.format import counted
+from engine.core.format import counted, words
 from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS, Reply
 from engine.evidence.detect.alerts import open_alerts, training_rows
@@ -40,6 +40,7 @@ from engine.records.lines.event import read_events
 from engine.records.lines.trajectory_record import read_trajectories
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
+_CAP_KINDS = ("budget", "timeout")  # failures that are the end of what a run may take
 _ROLLOUT_BYTES = 24_000_000  # of rollouts read at most; beyond it steps are left out evenly
 
 
@@ -53,7 +54,7 @@ class ShownFinding:
     examples: Sequence[Example]
 
     def to_json(self) -> dict[str, object]:
-        """The finding as a result lists it."""
+        """The finding as a JSON object: what was observed, its numbers, the change to try next."""
         return {
             "id": self.finding.id,
             "severity": self.finding.severity,
@@ -101,7 +102,7 @@ class Diagnosis:
     next_calls: Sequence[Call]
 
     def to_json(self) -> Reply:
-        """The diagnosis as the reply of the tool."""
+        """The diagnosis as a JSON object, which the tool replies with."""
         return {
             "summary": self.summary,
             "run_id": self.run_id,
@@ -348,7 +349,10 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
 
 
 def _looked_at(facts: Facts) -> LookedAt:
-    """How much the detectors could read."""
+    """Count what the detectors could read: steps, rollouts, and steps with an evaluation.
+
+    `last_step` is 0 before the first step.
+    """
     # Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     evaluated_steps: set[int] = set()
@@ -391,6 +395,13 @@ def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
     """That nothing was found, or that nothing explains the failure, and how much was looked at."""
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
+    if facts.failure_kind in _CAP_KINDS:
+        planned = f" of {facts.settings.steps}" if facts.settings.steps else ""
+        return (
+            f"{row.run_id} was ended by a cap and not by a fault: {row.reason}. "
+            f"{counted(looked_at.steps, 'step')}{planned} were done in {words(row.spent_hours)}; "
+            f"nothing is wrong in them ({extent} looked at)."
+        )
     if facts.failure_kind:
         return (
             f"{row.run_id} failed ({facts.failure_kind}); no detector explains it "
@@ -418,9 +429,12 @@ def _next_calls(
     """The calls that make the change of the first finding where one does (`again`), show rollouts
     of it and what the playbook says about it.
 
-    Without findings: the call that reads the error of a failed run. Of a run that goes on the last
-    one waits on. `step` is the step of the example rollouts, -1 where there are none.
+    Without findings: the call that goes on with a run that a cap has ended, or reads the error of
+    one that failed otherwise. Of a run that goes on the last one waits on. `step` is the step of
+    the example rollouts, -1 where there are none.
     """
+    if not findings and row.state == "failed" and row.reason_kind in _CAP_KINDS and row.hint.call:
+        return [row.hint.call]
     if not findings:
         read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
         return [read_error] if row.state == "failed" else row.wait_calls

@@ -204,7 +204,7 @@ def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
 
 
 def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str, object]:
-    """The numbers of groups that give no gradient; `cause` is what is equal in them."""
+    """The numbers, by name, of groups without a gradient; `cause` is what is equal in them."""
     return {
         "zero_advantage_share": shares.zero_advantage,
         "groups_effective": shares.effective,
@@ -465,7 +465,7 @@ def _early_fall_text(entropy: _Entropies, against_start: StartComparison) -> str
 def _early_fall_evidence(
     facts: Facts, entropy: _Entropies, against_start: StartComparison
 ) -> dict[str, object]:
-    """The numbers of an entropy that fell within the first steps, without a held-out gain."""
+    """The numbers, by name, of an entropy that fell at once without a gain over step 0."""
     effective_shares = facts.series("groups_effective")
     return {
         "entropy_start": entropy.start,

@@ -435,12 +435,12 @@ def underpowered(facts: Facts) -> Finding | None:
 
 def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: float) -> Finding:
     """The finding that a comparison has too few tasks to show a change below `smallest_gap`."""
-    n = comparison.outcome.n
+    task_count = comparison.outcome.n
     is_share = comparison.measure == "success"
     evidence: dict[str, object] = {
         "difference": comparison.difference,
         "interval": comparison.interval,
-        "n": n,
+        "n": task_count,
         "smallest_detectable_gap": smallest_gap,
     }
     needed_tasks = tasks_for_share(comparison.outcome) if is_share else None
@@ -449,10 +449,9 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
     gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
-    sentence = (
-        f"{n} reported tasks show a change of {gap_text} or more; a smaller one stays in the noise."
-    )
-    lever = _more_tasks(facts, n, needed_tasks)
+    text = f"{task_count} reported tasks show a change of {gap_text} or more; a smaller one stays "
+    lever = _more_tasks(facts, task_count, needed_tasks)
+    sentence = f"{text}in the noise."
     return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
 
 

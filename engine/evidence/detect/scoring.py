@@ -219,25 +219,28 @@ def _plateau_finding(
         "groups_effective": recent_mean(facts.series("groups_effective")),
     }
     if level is None:
-        what = (
+        observation = (
             f"In {whole_percent(share_on_it)} of the groups of the last steps all earn the "
             "same part"
         )
-        less, where = "less", "success == False and reward > 0"
+        lower_pay, row_filter = "less", "success == False and reward > 0"
     else:
-        what = (
+        observation = (
             f"{whole_percent(share_on_it)} of the answers of the last steps earn exactly "
             f"{level:.3g}"
         )
-        less, where = f"less than {level:.3g}", f"success == False and reward == {level!r}"
+        lower_pay, row_filter = (
+            f"less than {level:.3g}",
+            f"success == False and reward == {level!r}",
+        )
     sentence = (
-        f"{what} and {whole_percent(solved_share)} are right: the reward is a plateau that "
+        f"{observation} and {whole_percent(solved_share)} are right: the reward is a plateau that "
         "pays for not "
         "finishing."
     )
     lever = edit_lever(
-        f"score(): pay {less} for what the answers shown do, and a step more for each thing that "
-        'is still missing; or show whole answers by SFT first (algorithm="sft")'
+        f"score(): pay {lower_pay} for what the answers shown do, and a step more for each thing "
+        'that is still missing; or show whole answers by SFT first (algorithm="sft")'
     )
     return Finding(
         "plateau",
@@ -246,7 +249,7 @@ def _plateau_finding(
         lever,
         playbook="rewards",
         pick="best",
-        where=where,
+        where=row_filter,
     )
 
 
@@ -299,7 +302,11 @@ def _hacking_finding(
 def _hacking_evidence(
     facts: Facts, reward_trend: Trend, signals: Mapping[str, float]
 ) -> dict[str, object]:
-    """The numbers of an exploited reward; `signals` maps a signal to the number that shows it."""
+    """The numbers, by name, that show an exploited reward.
+
+    `reward_trend` is the mean reward at the start and at the end; `signals` maps the name of a
+    signal of exploitation to the number that shows it.
+    """
     solved_shares = facts.view_values("solved_share")
     return {
         "reward_start": reward_trend.first,

@@ -12,7 +12,7 @@ from engine.evidence.detect.views import Facts, StartComparison, mean, recent_me
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
 from engine.evidence.verdict.regression import Battery, SinceBase, keep_settings, sentence_of
-from engine.records.settings import ROW_ALGORITHMS
+from engine.records.settings import REPLAYING_ALGORITHMS, ROW_ALGORITHMS
 
 _SHOWN_WORDS = 4  # of the exam's own, in a sentence
 
@@ -78,7 +78,10 @@ def heldout_loss(facts: Facts) -> float:
 
 
 def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, object]:
-    """The numbers of a fall below the start."""
+    """The numbers, by name, of a held-out result that fell below that of step 0.
+
+    `difference` and `interval` are after - before; None for a number that is not known.
+    """
     return {
         "before": against_start.before,
         "after": against_start.after,
@@ -129,7 +132,11 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
 
 
 def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
-    """As `_reason_and_lever`, for what DPO and distillation are given to learn from."""
+    """(the reason for a fall below the start, the advice) where a run copies pairs or a teacher.
+
+    DPO blames its pairs and a distillation its teacher, where the policy learnt what they show.
+    Otherwise, as for any other algorithm, the reason is "" and the advice a lower learning rate.
+    """
     if facts.algorithm == "dpo" and against_start.measure != "loss":
         preferred_share = recent_mean(facts.series("preference_accuracy"))
         if preferred_share is not None and preferred_share >= limits.PAIRS_LEARNT:
@@ -245,7 +252,10 @@ def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
 
 
 def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
-    """The finding that the mean reward fell from `before` to `after`."""
+    """The finding that the mean reward fell from `before` (first steps) to `after` (last steps).
+
+    Its cost is the reward that was lost.
+    """
     evidence = {
         "reward_start": before,
         "reward": after,
@@ -291,13 +301,12 @@ _KL = 0.01  # of GRPO where it had none
 
 def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
     """The advice (a lever) against losing the skills that `batteries` show as lost, by the run's
-    algorithm: replayed rows for SFT, a stronger pull to the start for GRPO and DPO, less training
-    for any other. SFT that replays enough already is advised to train less, too."""
+    algorithm: replayed rows for SFT and GRPO (a stronger pull to the start for GRPO that replays
+    enough already), a larger beta for DPO, less training for any other."""
     settings = facts.settings
-    if facts.algorithm == "sft":
-        replayed = keep_settings(settings, batteries)
-        if not replayed:
-            return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
+    can_replay = facts.algorithm in REPLAYING_ALGORITHMS
+    replayed = keep_settings(settings, batteries) if can_replay else {}
+    if replayed:
         reason = f"replays in each batch what the start could do; {_FROM_START}"
         return Lever(Hint(reason, change=Change(settings=replayed)), "keep", settings.keep or 0.0)
     if facts.algorithm == "grpo":
@@ -426,7 +435,10 @@ def contradictory_rows(facts: Facts) -> Finding | None:
 
 
 def duplicates(facts: Facts) -> Finding | None:
-    """Detect training rows of which most are copies of others, in a run that gained nothing."""
+    """Detect training rows of which most are copies of others, in a run that gained nothing.
+
+    None where the share of copies is at most `limits.COPIED`, or where the run became better.
+    """
     rows = facts.rows
     copied_share = 1 - rows.different / rows.train if rows.train else 0.0
     if copied_share <= limits.COPIED or _is_better(facts):

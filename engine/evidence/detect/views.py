@@ -313,20 +313,20 @@ def trend(values: Sequence[float]) -> Trend | None:
 def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
     """The change from some values to as many later ones, at least two of each.
 
-    Where neither the early nor the late values vary, `z` is infinite with the sign of the change,
-    or 0 if nothing changed.
+    Where neither the early nor the late values vary, the z score is infinite with the sign of the
+    change, or 0 if nothing changed.
     """
     change = mean(late) - mean(early)
     standard_error = math.sqrt(
         (statistics.variance(early) + statistics.variance(late)) / len(early)
     )
     if standard_error != 0.0:
-        z = change / standard_error
+        z_score = change / standard_error
     elif change:
-        z = math.copysign(math.inf, change)
+        z_score = math.copysign(math.inf, change)
     else:
-        z = 0.0
-    return Trend(mean(early), mean(late), z)
+        z_score = 0.0
+    return Trend(mean(early), mean(late), z_score)
 
 
 def stuck_at(values: Sequence[float], limit: float) -> float | None:

@@ -123,7 +123,7 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place; `axis` (start, end) has 3 % free at each end."""
+    """A function from a difference to pixels from the left; 3 % of `axis` is free at each end."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -144,13 +144,13 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     """
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
-    y = _STRIP_AXIS_Y
+    axis_y = _STRIP_AXIS_Y
     return [
         _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
-        _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
-        _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
-        _line("interval", (x_low, x_high), (y, y)),
-        f'<circle class="estimate" cx="{x_value:.1f}" cy="{y}" r="7"/>',
+        _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (axis_y, axis_y)),
+        _line("zero", (x_zero, x_zero), (axis_y - 26, axis_y + 26)),
+        _line("interval", (x_low, x_high), (axis_y, axis_y)),
+        f'<circle class="estimate" cx="{x_value:.1f}" cy="{axis_y}" r="7"/>',
     ]
 
 
@@ -163,7 +163,7 @@ def _no_difference_band(x_start: float, x_end: float) -> str:
 
 
 def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
-    """The texts below the axis: the ends of the interval, and "no change" at 0."""
+    """The texts below the axis as SVG: the ends of the interval, and "no change" at 0."""
     unit = " points" if effect.is_share else ""  # the headline shows the unit, the axis does not
     low_text = signed(effect.low, effect.is_share).removesuffix(unit)
     high_text = signed(effect.high, effect.is_share).removesuffix(unit)
@@ -244,24 +244,24 @@ def _x_in_range(axis_end: float, width: int) -> _XOf:
 
 
 def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
-    """The axis, the bar from the low to the high value, and a line at the likely value."""
+    """SVG shapes: the axis, the bar from the low to the high value, a line at the likely value."""
     x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
-    y = _RANGE_AXIS_Y
+    axis_y = _RANGE_AXIS_Y
     return [
-        _line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (y, y)),
-        f'<rect class="range" x="{x_low:.1f}" y="{y - 9}" rx="4" '
+        _line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (axis_y, axis_y)),
+        f'<rect class="range" x="{x_low:.1f}" y="{axis_y - 9}" rx="4" '
         f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',  # narrower would not be seen
-        _line("likely", (x_likely, x_likely), (y - 9, y + 9)),
+        _line("likely", (x_likely, x_likely), (axis_y - 9, axis_y + 9)),
     ]
 
 
-def _actual_mark(x: float, text: str, width: int) -> list[str]:
-    """The actual value on the bar of a range: an arrow, a line and its text; `x` in pixels."""
-    y = _RANGE_AXIS_Y
-    x_text = _centre_inside(x, _HALF_STRONG * len(text), width)
+def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
+    """SVG of the actual value at `mark_x` pixels from the left: an arrow, a line and its text."""
+    axis_y = _RANGE_AXIS_Y
+    x_text = _centre_inside(mark_x, _HALF_STRONG * len(text), width)
     return [
-        f'<path class="actual" d="M{x:.1f} {y - 11}l-7 -11h14z"/>',
-        _line("actualline", (x, x), (y - 11, y + 11)),
+        f'<path class="actual" d="M{mark_x:.1f} {axis_y - 11}l-7 -11h14z"/>',
+        _line("actualline", (mark_x, mark_x), (axis_y - 11, axis_y + 11)),
         _text("strong mid", x_text, 12, text),
     ]
 
@@ -462,7 +462,7 @@ def _drawn_values(curve: Curve) -> list[float]:
 
 
 def _value_range(curve: Curve) -> tuple[float, float]:
-    """(lowest, highest) value that the axis must cover, never two equal numbers."""
+    """The (lowest, highest) value that the axis must cover for a curve, never two equal numbers."""
     values = _drawn_values(curve)
     low, high = min(values), max(values)
     all_within_0_and_1 = low >= 0.0 and high <= 1.0
@@ -491,23 +491,23 @@ def grid_lines(frame: Frame, is_share: bool) -> str:
 
 def step_labels(frame: Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
-    y = frame.height - _BOTTOM + 19  # below the axis
+    label_y = frame.height - _BOTTOM + 19  # below the axis
     tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
-        _text("tick mid", frame.x(tick), y, str(int(tick)))
+        _text("tick mid", frame.x(tick), label_y, str(int(tick)))
         for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
         if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
-    return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")
+    return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, label_y, "step")
 
 
 def _vertical_line(frame: Frame, step: float, text: str) -> str:
-    """A vertical line at a step; its label is on the side that has more room."""
-    x, bottom = frame.x(step), frame.height - _BOTTOM
-    line = _line("best", (x, x), (_TOP, bottom))
-    if x > frame.width * 0.6:  # a label to the right of it might leave the drawing
-        return line + _text("bestlabel end", x - 6, bottom - 7, text)
-    return line + _text("bestlabel", x + 6, bottom - 7, text)
+    """SVG of a vertical line at `step`, with `text` on the side that has more room."""
+    line_x, bottom = frame.x(step), frame.height - _BOTTOM
+    line = _line("best", (line_x, line_x), (_TOP, bottom))
+    if line_x > frame.width * 0.6:  # a label to the right of it might leave the drawing
+        return line + _text("bestlabel end", line_x - 6, bottom - 7, text)
+    return line + _text("bestlabel", line_x + 6, bottom - 7, text)
 
 
 def _band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
@@ -563,9 +563,9 @@ def _mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
     It is drawn as a diamond, its interval as a vertical line.
     """
     step, low, value, high = mark
-    x, y = frame.x(step), frame.y(value)
-    whisker = _line("whisker", (x, x), (frame.y(low), frame.y(high)))
-    return whisker + f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
+    centre_x, centre_y = frame.x(step), frame.y(value)
+    whisker = _line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
+    return whisker + f'<path class="mark" d="M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
 def _end_label(frame: Frame, curve: Curve) -> str:
@@ -574,9 +574,9 @@ def _end_label(frame: Frame, curve: Curve) -> str:
     if end is None:
         return ""
     step, value = end
-    x, y = frame.x(step), frame.y(value)
-    dot = f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    return dot + _text("strong", x + 9, y + 4, axis_text(value, curve.is_share))
+    dot_x, dot_y = frame.x(step), frame.y(value)
+    dot = f'<circle class="lastdot" cx="{dot_x:.1f}" cy="{dot_y:.1f}" r="4"/>'
+    return dot + _text("strong", dot_x + 9, dot_y + 4, axis_text(value, curve.is_share))
 
 
 def _line_end(curve: Curve) -> Point | None:

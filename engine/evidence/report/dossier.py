@@ -259,7 +259,11 @@ def gather(home: Home, run_id: str) -> Dossier:
 def _flip_examples(
     comparison: Comparison | None, sides: Sides | None, redact: Redactor
 ) -> FlipExamples:
-    """Tasks won and lost, with the answers before and after; none without a comparison."""
+    """Examples of tasks won and lost, with the answers before and after training.
+
+    At most `_EXAMPLES` for each direction, texts cut to `_EXAMPLE_CHARS` characters and with
+    secrets taken out by `redact`. Empty without a comparison.
+    """
     if sides is None or comparison is None:
         return FlipExamples()
     return flip_examples(

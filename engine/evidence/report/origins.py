@@ -72,7 +72,11 @@ def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
-    """A row of the table: one kind of answer that solves nothing, and what it earns."""
+    """Make the row of the table for one kind of answer that solves nothing, and what it earns.
+
+    Its cells: the kind, the mean reward as a number and as a bar, the share of rows that pay it,
+    the share of rows whose reference answer earns more ("" if not measured), and the verdict.
+    """
     # The share of rows whose reference answer (gold) earns more; "" where that was not measured.
     gold_above = percent(probe.separated, digits=0) if probe.separated is not None else ""
     return (
@@ -236,7 +240,7 @@ def cost(dossier: Dossier) -> Section | None:
 
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
-    """The estimated device time as a bar, with the time used as a mark; no mark for None."""
+    """Draw the estimated device hours as a bar, with `hours_used` as a mark; None draws no mark."""
     expected_hours = estimate.gpu_hours
     used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
     estimated_range = charts.Range(

@@ -22,9 +22,11 @@ _STYLES = ("name", "num", "num", "num", "num", "", "num rest", "rest")
 
 
 def other_words(dossier: Dossier) -> Section | None:
-    """The section of the report on tasks in other words: a table with a row for each model and
-    kind of rewording, then an example for each kind in which a model is fragile. None where no task
-    was reworded."""
+    """The section of the report on tasks in other words; None where no task was reworded.
+
+    It has a table with a row for each model and kind of rewording, then an example for each kind in
+    which a model is fragile.
+    """
     results = dossier.verdict.robustness
     if not results:
         return None
@@ -32,15 +34,16 @@ def other_words(dossier: Dossier) -> Section | None:
         "The same tasks as they are and in other words, compared task by task. A model that is "
         "fragile learnt the words of its training rows too; vary_wording trains with others."
     )
-    rows = [row for result in results for row in _rows(dossier, result)]
-    section_blocks: list[Block] = [blocks.Table(_HEADS, rows, _STYLES, style="models")]
-    section_blocks += [
-        blocks.Paragraph([_flip_in_words(kind)])
-        for result in results
-        for kind in result.fragile
-        if kind.examples
-    ]
-    return Section(title="In other words", short="Other words", blocks=section_blocks, lead=[lead])
+    rows = []
+    examples: list[Block] = []
+    for result in results:
+        rows += _rows(dossier, result)
+        fragile_kinds = [kind for kind in result.fragile if kind.examples]
+        examples += [blocks.Paragraph([_flip_in_words(kind)]) for kind in fragile_kinds]
+    table = blocks.Table(_HEADS, rows, _STYLES, style="models")
+    return Section(
+        title="In other words", short="Other words", blocks=[table, *examples], lead=[lead]
+    )
 
 
 def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]:
@@ -50,7 +53,11 @@ def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]
 
 
 def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
-    """The cells of one kind of rewording, without the model's name, which is the first cell."""
+    """The table cells of one kind of rewording, without that of the model's name, the first.
+
+    They are: level before, level after, change, its interval, the verdict, the number of tasks, and
+    the kind with what was left out. The numbers are "" where nothing was compared.
+    """
     outcome, measure = kind.outcome, kind.measure
     if outcome is None or measure is None:
         return ("", "", "", "", Tag(kind.word), "0", f"{kind.label}: {kind.why}")

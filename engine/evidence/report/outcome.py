@@ -89,7 +89,10 @@ def sentence_case(text: str) -> str:
 
 
 def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
-    """The change with its interval as a drawing; the caption says what counts as no difference."""
+    """Draw a change with its interval; the caption says what counts as no difference.
+
+    `measure` is the one that `comparison` is by; it decides how numbers are written.
+    """
     effect = _effect(comparison, measure)
     label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
@@ -254,16 +257,19 @@ def models(dossier: Dossier) -> Section | None:
 def _model_rows(
     evaluation: EvaluationFacts, measure: Measure, redact: Redactor
 ) -> list[_ModelRow] | None:
-    """A row for each model whose mean result (its level) has an interval; None where none has."""
-    levels = [(each.model, each.level) for each in evaluation.models if each.level is not None]
+    """A table row for each model whose mean result (its level) has an interval.
+
+    None where no level has one. `redact` takes secrets out of the names of models.
+    """
+    levels = [(facts.model, facts.level) for facts in evaluation.models if facts.level is not None]
     axis = _axis_of_levels([level for _, level in levels], measure)
     if axis is None:
         return None
     comparison_by_model = {pair.model: pair.comparison for pair in evaluation.comparisons}
     rows = []
     for model, level in levels:
-        name, comparison = redact.text(model), comparison_by_model.get(model)
-        row = _model_row(name, level, comparison, axis, measure)
+        comparison = comparison_by_model.get(model)
+        row = _model_row(redact.text(model), level, comparison, axis, measure)
         if row is not None:
             rows.append(row)
     return rows

@@ -99,7 +99,11 @@ class KindResult:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The result as results hold it."""
+        """The result of this kind as a JSON object.
+
+        The numbers and examples are there only where tasks were compared; "left_out" and "why" only
+        where tasks were left out.
+        """
         body: dict[str, object] = {"kind": self.kind, "label": self.label, "verdict": self.word}
         if self.outcome is not None:
             outcome = self.outcome
@@ -217,8 +221,10 @@ def _kind_result(
 def _outcome(
     plain: Sequence[EvaluationRow], reworded: Sequence[EvaluationRow], measure: Measure
 ) -> PairedVerdict:
-    """The paired comparison of tasks as they are (before) with the same tasks in other words
-    (after). Tasks with the same prompt, as it is, count as one task."""
+    """Compare tasks as they are (before) with the same tasks in other words (after), in pairs.
+
+    Tasks with the same plain prompt count as one task. A scoring that failed counts as 0.
+    """
     # Reworded prompts all differ, so equal tasks are known only by their plain prompts.
     plain_prompts = {row.task: row.prompt for row in plain}
     with_plain_prompts = [
@@ -230,23 +236,24 @@ def _outcome(
 
 def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
     """The results with p values corrected by Holm for the number of tests, one per model and kind.
-    A kind that is "fragile" or "improved" and no longer significant becomes "inconclusive"."""
-    p_values = [
-        kind.outcome.p
-        for model in results
-        for kind in model.kinds
-        if kind.outcome is not None and kind.outcome.p is not None
-    ]
+
+    A kind that is "fragile" or "improved" and no longer significant becomes "inconclusive".
+    """
+    p_values = []
+    for model in results:
+        for kind in model.kinds:
+            if kind.outcome is not None and kind.outcome.p is not None:
+                p_values.append(kind.outcome.p)
     corrected_p_values = iter(holm(p_values))  # in the order of models and kinds
 
     def corrected(kind: KindResult) -> KindResult:
         """One kind with the next of the corrected p values; as it is where nothing was tested."""
         if kind.outcome is None or kind.outcome.p is None:
             return kind
-        p = next(corrected_p_values)
+        p_value = next(corrected_p_values)
         claims_change = kind.word in ("fragile", "improved")
-        word = "inconclusive" if claims_change and p >= ALPHA else kind.word
-        return replace(kind, word=word, outcome=replace(kind.outcome, p=p))
+        word = "inconclusive" if claims_change and p_value >= ALPHA else kind.word
+        return replace(kind, word=word, outcome=replace(kind.outcome, p=p_value))
 
     return [replace(model, kinds=[corrected(kind) for kind in model.kinds]) for model in results]
 

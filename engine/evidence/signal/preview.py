@@ -65,16 +65,12 @@ class SignalPreview:
     std: PairedChange
 
     def to_json(self) -> dict[str, object]:
-        """The numbers, rounded."""
-        before, after = (
-            {name: rounded(value) for name, value in asdict(levels).items()}
-            for levels in (self.before, self.after)
-        )
+        """The numbers, rounded, as a JSON object: counts, levels before and after, and changes."""
         return {
             "groups": self.groups,
             "tasks": self.tasks,
-            "before": before,
-            "after": after,
+            "before": {name: rounded(value) for name, value in asdict(self.before).items()},
+            "after": {name: rounded(value) for name, value in asdict(self.after).items()},
             "effective_change": self.effective.to_json(),
             "std_change": self.std.to_json(),
         }

@@ -8,7 +8,7 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
     leaks.py          training rows that teach a held-out task, each with the task
     learnability.py   what sampled answers of a base say about training on them
     overlap.py        held-out tasks in training rows: exact, normalised, by word sequences
-    power.py          how many tasks or attempts would show a change worth having
+    power.py          how many tasks or attempts would show a change; the power of a test
     results.py        evaluation rows as sides that can be compared
     text_metrics.py   what can be measured on answers as text
     thresholds.py     when a detector speaks, each number with its reason

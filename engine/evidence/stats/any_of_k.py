@@ -39,15 +39,11 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     Every value of `results` is a success, 0 or 1. The number of attempts is the smallest that any
     task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
     """
-    return [
-        _mean_over_tasks(
-            k,
-            {task: _chance(values, k) for task, values in results.values.items()},
-            results.groups,
-            _of_chances,
-        )
-        for k in _ks(_fewest_attempts(results))
-    ]
+    pass_rates = []
+    for k in _ks(_fewest_attempts(results)):
+        chances = {task: _chance(values, k) for task, values in results.values.items()}
+        pass_rates.append(_mean_over_tasks(k, chances, results.groups, _of_chances))
+    return pass_rates
 
 
 def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
@@ -57,8 +53,9 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
     where that is below 2, or no task is on both sides.
     """
     shared_tasks = before.values.keys() & after.values.keys()
-    counts = [len(side.values[task]) for side in (before, after) for task in shared_tasks]
-    k = min(counts, default=0)
+    k = min(
+        (min(len(before.values[task]), len(after.values[task])) for task in shared_tasks), default=0
+    )
     if k < 2:
         return None
     changes = {

@@ -53,16 +53,18 @@ def paired_bootstrap(
     Raises ValueError without tasks.
     """
     means = _means_of_tasks(diffs_by_task)
-    n = len(means)
-    if n == 0:
+    task_count = len(means)
+    if task_count == 0:
         raise ValueError("paired_bootstrap needs at least one task")
-    centre = math.fsum(means) / n
+    centre = math.fsum(means) / task_count
     if clusters is not None:
         mean_of_task = dict(zip(sorted(diffs_by_task), means, strict=True))
         return _over_groups(centre, mean_of_task, clusters, seed, confidence, resamples)
-    if n == 1 or min(means) == max(means):
-        return _without_spread(centre, n)
-    return _expanded_percentile(centre, _drawn_means(means, seed, resamples), n, confidence)
+    if task_count == 1 or min(means) == max(means):
+        return _without_spread(centre, task_count)
+    return _expanded_percentile(
+        centre, _drawn_means(means, seed, resamples), task_count, confidence
+    )
 
 
 def _over_groups(
@@ -138,10 +140,13 @@ def _means_of_tasks(values_by_task: Mapping[str, Sequence[float]]) -> list[float
 
 
 def _drawn_means(values: Sequence[float], seed: int, resamples: int) -> list[float]:
-    """The sorted means of `resamples` samples of the values, each drawn with replacement."""
-    n = len(values)
+    """The means of `resamples` samples of the values, sorted; each is drawn with replacement.
+
+    A sample has as many members as there are values. The same `seed` gives the same means.
+    """
+    count = len(values)
     draw = random.Random(seed).choices
-    return sorted(sum(draw(values, k=n)) / n for _ in range(resamples))
+    return sorted(sum(draw(values, k=count)) / count for _ in range(resamples))
 
 
 def _share_below_zero(drawn_means: Sequence[float]) -> float:

@@ -20,6 +20,7 @@ _COMMON = 0.1  # a word in more than this share of the rows belongs to a templat
 _ROWS_OF_A_TERM = 5  # on average, from which on rows of one term are a family
 _COVERED = 0.5  # share of the exam whose term stands in training rows too
 _SHOWN_CHARS = 80  # of a prompt that is an example
+_GROUP_CHARS = 40  # of the name of a group of rows
 _CURE = (
     'give such rows one `group` (Task(..., group="{group}"), or a key "group" in a data row), '
     "which is never on two sides"
@@ -43,52 +44,67 @@ def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hint that prompts of the exam are training prompts in another order."""
-    by_words: dict[tuple[str, ...], str] = {}
+    """The hint that prompts of the exam are training prompts in another order, as a list of one.
+
+    `train` and `exam` are the training rows and the held-out rows. [] where fewer than the share
+    `_REORDERED` of the exam, or fewer than `_FEWEST_REORDERED` rows, are such prompts.
+    """
+    train_text_by_words: dict[tuple[str, ...], str] = {}
     for row in train:
         text = _text(row)
-        by_words.setdefault(tuple(sorted(tokens_of(text))), text)
-    pairs = []
+        train_text_by_words.setdefault(tuple(sorted(tokens_of(text))), text)
+    pairs: list[tuple[str, str]] = []  # (text of the exam, training text with the same words)
     for row in exam:
         text = _text(row)
         tokens = tokens_of(text)
-        other = by_words.get(tuple(sorted(tokens)))
-        if other is not None and len(tokens) > 1 and tokens_of(other) != tokens:
-            pairs.append((text, other))
+        train_text = train_text_by_words.get(tuple(sorted(tokens)))
+        if train_text is not None and len(tokens) > 1 and tokens_of(train_text) != tokens:
+            pairs.append((text, train_text))
     if len(pairs) < max(_FEWEST_REORDERED, _REORDERED * len(exam)):
         return []
-    asked, taught = pairs[0]
-    tokens, others = tokens_of(asked), tokens_of(taught)
-    moved = [one for one, other in zip(tokens, others, strict=True) if one != other]
-    group = " ".join(sorted(moved))[:40]
+    exam_text, train_text = pairs[0]
+    paired_tokens = zip(tokens_of(exam_text), tokens_of(train_text), strict=True)
+    moved_words = [exam_word for exam_word, train_word in paired_tokens if exam_word != train_word]
+    group = " ".join(sorted(moved_words))[:_GROUP_CHARS]
     return [
         f"{len(pairs)} of {counted(len(exam), 'held-out row')} "
         f"({percent(len(pairs) / len(exam), digits=0)}) have the words of a training row in "
-        f"another order, such as {_shown(asked)} and {_shown(taught)}: " + _CURE.format(group=group)
+        f"another order, such as {_shown(exam_text)} and {_shown(train_text)}: "
+        + _CURE.format(group=group)
     ]
 
 
 def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hint that the terms of the exam, each in many rows, are those of training rows."""
-    all_words = [_words(_text(row)) for row in (*train, *exam)]
-    spread = Counter(word for words in all_words for word in words)
-    most = _COMMON * len(all_words)
-    terms = [frozenset(word for word in words if spread[word] <= most) for words in all_words]
-    of_train, of_exam = terms[: len(train)], terms[len(train) :]
-    named = [term for term in terms if term]
-    taught = set(of_train) - {frozenset()}
-    shared = [term for term in of_exam if term in taught]
-    if not named or len(named) < _ROWS_OF_A_TERM * len(set(named)):
+    """The hint that the terms of the exam are those of training rows, as a list of one.
+
+    `train` and `exam` are the training rows and the held-out rows. A term is the set of the words
+    of a prompt that few prompts have. [] where terms do not repeat (fewer than `_ROWS_OF_A_TERM`
+    rows have the same), or where training rows have less than the share `_COVERED` of the exam's.
+    """
+    words_of_rows = [_words(_text(row)) for row in (*train, *exam)]
+    rows_with_word = Counter(word for words in words_of_rows for word in words)
+    most_rows = _COMMON * len(words_of_rows)  # a word in more rows belongs to no term
+    terms = [
+        frozenset(word for word in words if rows_with_word[word] <= most_rows)
+        for words in words_of_rows
+    ]
+    train_terms, exam_terms = terms[: len(train)], terms[len(train) :]
+    terms_with_words = [term for term in terms if term]
+    known_terms = set(train_terms) - {frozenset()}
+    shared_terms = [term for term in exam_terms if term in known_terms]
+    if not terms_with_words:
         return []
-    if len(shared) < _COVERED * len(exam):
+    if len(terms_with_words) < _ROWS_OF_A_TERM * len(set(terms_with_words)):
         return []
-    (term, _count) = Counter(shared).most_common(1)[0]
-    name = " ".join(sorted(term))[:40]
-    rows_of_term = terms.count(term)
+    if len(shared_terms) < _COVERED * len(exam):
+        return []
+    ((example, _),) = Counter(shared_terms).most_common(1)
+    name = " ".join(sorted(example))[:_GROUP_CHARS]
     return [
-        f"{len(shared)} of {counted(len(exam), 'held-out row')} "
-        f"({percent(len(shared) / len(exam), digits=0)}) ask about a term of training rows, such "
-        f"as {name!r} in {counted(rows_of_term, 'row')} of both sides: " + _CURE.format(group=name)
+        f"{len(shared_terms)} of {counted(len(exam), 'held-out row')} "
+        f"({percent(len(shared_terms) / len(exam), digits=0)}) ask about a term of training rows, "
+        f"such as {name!r} in {counted(terms.count(example), 'row')} of both sides: "
+        + _CURE.format(group=name)
     ]
 
 

@@ -48,90 +48,98 @@ class Interval:
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
-def wilson(k: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's (1927) score interval for a rate of `k` successes in `n` trials; (0, 1) for n = 0.
+def wilson(successes: float, trials: float, confidence: float = 0.95) -> Interval:
+    """Wilson's (1927) score interval for a rate of successes in trials; (0, 1) for no trials.
 
     `confidence` is its coverage, 0.95 for a 95 % interval. Counts may be fractions: those of tasks
     in groups, divided by their design effect.
     """
-    if n <= 0:
+    if trials <= 0:
         return Interval(0.0, 1.0)
-    z = normal_quantile(0.5 + confidence / 2.0)
-    rate = k / n
-    spread = z * math.sqrt(rate * (1.0 - rate) / n + z * z / (4.0 * n * n))
-    scale = 1.0 + z * z / n
-    centre = rate + z * z / (2.0 * n)
+    z_score = normal_quantile(0.5 + confidence / 2.0)
+    rate = successes / trials
+    z_squared = z_score * z_score
+    variance = rate * (1.0 - rate) / trials + z_squared / (4.0 * trials * trials)
+    spread = z_score * math.sqrt(variance)
+    scale = 1.0 + z_squared / trials
+    centre = rate + z_squared / (2.0 * trials)
     # At these two rates the end is exact; computing it would leave a rounding error.
-    low = 0.0 if k == 0 else (centre - spread) / scale
-    high = 1.0 if k == n else (centre + spread) / scale
+    low = 0.0 if successes == 0 else (centre - spread) / scale
+    high = 1.0 if successes == trials else (centre + spread) / scale
     return Interval(max(0.0, low), min(1.0, high))
 
 
-def mcnemar_midp(b: int, c: int) -> float:
-    """The two-sided mid-p value of McNemar's test; 1 where no pair changed.
+def mcnemar_midp(gained: int, lost: int) -> float:
+    """The two-sided mid-p value of McNemar's test, from 0 to 1; 1 where no pair changed.
 
-    `b` and `c` are how many of the pairs changed one way and the other. The mid-p is the exact p
-    with only half of the probability of the observed outcome, which is less strict at small counts
-    (Fagerland, Lydersen and Laake 2013).
+    `gained` and `lost` are how many of the pairs changed one way and the other. The mid-p is the
+    exact p with only half of the probability of the observed outcome, which is less strict at small
+    counts (Fagerland, Lydersen and Laake 2013).
     """
-    n = b + c
-    k = min(b, c)
-    if n == 0:
+    changed = gained + lost
+    fewer = min(gained, lost)
+    if changed == 0:
         return 1.0
-    return min(1.0, 2.0 * binomial_cdf(k, n, 0.5) - math.exp(log_binomial(k, n, 0.5)))
+    chance_of_this = math.exp(log_binomial(fewer, changed, 0.5))
+    return min(1.0, 2.0 * binomial_cdf(fewer, changed, 0.5) - chance_of_this)
 
 
-def tango_interval(b: float, c: float, n: float, confidence: float = 0.95) -> Interval:
-    """Tango's (1998) score interval for the paired difference (b - c) / n of two rates.
+def tango_interval(gained: float, lost: float, tasks: float, confidence: float = 0.95) -> Interval:
+    """Tango's (1998) score interval for the paired difference (gained - lost) / tasks of two rates.
 
-    `b` of `n` tasks were gained and `c` lost. Unlike Wald's interval it has a width at b = c = 0
-    and stays inside [-1, 1]. It excludes 0 exactly where McNemar's test without correction is
-    significant. (-1, 1) for n = 0. `confidence` is its coverage. Counts may be fractions, as in
-    `wilson`.
+    Unlike Wald's interval it has a width where no task changed and stays inside [-1, 1]. It
+    excludes 0 exactly where McNemar's test without correction is significant. (-1, 1) without
+    tasks. `confidence` is its coverage. Counts may be fractions, as in `wilson`.
     """
-    if n <= 0:
+    if tasks <= 0:
         return Interval(-1.0, 1.0)
-    z = normal_quantile(0.5 + confidence / 2.0)
-    observed_difference = (b - c) / n
+    z_score = normal_quantile(0.5 + confidence / 2.0)
+    observed_difference = (gained - lost) / tasks
     # The lower bound is the difference with the score z, the upper one that with -z. Where all
     # tasks were lost (or gained) the bound is the end of the scale: nothing to search.
-    low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed_difference)
-    high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed_difference, high=1.0)
+    low, high = -1.0, 1.0
+    if lost != tasks:
+        low = _score_bound(gained, lost, tasks, z_score, low=-1.0, high=observed_difference)
+    if gained != tasks:
+        high = _score_bound(gained, lost, tasks, -z_score, low=observed_difference, high=1.0)
     return Interval(low, high)
 
 
-def _tango_score(b: float, c: float, n: float, delta: float) -> float:
+def _tango_score(gained: float, lost: float, tasks: float, delta: float) -> float:
     """Tango's score (a z value) for the hypothesis that the true difference is `delta`.
 
-    `b` of `n` tasks were gained, `c` lost.
+    `gained` of the `tasks` were gained, `lost` were lost.
     """
-    variance = n * (2.0 * _likeliest_lost_rate(b, c, n, delta) + delta * (1.0 - delta))
-    gap = b - c - n * delta
+    lost_rate = _likeliest_lost_rate(gained, lost, tasks, delta)
+    variance = tasks * (2.0 * lost_rate + delta * (1.0 - delta))
+    gap = gained - lost - tasks * delta
     if variance <= 0.0:  # under the hypothesis one result is certain: this one (gap 0) or another
         return 0.0 if gap == 0.0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
 
 
-def _likeliest_lost_rate(b: float, c: float, n: float, delta: float) -> float:
+def _likeliest_lost_rate(gained: float, lost: float, tasks: float, delta: float) -> float:
     """The maximum likelihood share of lost tasks if the true difference of the rates is `delta`.
 
-    `b` of `n` tasks were gained, `c` lost. The share is the root of the quadratic equation
-    2 n x^2 + linear x + constant = 0 (Tango 1998).
+    `gained` of the `tasks` were gained, `lost` were lost. The share x is the root of the quadratic
+    equation 2 tasks x^2 + linear x + constant = 0 (Tango 1998).
     """
-    linear = -(b + c) + (2 * n - b + c) * delta
-    constant = -c * delta * (1.0 - delta)
-    root = math.sqrt(max(0.0, linear * linear - 8.0 * n * constant))
-    return max(0.0, (root - linear) / (4.0 * n))
+    linear = -(gained + lost) + (2 * tasks - gained + lost) * delta
+    constant = -lost * delta * (1.0 - delta)
+    root = math.sqrt(max(0.0, linear * linear - 8.0 * tasks * constant))
+    return max(0.0, (root - linear) / (4.0 * tasks))
 
 
-def _score_bound(b: float, c: float, n: float, z: float, *, low: float, high: float) -> float:
-    """The difference in [low, high] at which Tango's score is `z`, by bisection.
+def _score_bound(
+    gained: float, lost: float, tasks: float, z_score: float, *, low: float, high: float
+) -> float:
+    """The difference in [low, high] at which Tango's score is `z_score`, by bisection.
 
-    The score falls as the difference grows. `b` of `n` tasks were gained, `c` lost.
+    The score falls as the difference grows. `gained` of the `tasks` were gained, `lost` were lost.
     """
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
-        if _tango_score(b, c, n, middle) > z:
+        if _tango_score(gained, lost, tasks, middle) > z_score:
             low = middle
         else:
             high = middle
@@ -139,9 +147,9 @@ def _score_bound(b: float, c: float, n: float, z: float, *, low: float, high: fl
 
 
 def smallest_detectable_gap(
-    n: float, discordant: float, *, alpha: float = ALPHA, power: float = POWER
+    tasks: float, discordant: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest difference of two paired rates that `n` tasks would show; at most 1.
+    """The smallest difference of two paired rates that so many `tasks` would show; at most 1.
 
     Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection.
 
@@ -151,16 +159,16 @@ def smallest_detectable_gap(
         alpha: level of the test.
         power: the chance of a significant result if there is the difference.
     """
-    if n <= 0:
+    if tasks <= 0:
         return 1.0
-    discordant_share = (discordant + 1) / (n + 1)
+    discordant_share = (discordant + 1) / (tasks + 1)
     # k tasks gained and none lost have a mid-p value of 0.5**k; this is the first k within alpha.
-    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
+    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / tasks
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
         # A gap of `middle` means that at least this share of the tasks comes out differently.
-        if _tasks_for_power(middle, max(discordant_share, middle), alpha, power) > n:
+        if _tasks_for_power(middle, max(discordant_share, middle), alpha, power) > tasks:
             low = middle
         else:
             high = middle
@@ -213,56 +221,6 @@ def smallest_detectable_mean(
     if n <= 1:
         return math.inf
     return (normal_quantile(1.0 - alpha / 2.0) + normal_quantile(power)) * sd / math.sqrt(n)
-
-
-def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float = ALPHA) -> float:
-    """The chance that the mid-p test on `n` tasks finds a true gain of `gap`.
-
-    Computed exactly. 0 without tasks, or where no task comes out differently.
-
-    Args:
-        gap: the true difference of the two rates.
-        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
-        alpha: level of the test.
-    """
-    share = max(discordant_share, gap)
-    if share <= 0.0 or n <= 0:
-        return 0.0
-    gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
-    power = 0.0
-    for discordant in _likely_counts(n, share):
-        most_losses = _critical_losses(discordant, alpha)
-        if most_losses >= 0:
-            chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
-            power += math.exp(log_binomial(discordant, n, share)) * chance_of_significance
-    return min(1.0, power)
-
-
-def _likely_counts(n: int, p: float) -> range:
-    """The numbers of successes in `n` trials of probability `p` that are likely enough to matter.
-
-    They lie within seven standard deviations of the expected number; the rest is negligible.
-    """
-    spread = 7.0 * math.sqrt(n * p * (1.0 - p)) + 1.0
-    first, last = max(0, int(n * p - spread)), min(n, int(n * p + spread) + 1)
-    return range(first, last + 1)
-
-
-def _critical_losses(discordant: int, alpha: float) -> int:
-    """The most losses among `discordant` changed tasks with which a gain is still significant.
-
-    Significant means that the mid-p is below `alpha`. -1 where the tasks are so few that a gain is
-    not significant even without any loss.
-    """
-    chance_of_fewer = 0.0  # than k losses, where gains and losses are equally likely
-    most_losses = -1
-    for k in range(discordant // 2 + 1):
-        chance_of_k = math.exp(log_binomial(k, discordant, 0.5))
-        if 2.0 * chance_of_fewer + chance_of_k >= alpha:  # the two-sided mid-p at k losses
-            break
-        chance_of_fewer += chance_of_k
-        most_losses = k
-    return most_losses
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -408,7 +366,7 @@ class _Counts:
     @staticmethod
     def of(before: Side, after: Side, shared_tasks: Sequence[str]) -> "_Counts":
         """The counts of two sides; `shared_tasks` have values on both."""
-        tasks_of_either = {task for side in (before, after) for task in side.values}
+        tasks_of_either = before.values.keys() | after.values.keys()
         return _Counts(
             n=len(shared_tasks),
             unpaired=len(tasks_of_either) - len(shared_tasks),
@@ -504,7 +462,7 @@ def _changed_tasks(
 
 
 def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
-    """Why there can be no verdict: failed scorings or no shared task; "" where there can be one."""
+    """Why two sides allow no verdict (too many failed scorings, no shared task); "" if they do."""
     for name, side in (("before", before), ("after", after)):
         if side.error_share > MAX_ERROR_SHARE:
             return (
@@ -529,15 +487,15 @@ def _binary_test(
     """
     changes = {task: after[task] - before[task] for task in before}
     effect = clusters.design_effect(changes, 1.0 - alpha) if clusters else 1.0
-    n = len(before) / effect
+    task_count = len(before) / effect
     gained = sum(change > 0 for change in changes.values()) / effect
     lost = sum(change < 0 for change in changes.values()) / effect
     method = "McNemar mid-p, Tango score interval"
     return _Test(
         diff=math.fsum(changes.values()) / len(changes),
-        interval=tango_interval(gained, lost, n, confidence=1.0 - alpha),
+        interval=tango_interval(gained, lost, task_count, confidence=1.0 - alpha),
         p=clusters.p_of_mean(changes) if clusters else mcnemar_midp(round(gained), round(lost)),
-        detectable=smallest_detectable_gap(n, gained + lost, alpha=alpha),
+        detectable=smallest_detectable_gap(task_count, gained + lost, alpha=alpha),
         method=f"by group: clustered {method}" if clusters else method,
         span=1.0,  # from 0 to 1
     )
@@ -573,20 +531,25 @@ def _mean_test(
 
 
 def _word_of_test(
-    test: _Test, sign: float, margin: float, n: int, alpha: float, clusters: Clusters | None
+    test: _Test,
+    sign: float,
+    margin: float,
+    tasks: int,
+    alpha: float,
+    clusters: Clusters | None,
 ) -> tuple[Word, str]:
-    """The verdict that a test on `n` tasks supports, and the reason where they or their groups
-    (`clusters`) are too few.
+    """(the verdict that a test supports, the reason why tasks or groups are too few for one).
 
-    Differences within `margin` count as none; `alpha` is the level of the test. `sign` is 1 where
-    higher is better, else -1. The reason is "" where `n` is large enough.
+    `clusters` are the groups of the tasks. Differences within `margin` count as none; `alpha` is
+    the level of the test. `sign` is 1 where higher is better, else -1. The reason is "" where there
+    are enough.
     """
     # McNemar's test holds for few tasks too; a bootstrap over them does not.
     if clusters and clusters.count < FEWEST_TASKS:
-        few = f"{n} tasks are of {clusters.count} groups, too few to tell"
-        return "inconclusive", f"{few} (at least {FEWEST_TASKS})"
-    if n < FEWEST_TASKS and not test.method.startswith("McNemar"):
-        return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
+        too_few = f"{tasks} tasks are of {clusters.count} groups, too few to tell"
+        return "inconclusive", f"{too_few} (at least {FEWEST_TASKS})"
+    if tasks < FEWEST_TASKS and not test.method.startswith("McNemar"):
+        return "inconclusive", f"{tasks} tasks are too few to tell (at least {FEWEST_TASKS})"
     word: Word
     if test.p < alpha and test.interval.excludes_zero:
         word = "better" if sign * test.diff > 0 else "worse"

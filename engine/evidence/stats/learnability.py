@@ -131,9 +131,10 @@ def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
 
 
 def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) -> dict[str, float]:
-    """pass@k as a mean over the tasks that have at least k samples, such as {"4": 0.31}.
+    """pass@k for each k of `_PASS_AT`, as a mean over the tasks with at least k samples.
 
-    `solve_counts` holds (samples, solved samples) of each task. A k above `group_size` is left out.
+    `solve_counts` holds (samples, solved samples) of each task. The result maps k as text to a
+    share, such as {"4": 0.31}; a k above `group_size` is left out.
     """
     return {
         str(k): _mean([pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k])
@@ -220,14 +221,16 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     `group` are the samples of the task. Beta(a, b) is the distribution of solve rates over all
     tasks; it is used only where `size` exceeds the number of samples and all earned the same.
     """
-    n = len(group)
+    sample_count = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
     rewards = Counter(round(sample.reward, 9) for sample in group)
-    if size <= n:  # estimated without bias: how many subsets of this size have one reward
+    if (
+        size <= sample_count
+    ):  # estimated without bias: how many subsets of this size have one reward
         same_reward = sum(math.comb(count, size) for count in rewards.values())
-        return 1.0 - same_reward / math.comb(n, size)
+        return 1.0 - same_reward / math.comb(sample_count, size)
     if len(rewards) > 1:  # the shares among the samples are taken as the true ones
-        return 1.0 - sum((count / n) ** size for count in rewards.values())
+        return 1.0 - sum((count / sample_count) ** size for count in rewards.values())
     return _chance_of_mixed_results(group, size, a, b)
 
 

@@ -436,7 +436,12 @@ class _Compared:
 def _compare_in_time(
     train: Sequence[Mapping[str, Any]], heldout: Sequence[Mapping[str, Any]], budget_s: float
 ) -> _Compared:
-    """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow."""
+    """Compare as many training rows with as many held-out tasks as the time allows.
+
+    Rows and tasks are taken in random order. `budget_s` is the time in seconds, half of it for
+    indexing the tasks. The matches come sorted, the strongest first; `shares` are those of the rows
+    and of the tasks that were compared.
+    """
     started_at = time.monotonic()
     if not train or not heldout:  # then all there is to compare was compared
         return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
@@ -513,9 +518,9 @@ def headline(
             f"{total} of {heldout} held-out tasks have the reference answer of a training row to "
             f"another question ({kinds}), which is no leak where such answers repeat, {example}"
         )
-    apart = f"{answer_alone} of them in the reference answer alone; " if answer_alone else ""
+    answer_note = f"{answer_alone} of them in the reference answer alone; " if answer_alone else ""
     return (
-        f"{total} of {heldout} held-out tasks overlap with training rows ({apart}{kinds}), "
+        f"{total} of {heldout} held-out tasks overlap with training rows ({answer_note}{kinds}), "
         f"{example}"
     )
 

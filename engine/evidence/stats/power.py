@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
+from engine.evidence.stats.basics.distributions import binomial_cdf, log_binomial
 from engine.evidence.stats.inference import (
+    ALPHA,
     MARGIN,
     PairedVerdict,
     Side,
@@ -77,11 +79,16 @@ class _GapNoise:
     @staticmethod
     def of(before: Side, after: Side, tasks: Sequence[str]) -> "_GapNoise":
         """The noise on `tasks`, at least two; each had several attempts on both sides."""
-        attempt_values = [side.values[task] for task in tasks for side in (before, after)]
+        values_before = [before.values[task] for task in tasks]
+        values_after = [after.values[task] for task in tasks]
+        attempt_values = [*values_before, *values_after]
         # Twice the variance of an attempt, because there is one on each side.
         attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
         fewest_attempts = min(len(values) for values in attempt_values)
-        gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in tasks]
+        gaps = [
+            fmean(after_task) - fmean(before_task)
+            for before_task, after_task in zip(values_before, values_after, strict=True)
+        ]
         # What the gaps vary beyond the noise of attempts.
         task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
         return _GapNoise(attempt_variance, task_variance, fewest_attempts)
@@ -127,3 +134,55 @@ def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
     """
     amount = f"at least {needed}" if needed else f"more than {have}"
     return f"tasks(): {amount} {split} rows instead of {have}, then push and evaluate again"
+
+
+def mcnemar_power(
+    tasks: int, gap: float, discordant_share: float, *, alpha: float = ALPHA
+) -> float:
+    """The chance that the mid-p test on so many `tasks` finds a true gain of `gap`.
+
+    Computed exactly. 0 without tasks, or where no task comes out differently.
+
+    Args:
+        gap: the true difference of the two rates.
+        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+        alpha: level of the test.
+    """
+    share = max(discordant_share, gap)
+    if share <= 0.0 or tasks <= 0:
+        return 0.0
+    gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
+    power = 0.0
+    for discordant in _likely_counts(tasks, share):
+        most_losses = _critical_losses(discordant, alpha)
+        if most_losses >= 0:
+            chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
+            power += math.exp(log_binomial(discordant, tasks, share)) * chance_of_significance
+    return min(1.0, power)
+
+
+def _likely_counts(trials: int, probability: float) -> range:
+    """The numbers of successes that are likely enough to matter; each trial has `probability`.
+
+    They lie within seven standard deviations of the expected number; the rest is negligible.
+    """
+    expected = trials * probability
+    spread = 7.0 * math.sqrt(expected * (1.0 - probability)) + 1.0
+    return range(max(0, int(expected - spread)), min(trials, int(expected + spread) + 1) + 1)
+
+
+def _critical_losses(discordant: int, alpha: float) -> int:
+    """The most losses among `discordant` changed tasks with which a gain is still significant.
+
+    Significant means that the mid-p is below `alpha`. -1 where the tasks are so few that a gain is
+    not significant even without any loss.
+    """
+    chance_of_fewer = 0.0  # than `losses`, where gains and losses are equally likely
+    most_losses = -1
+    for losses in range(discordant // 2 + 1):
+        chance_of_losses = math.exp(log_binomial(losses, discordant, 0.5))
+        if 2.0 * chance_of_fewer + chance_of_losses >= alpha:  # the two-sided mid-p
+            break
+        chance_of_fewer += chance_of_losses
+        most_losses = losses
+    return most_losses

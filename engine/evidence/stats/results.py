@@ -41,8 +41,8 @@ def load_rows(path: Path) -> list[Line]:
     cursor = 0
     while True:
         # In parts, to bound the memory. At the end of the file the cursor stays where it is.
-        part, next_cursor = read_lines(path, cursor, max_bytes=4_000_000)
-        rows += part
+        new_rows, next_cursor = read_lines(path, cursor, max_bytes=4_000_000)
+        rows += new_rows
         if next_cursor <= cursor:
             return rows
         cursor = next_cursor
@@ -207,7 +207,11 @@ class Level:
         return [rounded(self.low), rounded(self.high)]
 
     def to_json(self) -> dict[str, object]:
-        """The numbers as results hold them; the measure stands beside them there."""
+        """The numbers as a JSON object: value, interval, counts of tasks, attempts and errors.
+
+        "pass_at_k" is there only where tasks were asked several times. The measure is not among
+        them.
+        """
         body: dict[str, object] = {
             "value": self.rounded_value,
             "interval": self.interval,
@@ -221,7 +225,7 @@ class Level:
         # Computed only when it is shown, because each k takes a bootstrap.
         any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
         if any_of_k:  # empty where tasks were asked once
-            body["pass_at_k"] = [each.to_json() for each in any_of_k]
+            body["pass_at_k"] = [pass_rate.to_json() for pass_rate in any_of_k]
         return body
 
 

@@ -89,16 +89,19 @@ def _has_meaning(tokens: Sequence[str], index: int) -> bool:
 
 
 def _has_operands(tokens: Sequence[str], index: int) -> bool:
-    """Whether the operator at `index` has the operands that it needs."""
-    left, right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
+    """Whether the operator at `index` of the tokens stands beside the operands that it needs.
+
+    %, - and √ need one, on one side; every other operator needs one on each side.
+    """
+    has_left, has_right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
     # Three operators need an operand on one side only: 5%, -3, √2.
     if tokens[index] == "%":
-        return left
+        return has_left
     if tokens[index] in "-√":
-        return right
+        return has_right
     # The operand on the right may have a sign, as in 3 * -2.
     minus_follows = index + 1 < len(tokens) and tokens[index + 1] == "-"
-    return left and (right or (minus_follows and _is_operand(tokens, index + 2)))
+    return has_left and (has_right or (minus_follows and _is_operand(tokens, index + 2)))
 
 
 def _is_operand(tokens: Sequence[str], index: int) -> bool:

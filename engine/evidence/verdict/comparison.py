@@ -248,15 +248,16 @@ def _outcomes(
     as 0, except for a loss. `margin` is how small a difference counts as none; with None it is a
     share of the span of the values.
     """
-    return [
-        paired_verdict(
+    verdicts = []
+    for value_of_failure in values_of_failures(measure, before, after):
+        verdict = paired_verdict(
             side(before, measure, value_of_failure),
             side(after, measure, value_of_failure),
             higher_is_better=HIGHER_IS_BETTER[measure],
             margin=margin,
         )
-        for value_of_failure in values_of_failures(measure, before, after)
-    ]
+        verdicts.append(verdict)
+    return verdicts
 
 
 def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> str:

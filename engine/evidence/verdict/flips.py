@@ -37,6 +37,7 @@ class FlipExamples:
     lost: Sequence[FlipExample] = ()
 
     def to_json(self) -> dict[str, object]:
+        """The examples of gained and of lost tasks as a JSON object."""
         return {
             "gained": [asdict(example) for example in self.gained],
             "lost": [asdict(example) for example in self.lost],

@@ -266,7 +266,14 @@ def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
 def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
-    """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
+    """The result of checking a sealed run, with one sentence about it.
+
+    Args:
+        head: the sealed hash, in hexadecimal digits.
+        links: the checked links of the run's chain of hashes.
+        ancestors: the results for the runs it comes from; one that cannot be checked is not counted
+            as altered.
+    """
     broken_links = [link for link in links if not link.ok]
     # An ancestor that cannot be checked (None) does not count as altered.
     altered_ancestors = [ancestor for ancestor in ancestors if ancestor.intact is False]

@@ -3,8 +3,8 @@
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
 are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
 that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
-the smallest one that would have shown. Where a run of SFT forgot, the next value of `keep`, the
-share of replayed rows, is the remedy.
+the smallest one that would have shown. Where a run of SFT or GRPO forgot, the next value of `keep`,
+the share of replayed rows, is the remedy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.manifest import ReplayUsed, read_manifest
 from engine.records.record import DamagedRecord
-from engine.records.run_config import RunConfig, SFTConfig
+from engine.records.run_config import GRPOConfig, RunConfig, SFTConfig
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
@@ -94,6 +94,7 @@ class Battery:
     of_tasks: int | None = None
 
     def to_json(self) -> dict[str, object]:
+        """The battery as a JSON object; "of_tasks" is left out where it is None."""
         body = asdict(self)
         if self.of_tasks is None:
             del body["of_tasks"]
@@ -194,7 +195,7 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 def _replayed(run_dir: RunDir) -> ReplayUsed | None:
     """The rows that a run replayed; None where it replayed none or has no manifest."""
     config = run_dir.find_config()
-    if not isinstance(config, SFTConfig) or not config.settings.keep:
+    if not isinstance(config, SFTConfig | GRPOConfig) or not config.settings.keep:
         return None
     return read_manifest(run_dir.manifest).replayed if run_dir.manifest.exists() else None
 
@@ -223,11 +224,11 @@ def compare_skills(
     The batteries are those of `before`, which must not be empty. The verdict is that of the worst
     battery. `tasks_to_ask` says by name how many tasks a battery is a sample of; None for none.
     """
-    batteries = [
-        replace(battery, of_tasks=total) if total and total > battery.n else battery
-        for battery in _compared_batteries(before, after)
-        for total in [(tasks_to_ask or {}).get(battery.battery)]
-    ]
+    batteries = []
+    for battery in _compared_batteries(before, after):
+        total = (tasks_to_ask or {}).get(battery.battery)
+        is_sample = total is not None and total > battery.n
+        batteries.append(replace(battery, of_tasks=total) if is_sample else battery)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     summary = " ".join(sentence_of(battery) for battery in batteries)
@@ -237,7 +238,10 @@ def compare_skills(
 def _compared_batteries(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> list[Battery]:
-    """The batteries (sets of tasks) of `before`, each compared with the same one of `after`."""
+    """Compare each battery (a set of tasks) of `before` with the same one of `after`.
+
+    The p values are corrected for the number of batteries.
+    """
     names = list(dict.fromkeys(str(row.battery) for row in before))
     rows_before = {name: _rows_of_battery(before, name) for name in names}
     rows_after = {name: _rows_of_battery(after, name) for name in names}
@@ -353,15 +357,16 @@ def _compared_battery(
     before: Sequence[EvaluationRow],
     after: Sequence[EvaluationRow],
     outcome: PairedVerdict,
-    p: float | None,
+    corrected_p: float | None,
 ) -> Battery:
     """The battery (set of tasks) `name`, from its rows and the outcome of their comparison.
 
-    `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
+    `corrected_p` is the p value of the outcome, corrected for the other batteries; None without a
+    test.
     """
     return Battery(
         battery=name,
-        verdict=_skill_verdict(outcome, p),
+        verdict=_skill_verdict(outcome, corrected_p),
         metric=_battery_measure(before),
         before=rounded(outcome.before),
         after=rounded(outcome.after),
@@ -383,10 +388,12 @@ def _lost_of_right(
     """What is lost of the tasks that were right before and were asked again; None where there are
     none. An answer that could not be scored after training counts as lost."""
     right_after = {row.task: row.success is True for row in after}
-    kept = [right_after[row.task] for row in before if row.success and row.task in right_after]
-    if not kept:
+    still_right = [
+        right_after[row.task] for row in before if row.success and row.task in right_after
+    ]
+    if not still_right:
         return None
-    return LostOfRight.of(len(kept), kept.count(False))
+    return LostOfRight.of(len(still_right), still_right.count(False))
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
@@ -551,14 +558,16 @@ def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict
 def again_with_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
     """The call that submits a run again with the next larger `keep`.
 
-    [] unless it was SFT, forgot skills itself, and can replay more.
+    [] unless it was SFT or GRPO, forgot skills itself, and can replay more.
     """
-    if not isinstance(config, SFTConfig) or skills is None or skills.verdict != "forgotten":
+    if not isinstance(config, SFTConfig | GRPOConfig):
+        return []
+    if skills is None or skills.verdict != "forgotten":
         return []
     replayed = keep_settings(KnownSettings.of(config.settings), skills.batteries)
     if not replayed:
         return []
     values = config.settings.model_dump()
     given = {name: values[name] for name, source in config.sources.items() if source == "user"}
-    arguments = {"env_id": config.env_id, "model": config.model, "algorithm": "sft"}
+    arguments = {"env_id": config.env_id, "model": config.model, "algorithm": config.algorithm}
     return [Call("submit_train", {**arguments, "settings": {**given, **replayed}})]

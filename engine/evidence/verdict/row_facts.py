@@ -111,7 +111,10 @@ def _signs(answer: str) -> str:
 
 
 def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> tuple[str, ...]:
-    """Words usual in held-out prompts that training prompts do not have, the most usual first."""
+    """The words usual in held-out prompts that training prompts hardly have, the most usual first.
+
+    () where either side has fewer than `_FEWEST_PROMPTS` rows.
+    """
     if min(len(train), len(heldout)) < _FEWEST_PROMPTS:
         return ()
     in_train, in_heldout = _word_shares(train), _word_shares(heldout)

@@ -30,10 +30,15 @@ def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
 
 
 def _reward_sentence(sides: Sides) -> list[str]:
-    """What the reward did, as a list of one sentence; [] where it did not move either."""
+    """What the reward did where success ties, as a list of one sentence.
+
+    [] where the reward did not move either, or was not measured on both sides.
+    """
     comparison = compare_rows(_by_reward(sides.before), _by_reward(sides.after))
     before, after = comparison.outcome.before, comparison.outcome.after
-    if comparison.measure != "reward" or before is None or after is None or before == after:
+    if comparison.measure != "reward" or before is None or after is None:
+        return []
+    if before == after:
         return []
     low, high = (show_change(end, "reward") for end in comparison.interval)
     return [

@@ -133,18 +133,25 @@ def _chosen_by(run: RunDir) -> frozenset[str]:
 
 
 def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[str]:
-    """A sentence about the tasks that an evaluation asked and that chose a checkpoint; else []."""
+    """A sentence about the tasks of an evaluation that chose a checkpoint of its models.
+
+    A list of that one sentence; [] where there is no such task, or where `config` is not that of a
+    run that asks models.
+    """
     if not isinstance(config, AskingConfig):
         return []
     chose_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
     asked_ids = {row.task for row in read_evaluation(run_dir.model_evals(0))}
-    both = asked_ids & chose_ids
-    if not both:
+    left_out_ids = asked_ids & chose_ids
+    if not left_out_ids:
         return []
-    text = f"{len(both)} of the {len(asked_ids)} tasks asked chose a checkpoint of these models"
-    if both == asked_ids:
+    counts = f"{len(left_out_ids)} of the {len(asked_ids)} tasks asked"
+    text = f"{counts} chose a checkpoint of these models"
+    if left_out_ids == asked_ids:
         return [f"{text}, which flatters it: evaluate on others."]
-    return [f"{text} and are left out: the numbers are of the other {len(asked_ids - both)}."]
+    return [
+        f"{text} and are left out: the numbers are of the other {len(asked_ids - left_out_ids)}."
+    ]
 
 
 def result_step(run_dir: RunDir) -> int | None:

@@ -125,9 +125,10 @@ class ModelLevel:
     metrics: Mapping[str, Level] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
+        """The model with its level and its metrics as a JSON object."""
         metrics = {
-            name: {"value": each.rounded_value, "interval": each.interval, "n": each.tasks}
-            for name, each in self.metrics.items()
+            name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
+            for name, level in self.metrics.items()
         }
         body = {"model": self.model} | (self.level.to_json() if self.level else {})
         return body | {"metrics": metrics} if metrics else body
@@ -488,12 +489,10 @@ def _counts_of_evaluations(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
     """Model reference -> how many evaluations have tested it against the first of `refs`."""
-    first, *others = refs
+    home, run_ids = run_dir.home, (run_dir.id,)
     return {
-        ref: evaluations_of_pair(
-            run_dir.home, config.env_id, models=(first, ref), run_ids=(run_dir.id,)
-        )
-        for ref in others
+        ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)
+        for ref in refs[1:]
     }
 
 

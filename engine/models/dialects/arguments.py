@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.models.dialects.reading import FoundCall
+from engine.models.dialects.reading import ParsedCall
 from envs.json_schema import schema_errors
 from envs.json_types import JsonObject, ToolSchema
 
@@ -11,7 +11,7 @@ _SHOWN_TOOLS = 8  # tools that a fault names
 _FAULT_CHARS = 200
 
 
-def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
+def fault_of(call: ParsedCall, tools: Sequence[ToolSchema]) -> str | None:
     """Why a call is invalid: no such tool, or the first argument that breaks its schema. None if it
     is valid.
 

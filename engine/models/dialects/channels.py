@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.models.dialects.reading import (
-    Found,
-    FoundCall,
     Malformed,
+    ParsedCall,
+    ParsedCalls,
     arguments_from,
     json_value,
     shown,
@@ -33,7 +33,7 @@ _ATEM_ARGUMENT = re.compile(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Message:
     """One message of a reply.
 
     Attributes:
@@ -51,79 +51,88 @@ class _Part:
     start: int
 
 
-def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
-    """Calls as gpt-oss writes them:
+def harmony(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+    """Read the tool calls of a reply as gpt-oss writes them:
 
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
 
     The recipient (`to=`) may also stand after the channel. A message without a recipient, or to the
-    user or the assistant, is content. No schema of a tool is needed to read such calls.
+    user or the assistant, is content. A call that cannot be read becomes a fault. No schema of a
+    tool is needed to read such calls.
     """
     contents: list[str] = []
-    calls: list[FoundCall] = []
+    calls: list[ParsedCall] = []
     faults: list[str] = []
-    for part in _parts(text):
-        if not part.recipient or part.recipient in ("user", "assistant"):
-            contents.append(part.text)
+    for message in _messages(text):
+        if not message.recipient or message.recipient in ("user", "assistant"):
+            contents.append(message.text)
             continue
         try:
-            calls.append(_call_of(part))
+            calls.append(_call_of(message))
         except Malformed as fault:
             faults.append(str(fault))
-    return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
+    content = "\n".join(text for text in contents if text)
+    return ParsedCalls(content, tuple(calls), tuple(faults))
 
 
-def _call_of(part: _Part) -> FoundCall:
-    """The call in a message to a function. Raises Malformed if the message holds anything but one
-    JSON object of arguments."""
-    name = part.recipient.removeprefix("functions.")
-    value, end = json_value(part.text, at=0)
-    if skip_space(part.text, end) < len(part.text):
-        raise Malformed(f"text after the arguments of {name}: {shown(part.text[end:])}")
-    return FoundCall(name, arguments_from(value, name))
+def _call_of(message: _Message) -> ParsedCall:
+    """The call in a message to a function.
+
+    Raises Malformed if the message holds anything but one JSON object of arguments.
+    """
+    name = message.recipient.removeprefix("functions.")
+    value, end = json_value(message.text, position=0)
+    if skip_space(message.text, end) < len(message.text):
+        raise Malformed(f"text after the arguments of {name}: {shown(message.text[end:])}")
+    return ParsedCall(name, arguments_from(value, name))
 
 
-def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
-    """Calls as Muse writes them:
+def muse(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
+    """Read the tool calls of a reply as Muse writes them:
 
     ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
 
-    A message to the user, or to nobody, that holds no call is content.
+    A message to the user, or to nobody, that holds no call is content. A call that cannot be read
+    becomes a fault. The schemas of `tools` say what type an argument has.
     """
     contents: list[str] = []
-    calls: list[FoundCall] = []
+    calls: list[ParsedCall] = []
     faults: list[str] = []
-    for part in _parts(text):
-        first_call = part.text.find("<atem:invoke")
-        if first_call < 0 and part.recipient in ("", "user"):
-            contents.append(part.text)
+    for message in _messages(text):
+        first_call = message.text.find("<atem:invoke")
+        if first_call < 0 and message.recipient in ("", "user"):
+            contents.append(message.text)
             continue
         try:
             # A message to a tool without that mark (-1) is read from 0, which raises Malformed.
-            calls += _atem_calls(part.text, max(first_call, 0), tools)
+            calls += _atem_calls(message.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))
-    return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
+    content = "\n".join(text for text in contents if text)
+    return ParsedCalls(content, tuple(calls), tuple(faults))
 
 
-def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
-    """The calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`. The
-    first must begin at `at`. Raises Malformed."""
-    calls: list[FoundCall] = []
-    while at >= 0:  # -1 after the last one
-        call, at = tagged_call(text, at, _ATEM_NAME, _ATEM_ARGUMENT, tools)
-        at = skip_space(text, at)
-        if not text.startswith("</atem:invoke>", at):
-            raise Malformed(f"</atem:invoke> should follow, not {shown(text[at:])}")
+def _atem_calls(text: str, position: int, tools: Sequence[ToolSchema]) -> list[ParsedCall]:
+    """Read the calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`.
+
+    The first must begin at `position`; the schemas of `tools` say what type an argument has. Raises
+    Malformed.
+    """
+    calls: list[ParsedCall] = []
+    while position >= 0:  # -1 after the last one
+        call, position = tagged_call(text, position, _ATEM_NAME, _ATEM_ARGUMENT, tools)
+        position = skip_space(text, position)
+        if not text.startswith("</atem:invoke>", position):
+            raise Malformed(f"</atem:invoke> should follow, not {shown(text[position:])}")
         calls.append(call)
-        at = text.find("<atem:invoke", at)
+        position = text.find("<atem:invoke", position)
     return calls
 
 
-def _parts(text: str) -> list[_Part]:
+def _messages(text: str) -> list[_Message]:
     """The messages of a reply. Text without a header is a message of its own."""
-    parts = []
-    end = 0  # where the current part ends, in characters of the reply
+    messages = []
+    end = 0  # where the current message ends, in characters of the reply
     for source in re.split(r"(?=<\|start\|>)", text):
         end += len(source)
         if not source.strip():
@@ -132,8 +141,8 @@ def _parts(text: str) -> list[_Part]:
         if not mark:  # without the mark there is no header, and all is the message's text
             header = ""
             body = source.removeprefix("<|start|>assistant")
-        parts.append(
-            _Part(
+        messages.append(
+            _Message(
                 source=source,
                 channel=_first_group(_CHANNEL, header),
                 recipient=_first_group(_RECIPIENT, header),
@@ -141,7 +150,7 @@ def _parts(text: str) -> list[_Part]:
                 start=end - len(body),
             )
         )
-    return parts
+    return messages
 
 
 def _first_group(pattern: re.Pattern[str], text: str) -> str:
@@ -150,7 +159,7 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
     return match.group(1) if match else ""
 
 
-def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
+def _thought_reader(is_thought: Callable[[_Message], bool]) -> ThoughtReader:
     """The reader of thoughts for a family that writes them as messages of their own.
 
     `is_thought` says whether a message is a thought. A thought that was cut short counts as well.
@@ -160,15 +169,15 @@ def _thought_reader(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
     def take_off(text: str) -> tuple[str | None, str]:
         """Split a reply into (its thoughts, the text of its other messages); (None, the whole
         reply) if it has no thoughts."""
-        parts = _parts(text)
-        thoughts = [part.text.strip() for part in parts if is_thought(part)]
-        rest = "".join(part.source for part in parts if not is_thought(part))
-        return ("\n".join(thoughts), rest) if thoughts else (None, text)
+        messages = _messages(text)
+        thoughts = [message.text.strip() for message in messages if is_thought(message)]
+        other_text = "".join(message.source for message in messages if not is_thought(message))
+        return ("\n".join(thoughts), other_text) if thoughts else (None, text)
 
     def spans(text: str, _opened: bool) -> list[Span]:
         """(start, end) of each thought in a reply, in characters."""
-        thoughts = [part for part in _parts(text) if is_thought(part)]
-        return [(part.start, part.start + len(part.text)) for part in thoughts]
+        thoughts = [message for message in _messages(text) if is_thought(message)]
+        return [(message.start, message.start + len(message.text)) for message in thoughts]
 
     return ThoughtReader(take_off, spans)
 

@@ -21,7 +21,7 @@ from engine.models.dialects import (
     tagged_calls,
 )
 from engine.models.dialects.arguments import fault_of
-from engine.models.dialects.reading import FoundCall, Reader
+from engine.models.dialects.reading import ParsedCall, Reader
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 
@@ -63,7 +63,7 @@ DIALECTS = (
 )
 _MAY_BEGIN_CALL_OR_THOUGHT = re.compile(r"[<\[{]")  # a mark, a list or an object
 _QUESTION = "What is the weather?"
-_CALL = FoundCall("get_weather", {"city": "Bern", "days": 3})
+_CALL = ParsedCall("get_weather", {"city": "Bern", "days": 3})
 _TOOL: ToolSchema = {
     "type": "function",
     "function": {
@@ -108,15 +108,18 @@ class ReplyReader:
     thoughts: reasoning.ThoughtReader
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
-        """Turn the text of a completion into an assistant message: reasoning, if there is any, in
-        `reasoning_content`, tool calls in OpenAI's form (only if there are `tools`), and the rest
-        in `content`. The reply also says what is wrong with the calls."""
-        thought, rest = self.thoughts.take_off(text)
-        parsed = self.dialect.calls(rest, tools)
+        """Turn the text of a completion into an assistant message.
+
+        Its reasoning, if there is any, becomes `reasoning_content`; tool calls become `tool_calls`
+        in OpenAI's form, only where there are `tools`; the other text becomes `content`. The reply
+        also lists what is wrong with the calls.
+        """
+        thought, text_without_thought = self.thoughts.take_off(text)
+        parsed = self.dialect.calls(text_without_thought, tools)
         # If one call cannot be read, all stay in the content, where the environment sees them; so
         # do calls in a conversation without tools.
         leaves_calls_in_content = parsed.faults or (parsed.calls and not tools)
-        content = rest if leaves_calls_in_content else parsed.content
+        content = text_without_thought if leaves_calls_in_content else parsed.content
         message: ChatMessage = {"role": "assistant", "content": content}
         if thought is not None:
             message["reasoning_content"] = thought
@@ -139,7 +142,7 @@ class ReplyReader:
             return ""
         return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
-    def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
+    def _as_openai(self, call: ParsedCall, number: int) -> JsonObject:
         """A call in OpenAI's form. Its id is the one that the model wrote, or made of `number`, the
         call's place in the reply, from 1."""
         made_id = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
@@ -150,7 +153,7 @@ class ReplyReader:
         }
 
 
-def _argument_faults(calls: Sequence[FoundCall], tools: Sequence[ToolSchema]) -> list[str]:
+def _argument_faults(calls: Sequence[ParsedCall], tools: Sequence[ToolSchema]) -> list[str]:
     """Why calls are invalid that could be read: they name no tool, or break its schema."""
     faults = [fault_of(call, tools) for call in calls]
     return [fault for fault in faults if fault]

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 
 from engine.models.dialects.reading import (
-    Found,
-    FoundCall,
     Malformed,
+    ParsedCall,
+    ParsedCalls,
     between_marks,
     shown,
     skip_mark,
@@ -19,33 +19,38 @@ _QUOTE = '<|"|>'
 _NAME = re.compile(r"\s*call:([^\s{]+)")
 
 
-def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
+def gemma(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
     """The calls of a reply as Gemma writes them: `<|tool_call>call:name{a:1}<tool_call|>`."""
     parsed = between_marks(text, "<|tool_call>", "<tool_call|>", _read_call)
     if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
     # After its calls the model opens the message with their results, which is no content.
     content = parsed.content.removesuffix("<|tool_response>").rstrip()
-    return Found(content, parsed.calls, parsed.faults)
+    return ParsedCalls(content, parsed.calls, parsed.faults)
 
 
-def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The call that begins at `at`, a name and an object, as a list of one, and the position after
-    the call. Raises Malformed."""
-    name_match = _NAME.match(text, at)
+def _read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
+    """Read the call that begins at `position` of the text: a name and an object.
+
+    Returns (a list of this one call, the position after it). Raises Malformed.
+    """
+    name_match = _NAME.match(text, position)
     if not name_match:
-        raise Malformed(f"no call:name in {shown(text[at:])}")
-    arguments, at = read_pairs(text, skip_mark(text, name_match.end(), "{"), _text_at)
-    return [FoundCall(name_match.group(1), arguments)], at
+        raise Malformed(f"no call:name in {shown(text[position:])}")
+    arguments, position = read_pairs(text, skip_mark(text, name_match.end(), "{"), _text_at)
+    return [ParsedCall(name_match.group(1), arguments)], position
 
 
-def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
-    at `at`. Raises Malformed if the text has no closing quote."""
-    if not text.startswith(_QUOTE, at):
+def _text_at(text: str, position: int) -> tuple[str, int] | None:
+    """Read the text in quotes that begins at `position`.
+
+    Returns (the text without quotes, the position after it); None if no quote stands at `position`.
+    Raises Malformed if the text has no closing quote.
+    """
+    if not text.startswith(_QUOTE, position):
         return None
-    at += len(_QUOTE)
-    end = text.find(_QUOTE, at)
+    position += len(_QUOTE)
+    end = text.find(_QUOTE, position)
     if end < 0:
-        raise Malformed(f"a text without its end: {shown(text[at:])}")
-    return text[at:end], end + len(_QUOTE)
+        raise Malformed(f"a text without its end: {shown(text[position:])}")
+    return text[position:end], end + len(_QUOTE)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from engine.models.dialects.reading import (
-    Found,
-    FoundCall,
     Malformed,
+    ParsedCall,
+    ParsedCalls,
     between_marks,
     shown,
     skip_space,
@@ -24,22 +24,22 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"', "/"
 _FOLLOWS_A_TEXT = (",", ")", "]", "}", ":")  # one of these follows the closing quote of a text
 
 
-def lfm(text: str, _tools: Sequence[ToolSchema]) -> Found:
+def lfm(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
     """`<|tool_call_start|>[name(a=1)]<|tool_call_end|>`: LFM2."""
     return between_marks(text, "<|tool_call_start|>", "<|tool_call_end|>", _calls)
 
 
-def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
+def pythonic(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
     """The calls of Llama 3.2 and 4: the whole reply is `[name(a=1), ...]`, with or without
     `<|python_start|>` before it and `<|python_end|>` behind it. A list that does not begin with a
     call is an answer."""
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
     if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: behind the bracket
-        return Found(text)
+        return ParsedCalls(text)
     return python_calls(body, text)
 
 
-def python_calls(body: str, text: str) -> Found:
+def python_calls(body: str, text: str) -> ParsedCalls:
     """The calls in a reply that is nothing but calls.
 
     Args:
@@ -47,64 +47,76 @@ def python_calls(body: str, text: str) -> Found:
         text: the whole reply; it stays the content, with a fault, if `body` cannot be read.
     """
     try:
-        calls, end = _calls(body, at=0)
+        calls, end = _calls(body, position=0)
         if skip_space(body, end) < len(body):
             raise Malformed(f"text after the calls: {shown(body[end:])}")
     except Malformed as fault:
-        return Found(text, faults=(str(fault),))
-    return Found(content="", calls=tuple(calls))
+        return ParsedCalls(text, faults=(str(fault),))
+    return ParsedCalls(content="", calls=tuple(calls))
 
 
-def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """The calls at `at` (one, or a list of them in brackets) and the position after them. Raises
-    Malformed, also for an empty list."""
-    at = skip_space(text, at)
-    if not text.startswith("[", at):
-        call, at = _call(text, at)
-        return [call], at
-    calls: list[FoundCall] = []
-    at = skip_space(text, at + 1)
-    while not text.startswith("]", at):
-        call, at = _call(text, at)
+def _calls(text: str, position: int) -> tuple[list[ParsedCall], int]:
+    """Read the calls at `position`: one call, or a list of calls in brackets.
+
+    Returns (the calls, the position after them). Raises Malformed, also for an empty list.
+    """
+    position = skip_space(text, position)
+    if not text.startswith("[", position):
+        call, position = _call(text, position)
+        return [call], position
+    calls: list[ParsedCall] = []
+    position = skip_space(text, position + 1)
+    while not text.startswith("]", position):
+        call, position = _call(text, position)
         calls.append(call)
-        at = skip_space(text, after_item(text, at, "]"))
+        position = skip_space(text, after_item(text, position, "]"))
     if not calls:
         raise Malformed("a list of no calls")
-    return calls, at + 1
+    return calls, position + 1
 
 
-def _call(text: str, at: int) -> tuple[FoundCall, int]:
-    """The call at `at` and the position after it: `name(a=1)`, or `name.call(a=1)` as Llama writes
-    tools that it has built in. Raises Malformed."""
-    name_match = _NAME.match(text, at)
+def _call(text: str, position: int) -> tuple[ParsedCall, int]:
+    """Read the call at `position`: `name(a=1)`, or `name.call(a=1)` as Llama writes built-in tools.
+
+    Returns (the call, the position after it). Raises Malformed.
+    """
+    name_match = _NAME.match(text, position)
     if not name_match:
-        raise Malformed(f"no call of a tool: {shown(text[at:])}")
-    arguments, at = read_pairs(text, name_match.end(), _text_at, separator="=", closing=")")
-    return FoundCall(name_match.group(1).removesuffix(".call"), arguments), at
+        raise Malformed(f"no call of a tool: {shown(text[position:])}")
+    arguments, position = read_pairs(text, name_match.end(), _text_at, separator="=", closing=")")
+    return ParsedCall(name_match.group(1).removesuffix(".call"), arguments), position
 
 
-def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins at `at`, and the position after it; None if there is no quote
-    at `at`. Raises Malformed if the text has no closing quote."""
-    quote = text[at : at + 1]
+def _text_at(text: str, position: int) -> tuple[str, int] | None:
+    """Read the text in quotes that begins at `position`.
+
+    Returns (the text without quotes, the position after it); None if no quote stands at `position`.
+    Raises Malformed if the text has no closing quote.
+    """
+    quote = text[position : position + 1]
     if quote not in ("'", '"'):
         return None
-    end = _closing_quote(text, at + 1, quote)
+    end = _closing_quote(text, position + 1, quote)
     if end is None:
-        raise Malformed(f"a text without its end: {shown(text[at:])}")
-    return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
+        raise Malformed(f"a text without its end: {shown(text[position:])}")
+    return _ESCAPE.sub(_unescaped, text[position + 1 : end]), end + 1
 
 
-def _closing_quote(text: str, at: int, quote: str) -> int | None:
-    """The position of the first quote from `at` on that is not escaped and stands before a comma, a
-    colon or a closing bracket; None without one."""
-    while at < len(text):
-        if text[at] == "\\":  # it escapes the character after it
-            at += 2
+def _closing_quote(text: str, position: int, quote: str) -> int | None:
+    """Find the quote that closes a text, from `position` on: its position, None without one.
+
+    It is the first `quote` that is not escaped and stands before a comma, a colon or a closing
+    bracket.
+    """
+    while position < len(text):
+        if text[position] == "\\":  # it escapes the character after it
+            position += 2
             continue
-        if text[at] == quote and text.startswith(_FOLLOWS_A_TEXT, skip_space(text, at + 1)):
-            return at
-        at += 1
+        if text[position] == quote and text.startswith(
+            _FOLLOWS_A_TEXT, skip_space(text, position + 1)
+        ):
+            return position
+        position += 1
     return None
 
 

@@ -1,6 +1,6 @@
 """What all readers of tool calls share: calls, faults, marks, and values written as plain text.
 
-A reader is a function from the text of a reply (its reasoning taken off) to `Found`.
+A reader is a function from the text of a reply (its reasoning taken off) to `ParsedCalls`.
 """
 
 import json
@@ -30,7 +30,7 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True)
-class FoundCall:
+class ParsedCall:
     """One call that a model wrote.
 
     Attributes:
@@ -45,7 +45,7 @@ class FoundCall:
 
 
 @dataclass(frozen=True)
-class Found:
+class ParsedCalls:
     """What the text of a reply holds.
 
     Attributes:
@@ -55,72 +55,81 @@ class Found:
     """
 
     content: str
-    calls: tuple[FoundCall, ...] = ()
+    calls: tuple[ParsedCall, ...] = ()
     faults: tuple[str, ...] = ()
 
 
-Reader = Callable[[str, Sequence[ToolSchema]], Found]
+Reader = Callable[[str, Sequence[ToolSchema]], ParsedCalls]
 # Reads one call or several from a position of the text; returns them with the position after them.
-Body = Callable[[str, int], tuple[list[FoundCall], int]]
+Body = Callable[[str, int], tuple[list[ParsedCall], int]]
 
 
-def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
-    """The calls that stand between two marks, any number of times in a text.
+def between_marks(text: str, opening: str, closing: str, body: Body) -> ParsedCalls:
+    """Read the calls that stand between two marks, any number of times in a text.
 
     Args:
         opening: the mark before the calls.
         closing: the mark that must follow them; "" for none.
         body: given the text and the position after `opening`, returns the calls there and the
             position after them; raises Malformed.
+
+    Returns the calls, the faults (one for each place that cannot be read) and, as content, the text
+    outside the marks; the whole text where there is neither a call nor a fault.
     """
-    calls: list[FoundCall] = []
+    calls: list[ParsedCall] = []
     faults: list[str] = []
     contents: list[str] = []  # the texts around the calls
-    at = 0
-    while (start := text.find(opening, at)) >= 0:
-        contents.append(text[at:start])
-        new_calls, new_faults, at = _read_closed(text, start + len(opening), closing, body)
+    position = 0
+    while (start := text.find(opening, position)) >= 0:
+        contents.append(text[position:start])
+        new_calls, new_faults, position = _read_closed(text, start + len(opening), closing, body)
         calls += new_calls
         faults += new_faults
-    contents.append(text[at:])
+    contents.append(text[position:])
     if not calls and not faults:
-        return Found(text)
-    return Found("".join(contents).strip(), tuple(calls), tuple(faults))
+        return ParsedCalls(text)
+    return ParsedCalls("".join(contents).strip(), tuple(calls), tuple(faults))
 
 
 def _read_closed(
-    text: str, at: int, closing: str, body: Body
-) -> tuple[list[FoundCall], list[str], int]:
-    """What `body` reads at `at`, up to the mark `closing`: (calls, faults, the position from which
-    to go on). There is one fault and no call if the calls could not be read, else no fault."""
+    text: str, position: int, closing: str, body: Body
+) -> tuple[list[ParsedCall], list[str], int]:
+    """Read calls with `body` at `position`, up to the mark `closing`.
+
+    Returns (the calls, the faults, the position from which to go on). There is one fault and no
+    call if the calls could not be read, else no fault.
+    """
     try:
-        calls, body_end = body(text, at)
+        calls, body_end = body(text, position)
         return calls, [], skip_mark(text, body_end, closing)
     except Malformed as fault:
-        return [], [str(fault)], _end_of_fault(text, at, closing)
+        return [], [str(fault)], _end_of_fault(text, position, closing)
 
 
-def _end_of_fault(text: str, at: int, closing: str) -> int:
-    """Where to go on after a call that could not be read: after the next closing mark, or without
-    one at the end of the text, all of which is then the fault's."""
-    end = text.find(closing, at) if closing else -1
+def _end_of_fault(text: str, position: int, closing: str) -> int:
+    """The position from which to go on after a call at `position` that could not be read.
+
+    That is after the next mark `closing`; without one the end of the text, all of which belongs to
+    the fault.
+    """
+    end = text.find(closing, position) if closing else -1
     return len(text) if end < 0 else end + len(closing)
 
 
-def skip_mark(text: str, at: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `at`, or after white space there. Raises
+def skip_mark(text: str, position: int, mark: str) -> int:
+    """The position after `mark`, which must stand at `position`, or after white space there. Raises
     Malformed if it does not."""
-    at = skip_space(text, at)
-    if not text.startswith(mark, at):
-        raise Malformed(f"{mark} should follow, not {shown(text[at:])}")
-    return at + len(mark)
+    position = skip_space(text, position)
+    if not text.startswith(mark, position):
+        raise Malformed(f"{mark} should follow, not {shown(text[position:])}")
+    return position + len(mark)
 
 
-def skip_space(text: str, at: int) -> int:
-    """The position of the first character from `at` on that is no white space."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def skip_space(text: str, position: int) -> int:
+    """The position of the first character from `position` on that is no white space."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def shown(text: str) -> str:
@@ -128,20 +137,22 @@ def shown(text: str) -> str:
     return repr(text[:_SHOWN_CHARS]) if text else "the end"
 
 
-def json_value(text: str, at: int) -> tuple[object, int]:
-    """The JSON value that begins at `at`, after any white space, and the position after it. Raises
-    Malformed."""
-    at = skip_space(text, at)
+def json_value(text: str, position: int) -> tuple[object, int]:
+    """Read the JSON value that begins at `position`, after any white space.
+
+    Returns (the value, the position after it). Raises Malformed.
+    """
+    position = skip_space(text, position)
     try:
-        return _DECODER.raw_decode(text, at)
+        return _DECODER.raw_decode(text, position)
     except json.JSONDecodeError as error:
-        raise Malformed(f"not JSON ({error.msg}): {shown(text[at:])}") from error
+        raise Malformed(f"not JSON ({error.msg}): {shown(text[position:])}") from error
     # ValueError: NaN, 1e999, an integer of thousands of digits. RecursionError: nested too deeply.
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"not JSON: {shown(text[at:])}") from error
+        raise Malformed(f"not JSON: {shown(text[position:])}") from error
 
 
-def call_from_json(value: object) -> FoundCall:
+def call_from_json(value: object) -> ParsedCall:
     """The call that an object describes: its `name`, its `arguments` (or `parameters`), which may
     be text that is JSON, and its `id`, if it has one. Raises Malformed if `value` is no such
     object."""
@@ -149,7 +160,7 @@ def call_from_json(value: object) -> FoundCall:
         raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
     arguments = value.get("arguments", value.get("parameters"))
     call_id = value.get("id")
-    return FoundCall(
+    return ParsedCall(
         name=value["name"],
         arguments=arguments_from(arguments, value["name"]),
         id=call_id if isinstance(call_id, str) else "",
@@ -162,7 +173,7 @@ def arguments_from(value: object, name: str) -> JsonObject:
     if isinstance(value, str):
         if not value.strip():
             return {}
-        value, _ = json_value(value, at=0)
+        value, _ = json_value(value, position=0)
     if value is None:
         return {}
     if not isinstance(value, dict):

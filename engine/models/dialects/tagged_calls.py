@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from engine.models.dialects.reading import (
-    Found,
-    FoundCall,
     Malformed,
+    ParsedCall,
+    ParsedCalls,
     between_marks,
     parameters_of,
     shown,
@@ -29,64 +29,66 @@ _GLM_ARGUMENT = re.compile(
 )
 
 
-def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> Found:
+def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
     """The calls of a reply, each in the form
     `<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
 
-    def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-        call, at = tagged_call(text, at, _QWEN_NAME, _QWEN_ARGUMENT, tools)
-        return [call], skip_mark(text, at, "</function>")
+    def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
+        call, position = tagged_call(text, position, _QWEN_NAME, _QWEN_ARGUMENT, tools)
+        return [call], skip_mark(text, position, "</function>")
 
     return between_marks(text, "<tool_call>", "</tool_call>", read_call)
 
 
-def glm(text: str, tools: Sequence[ToolSchema]) -> Found:
+def glm(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
     """The calls of a reply, each in the form
     `<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
 
-    def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-        call, at = tagged_call(text, at, _GLM_NAME, _GLM_ARGUMENT, tools)
-        return [call], at
+    def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
+        call, position = tagged_call(text, position, _GLM_NAME, _GLM_ARGUMENT, tools)
+        return [call], position
 
     return between_marks(text, "<tool_call>", "</tool_call>", read_call)
 
 
 def tagged_call(
     text: str,
-    at: int,
+    position: int,
     name_pattern: re.Pattern[str],
     argument_pattern: re.Pattern[str],
     tools: Sequence[ToolSchema],
-) -> tuple[FoundCall, int]:
-    """The call at `at`, whose arguments are tags, and the position after the last of them.
+) -> tuple[ParsedCall, int]:
+    """Read the call at `position`, whose arguments are tags.
 
     Args:
         name_pattern: matches the name of the tool with its tag; its group 1 is the name.
         argument_pattern: matches one argument; its group 1 is the name, group 2 the value.
         tools: their schemas say what type a value has.
 
-    Raises Malformed if no name stands at `at`.
+    Returns (the call, the position after its last argument). Raises Malformed if no name stands at
+    `position`.
     """
-    name_match = name_pattern.match(text, at)
+    name_match = name_pattern.match(text, position)
     if not name_match:
-        raise Malformed(f"no name of a tool: {shown(text[at:])}")
+        raise Malformed(f"no name of a tool: {shown(text[position:])}")
     name = name_match.group(1).strip()
     schemas = parameters_of(tools, name)
-    arguments, at = _arguments(text, name_match.end(), argument_pattern, schemas)
-    return FoundCall(name, arguments), at
+    arguments, position = _arguments(text, name_match.end(), argument_pattern, schemas)
+    return ParsedCall(name, arguments), position
 
 
 def _arguments(
-    text: str, at: int, pattern: re.Pattern[str], schemas: Mapping[str, object]
+    text: str, position: int, pattern: re.Pattern[str], schemas: Mapping[str, object]
 ) -> tuple[JsonObject, int]:
-    """The arguments that stand one after the other from `at` on, and the position after the last.
+    """Read the arguments that stand one after the other from `position` on.
 
     `pattern` matches one argument: its group 1 is the name, group 2 the value as text. `schemas`
-    maps a name to the schema of its value, which tells the value's type.
+    maps a name to the schema of its value, which tells the value's type. Returns (the arguments by
+    name, the position after the last).
     """
     arguments: JsonObject = {}
-    while argument := pattern.match(text, at):
+    while argument := pattern.match(text, position):
         key = argument.group(1).strip()
         arguments[key] = typed(argument.group(2), schemas.get(key))
-        at = argument.end()
-    return arguments, at
+        position = argument.end()
+    return arguments, position

@@ -23,76 +23,87 @@ _MOST_DIGITS = 400  # of a number
 
 def read_pairs(
     text: str,
-    at: int,
+    position: int,
     read_text: ReadText,
     separator: str = ":",
     closing: str = "}",
     depth: int = 0,
 ) -> tuple[JsonObject, int]:
-    """The pairs of an object, or the named arguments of a call.
+    """Read the pairs of an object, or the named arguments of a call.
 
     Args:
-        at: the position after the opening bracket of the object or call.
+        position: after the opening bracket of the object or call.
         read_text: given the text and a position, returns the text in quotes there and the position
             after it; None if none begins there.
         separator: what stands between a key and its value.
         closing: the closing bracket.
         depth: the number of lists and objects around the pairs.
 
-    Returns the pairs and the position after the closing bracket. Raises Malformed.
+    Returns (the pairs, the position after the closing bracket). Raises Malformed.
     """
     pairs: JsonObject = {}
-    at = skip_space(text, at)
-    while not text.startswith(closing, at):
-        key, at = _read_key(text, at, read_text)
-        at = skip_mark(text, at, separator)
-        pairs[key], at = _read_value(text, at, read_text, depth)
-        at = skip_space(text, after_item(text, at, closing))
-    return pairs, at + len(closing)
+    position = skip_space(text, position)
+    while not text.startswith(closing, position):
+        key, position = _read_key(text, position, read_text)
+        position = skip_mark(text, position, separator)
+        pairs[key], position = _read_value(text, position, read_text, depth)
+        position = skip_space(text, after_item(text, position, closing))
+    return pairs, position + len(closing)
 
 
-def _read_key(text: str, at: int, read_text: ReadText) -> tuple[str, int]:
-    """The key at `at`, with quotes or without them, and the position after it."""
-    quoted = read_text(text, at)
+def _read_key(text: str, position: int, read_text: ReadText) -> tuple[str, int]:
+    """Read the key at `position`, with quotes or without them: (the key, the position after it).
+
+    `read_text` reads a text in quotes, or returns None. Raises Malformed if no key stands there.
+    """
+    quoted = read_text(text, position)
     if quoted:
         return quoted
-    unquoted = _KEY.match(text, at)
+    unquoted = _KEY.match(text, position)
     if not unquoted:
-        raise Malformed(f"no name of an argument: {shown(text[at:])}")
+        raise Malformed(f"no name of an argument: {shown(text[position:])}")
     return unquoted.group(), unquoted.end()
 
 
-def after_item(text: str, at: int, closing: str) -> int:
-    """Where to go on after an item that ends at `at`: the position after the comma, or that of the
-    bracket `closing`, which follows the last item. Raises Malformed where neither follows."""
-    at = skip_space(text, at)
-    return at if text.startswith(closing, at) else skip_mark(text, at, ",")
+def after_item(text: str, position: int, closing: str) -> int:
+    """The position at which to go on after an item that ends at `position`.
+
+    That is the position after the comma, or that of the bracket `closing`, which follows the last
+    item. Raises Malformed where neither follows.
+    """
+    position = skip_space(text, position)
+    return position if text.startswith(closing, position) else skip_mark(text, position, ",")
 
 
-def _read_value(text: str, at: int, read_text: ReadText, depth: int) -> tuple[object, int]:
-    """The value at `at`, after any white space, and the position after it. `depth`: in how many
-    lists and objects it lies. Raises Malformed."""
+def _read_value(text: str, position: int, read_text: ReadText, depth: int) -> tuple[object, int]:
+    """Read the value at `position`, after any white space: (the value, the position after it).
+
+    `read_text` reads a text in quotes, or returns None. `depth` is the number of lists and objects
+    around the value. Raises Malformed, also where that is more than `_DEEPEST`.
+    """
     if depth > _DEEPEST:
         raise Malformed(f"nested more than {_DEEPEST} levels")
-    at = skip_space(text, at)
-    if quoted := read_text(text, at):
+    position = skip_space(text, position)
+    if quoted := read_text(text, position):
         return quoted
-    if text.startswith("{", at):
-        return read_pairs(text, at + 1, read_text, depth=depth + 1)
-    if text.startswith("[", at):
-        return _read_list(text, at + 1, read_text, depth + 1)
-    if number := _NUMBER.match(text, at):
+    if text.startswith("{", position):
+        return read_pairs(text, position + 1, read_text, depth=depth + 1)
+    if text.startswith("[", position):
+        return _read_list(text, position + 1, read_text, depth + 1)
+    if number := _NUMBER.match(text, position):
         return _number(number), number.end()
-    return _read_word(text, at)
+    return _read_word(text, position)
 
 
-def _read_word(text: str, at: int) -> tuple[object, int]:
-    """The value of the word at `at`, such as `true`, and the position after the word. Raises
-    Malformed if none of `_WORDS` stands there."""
+def _read_word(text: str, position: int) -> tuple[object, int]:
+    """Read the value of the word at `position`, such as `true`: (the value, the position after it).
+
+    Raises Malformed if none of `_WORDS` stands there.
+    """
     for word, value in _WORDS.items():
-        if text.startswith(word, at):
-            return value, at + len(word)
-    raise Malformed(f"no value: {shown(text[at:])}")
+        if text.startswith(word, position):
+            return value, position + len(word)
+    raise Malformed(f"no value: {shown(text[position:])}")
 
 
 def _number(match: re.Match[str]) -> float:
@@ -108,16 +119,18 @@ def _number(match: re.Match[str]) -> float:
         raise Malformed(str(error)) from error
 
 
-def _read_list(text: str, at: int, read_text: ReadText, depth: int) -> tuple[list[object], int]:
-    """The items of a list and the position after its closing bracket.
+def _read_list(
+    text: str, position: int, read_text: ReadText, depth: int
+) -> tuple[list[object], int]:
+    """Read the items of a list; `position` is the one after its opening bracket.
 
-    `at` is the position after the opening bracket; `depth` is the number of lists and objects
-    around the items. Raises Malformed.
+    `read_text` reads a text in quotes, or returns None. `depth` is the number of lists and objects
+    around the items. Returns (the items, the position after the closing bracket). Raises Malformed.
     """
     items: list[object] = []
-    at = skip_space(text, at)
-    while not text.startswith("]", at):
-        item, at = _read_value(text, at, read_text, depth)
+    position = skip_space(text, position)
+    while not text.startswith("]", position):
+        item, position = _read_value(text, position, read_text, depth)
         items.append(item)
-        at = skip_space(text, after_item(text, at, "]"))
-    return items, at + 1
+        position = skip_space(text, after_item(text, position, "]"))
+    return items, position + 1

@@ -188,7 +188,11 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
-    """The tensors to write, without an output layer that shares the embedding's weights."""
+    """Yield the tensors of a model folder in the form in which the GGUF file stores them.
+
+    An output layer that shares the weights of the embedding is left out. For the `architecture`
+    "llama" the query and key projections are marked to be reordered, by their number of heads.
+    """
     # The projections whose rows GGUF stores in another order, with their number of heads.
     heads_by_projection: dict[str, int] = {}
     if architecture == "llama":
@@ -225,12 +229,12 @@ def _gguf_name(name: str) -> str:
     "model.layers.3.self_attn.q_proj.weight". Raises NotExportable if it has none."""
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
-    prefix, _, rest = name.partition("model.layers.")
-    layer, _, path = rest.partition(".")
-    part, _, ending = path.rpartition(".")
-    if prefix or part not in _LAYER_NAMES:  # a prefix: of another part, or of no layer at all
+    prefix, _, layer_and_path = name.partition("model.layers.")
+    layer, _, path = layer_and_path.partition(".")
+    projection, _, ending = path.rpartition(".")
+    if prefix or projection not in _LAYER_NAMES:  # a prefix: of another part, or of no layer at all
         raise NotExportable(f"GGUF has no name for the tensor {name}")
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
+    return f"blk.{layer}.{_LAYER_NAMES[projection]}.{ending}"
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
@@ -288,7 +292,10 @@ def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def add_value(writer: GGUFWriter, key: str, value: object) -> None:
-    """Add a text, truth value, number or list to the file's metadata."""
+    """Add one value to the metadata of a GGUF file under `key`.
+
+    A text, a truth value, an integer, a float or a list is written; any other value is left out.
+    """
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):  # before int, because a bool is an int as well

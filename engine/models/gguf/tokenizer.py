@@ -199,15 +199,17 @@ def _known_rule(values: Values) -> str:
 
 
 def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
-    """The two tokens that a merge joins. Raises NotImportable if one of them or the joined one is
-    no token."""
-    left, space, right = merge.partition(" ")
+    """Split a merge rule, two tokens with a space between them, into these two tokens.
+
+    Raises NotImportable if one of them, or the token they make together, is not in `vocab`.
+    """
+    first_token, space, second_token = merge.partition(" ")
     if not space:
         raise NotImportable(f"{merge!r} is no merge (tokenizer.ggml.merges)")
-    for token in (left, right, left + right):
+    for token in (first_token, second_token, first_token + second_token):
         if token not in vocab:
             raise NotImportable(f"the merge {merge!r} makes {token!r}, which is no token")
-    return left, right
+    return first_token, second_token
 
 
 def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:

@@ -113,13 +113,15 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 
 
 def _require_layer(
-    layer: int, actual: AbstractSet[str], wanted: AbstractSet[str], model_type: str
+    layer: int, actual: AbstractSet[str], required: AbstractSet[str], model_type: str
 ) -> None:
-    """Raise NotImportable unless a layer has exactly the tensors `wanted`; `actual` are those it
-    has."""
-    if missing := wanted - actual:
+    """Raise NotImportable unless the tensor names of layer `layer` are exactly the required ones.
+
+    `actual` are the names it has, `required` those of the architecture `model_type`.
+    """
+    if missing := required - actual:
         raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
-    if unknown := actual - wanted:
+    if unknown := actual - required:
         raise NotImportable(
             f"layer {layer} has {_first_names(unknown)}, which the architecture {model_type} "
             "has not"
@@ -135,17 +137,18 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
     """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if the
     last norm is missing."""
     shapes = _matrix_shapes(config)
-    for each in stored:
-        part = each.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
+    for tensor in stored:
+        module = tensor.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
         # The parts that are not in `shapes` are norms of the hidden state.
-        shape = shapes.get(part, (config["hidden_size"],))
-        if each.name.endswith(".bias"):
+        shape = shapes.get(module, (config["hidden_size"],))
+        if tensor.name.endswith(".bias"):
             shape = shape[:1]  # a bias has one value per output of its matrix
-        if each.shape != shape:
+        if tensor.shape != shape:
             raise NotImportable(
-                f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
+                f"the tensor {tensor.source.name} is {list(tensor.shape)}, "
+                f"the sizes say {list(shape)}"
             )
-    if "model.norm.weight" not in {each.name for each in stored}:
+    if "model.norm.weight" not in {tensor.name for tensor in stored}:
         raise NotImportable("the file has no tensor output_norm.weight")
 
 
@@ -203,15 +206,19 @@ def write(path: Path, stored: list[StoredTensor]) -> None:
 
 
 def _header(stored: list[StoredTensor]) -> bytes:
-    """The header of a safetensors file: type, shape and place of each tensor, as JSON."""
+    """Make the header of a safetensors file: type, shape and place of each tensor, as JSON.
+
+    `stored` are the tensors in the order of their data. Places are byte offsets (start, end) after
+    the header. The header is padded with spaces to a multiple of 8 bytes.
+    """
     entries: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for each in stored:
-        bytes_per_number = 4 if each.dtype == "F32" else 2  # the other types have 16 bits
-        end = offset + prod(each.shape) * bytes_per_number
-        entries[each.name] = {
-            "dtype": each.dtype,
-            "shape": each.shape,
+    for tensor in stored:
+        bytes_per_number = 4 if tensor.dtype == "F32" else 2  # the other types have 16 bits
+        end = offset + prod(tensor.shape) * bytes_per_number
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
             "data_offsets": [offset, end],
         }
         offset = end

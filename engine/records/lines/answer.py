@@ -37,6 +37,13 @@ def present_stop_reason(reason: object) -> object:
 Numbers = Annotated[dict[str, float], BeforeValidator(_without_nulls)]
 
 
+class Branch(LineRecord):
+    """A conversation of a rollout beside its first: its prompt and the messages after it."""
+
+    prompt: list[ChatMessage]
+    messages: list[ChatMessage]
+
+
 class Answer(LineRecord):
     """A completion and its score; None where the file does not say.
 
@@ -52,6 +59,7 @@ class Answer(LineRecord):
         stop_reason: one of `StopReason`, or the word of a later version.
         tokens: that the model wrote.
         invalid_calls: why tool calls in it are invalid, one text each.
+        branches: further conversations of a rollout that a command played; None for none.
         task_group: the group that the environment gave the task; None for none.
     """
 
@@ -66,6 +74,7 @@ class Answer(LineRecord):
     stop_reason: Annotated[str | None, BeforeValidator(present_stop_reason)] = None
     tokens: int = 0
     invalid_calls: list[Text] | None = None
+    branches: list[Branch] | None = None
     task_group: Text | None = None
 
     @property

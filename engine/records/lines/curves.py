@@ -227,8 +227,10 @@ def spark(values: Sequence[float], width: int = 24) -> str:
 
 
 def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
-    """The mean of each of `parts` parts of the values, which are about equally long. There must be
-    at least as many values as parts."""
+    """Cut the values into `parts` parts of about equal length, and return the mean of each.
+
+    There must be at least as many values as parts.
+    """
     edges = [len(values) * part // parts for part in range(parts + 1)]
     return [
         math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
@@ -241,7 +243,7 @@ def short(value: float) -> float:
 
 
 def number(value: Any) -> float | None:
-    """`value` if it is a finite number, else None. True and False do not count as numbers."""
+    """Return `value` if it is a finite number, else None. True and False are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value

@@ -33,8 +33,10 @@ CapFunction = Callable[[float], float]
 
 
 def sampling_hours(home: Home, models: Sequence[ModelRef], asking: Asking) -> Range:
-    """The device hours, from low to high, of sampling the tasks and scoring the answers, for all
-    `models` together."""
+    """Estimate the device hours of sampling the tasks and scoring the answers, from low to high.
+
+    It is the sum over `models`; `asking` says how much each of them samples.
+    """
     facts = [(ref.facts, ref.base_path) for ref in models]
     return evaluation_hours(home, asking, facts, hardware.detect(home.root))
 
@@ -47,7 +49,7 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
 def cap_of(
     home: Home, cap_function: CapFunction | None, needed_hours: Callable[[], float]
 ) -> float:
-    """The most device hours that an evaluation or a probe may take; 0 where nothing limits them.
+    """Return the most device hours that an evaluation or a probe may take; 0 for no limit.
 
     Args:
         cap_function: the quota of the caller's key: from the hours that the run needs at most, the
@@ -75,8 +77,12 @@ def cap_of(
 
 
 def _check_hours_without_asking(needed: float, limit: float) -> None:
-    """Raises UserError NOT_APPROVED where an evaluation or a probe may need (`needed`) more device
-    hours than may be spent without asking a person (`limit`)."""
+    """Raise UserError NOT_APPROVED if an evaluation or a probe needs a person's agreement.
+
+    Args:
+        needed: the device hours that it may need.
+        limit: the device hours that may be spent without asking a person.
+    """
     if needed > limit:
         raise UserError(
             "NOT_APPROVED",
@@ -92,8 +98,7 @@ def cap_warnings(cap: float) -> list[str]:
 
 
 def check_gpu_hours_cap(max_gpu_hours: float) -> None:
-    """Raises UserError BAD_ARGUMENT unless the most device hours that a run may take are a finite
-    number above 0."""
+    """Raise UserError BAD_ARGUMENT unless a cap on device hours is a finite number above 0."""
     is_number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not is_number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
@@ -102,7 +107,7 @@ def check_gpu_hours_cap(max_gpu_hours: float) -> None:
 
 
 def check_texts(**texts: str) -> None:
-    """Raises UserError BAD_ARGUMENT where a text has a NUL in it or is too long.
+    """Raise UserError BAD_ARGUMENT if a text has a NUL in it or is too long.
 
     A `request_id` may have 200 characters, any other text 4,000. Each text is passed under the name
     of its argument.
@@ -120,16 +125,17 @@ def check_texts(**texts: str) -> None:
 
 
 def check_secrets(record: EnvRecord) -> None:
-    """Raises UserError ENV_SECRETS where a secret of the environment is not set in this process."""
+    """Raise UserError ENV_SECRETS if a secret of the environment is not set in this process."""
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise missing_secrets_error(missing, record.env_id)
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:
-    """Raises UserError RUN_STATE where the run's files were deleted.
+    """Raise UserError RUN_STATE if the run's files were deleted.
 
     Args:
+        run: the folder of the run.
         field: the argument of the request that needs these files: "resume" or "regrade".
     """
     if run.deleted.exists():
@@ -142,8 +148,10 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
 
 
 def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
-    """Find the environment version that `env_id` names, and check that it scores and that its
-    process can be started. `purpose` is a word for the message, such as "evaluated".
+    """Find the environment version that `env_id` names, and check that its answers can be scored.
+
+    It must have a score function, its secrets, and its packages. `purpose` is a word for the
+    message, such as "evaluated".
 
     Raises UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
@@ -161,8 +169,10 @@ def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
 
 
 def require_files(model: ModelRef, field: str = "model") -> None:
-    """Raises UserError MODEL_NOT_FOUND where the files of the base model are gone; `field` is the
-    argument that names the model."""
+    """Raise UserError MODEL_NOT_FOUND if the files of the base model are gone.
+
+    `field` is the argument that names the model.
+    """
     if not model.base_path.is_dir():
         raise UserError(
             "MODEL_NOT_FOUND",
@@ -176,7 +186,7 @@ def require_files(model: ModelRef, field: str = "model") -> None:
 
 
 def no_env_error() -> UserError:
-    """The error for a request that names no environment."""
+    """Make the error for a request that names no environment."""
     return UserError(
         "BAD_ARGUMENT",
         "no environment was named",
@@ -186,8 +196,7 @@ def no_env_error() -> UserError:
 
 
 def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
-    """The error for an environment that needs the secrets `missing`, which are not set in this
-    process."""
+    """Make the error for an environment whose secrets `missing` are not set in this process."""
     return UserError(
         "ENV_SECRETS",
         f"{env_id} needs {', '.join(missing)}, which this server's environment does not have",
@@ -198,10 +207,11 @@ def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Check that the environment's reward may be trained on: by its stored audit it must not pay
-    for degenerate answers.
+    """Check by its stored audit that the environment's reward does not pay for degenerate answers.
 
-    Raises UserError REWARD_RISK, or returns a warning with `accept_reward_risk`.
+    Returns a list of warnings. Raises UserError REWARD_RISK if it does pay for them; with the
+    setting `accept_reward_risk`, and for algorithms that do not learn from the reward, that is only
+    a warning.
     """
     if record.audit.verdict != "risk":
         return []
@@ -224,9 +234,10 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
 
 
 def check_size(forecast: Forecast, disk_free: int) -> None:
-    """Check that the run is expected to fit into the memory and onto the disk.
+    """Raise a UserError unless the run is expected to fit into the memory and onto the disk.
 
     Args:
+        forecast: the estimate of the run, and the setting to lower where it does not fit.
         disk_free: free bytes on the disk, for the message.
 
     Raises UserError DOES_NOT_FIT or DISK_FULL.
@@ -255,7 +266,7 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Raises UserError NOT_APPROVED where the run likely takes more than may be spent unasked.
+    """Raise UserError NOT_APPROVED if the run likely takes more than may be spent unasked.
 
     How much that is, `auto_approve_gpu_hours` of config.toml says; without this key no run needs
     approval. `approved` says that a person has agreed to the run.
@@ -277,7 +288,7 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
     one step fits. `figures` is the estimate of the run with all its steps."""
-    startup_hours = figures.seconds["startup"] / 3600
+    startup_hours = figures.gpus * figures.seconds["startup"] / 3600
     hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # above 0: a divisor
     hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
     share_that_fits = hours_for_steps / hours_of_all_steps
@@ -289,8 +300,10 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
 
 
 def check_hours_left(home: Home, store: Store) -> None:
-    """Raises UserError BUDGET where the home's `max_gpu_hours_total` is spent, counting what open
-    runs are still expected to spend."""
+    """Raise UserError BUDGET if the home's `max_gpu_hours_total` is spent.
+
+    What open runs are still expected to spend is counted as spent.
+    """
     total = home.user_config().max_gpu_hours_total
     if total is not None and store.committed_hours() >= total:
         raise UserError(
@@ -301,6 +314,5 @@ def check_hours_left(home: Home, store: Store) -> None:
 
 
 def bad_argument(field: str, value: Any, hint: str) -> UserError:
-    """The error for an argument (`field`) with a value that cannot be used; `hint` says which
-    can."""
+    """Make the error for an argument (`field`) with an unusable value; `hint` says what to use."""
     return UserError("BAD_ARGUMENT", f"{field}={value!r} cannot be used", hint=hint, field=field)

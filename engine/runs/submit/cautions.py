@@ -26,11 +26,11 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a run that is to be queued with this config: if it nearly repeats an earlier
-    run, and if it changes several choices at once.
+    """List warnings about a run that is to be queued with this config.
 
-    It is compared with those of the newest `LOOK_BACK` training runs that have the same environment
-    version, algorithm and start model.
+    One says that it nearly repeats an earlier run, another that it changes several choices at once.
+    The run is compared with those of the newest `LOOK_BACK` training runs that have the same
+    environment version, algorithm and start model.
     """
     new = Making(run_id="", config=config)  # it has no id before it is queued
     earlier = [
@@ -44,7 +44,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A sentence about each earlier run that the new one repeats, the newest first.
+    """List a sentence about each earlier run that the new one repeats, the newest first.
 
     Args:
         new: how the new run is made.
@@ -59,8 +59,10 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """A sentence about an earlier run that the new one repeats. It warns if that run failed or was
-    not better, or if it is done and had exactly the same settings, seed included; else it is "".
+    """Return a warning that a new run repeats an earlier one; "" if nothing speaks against it.
+
+    It warns if the earlier run failed or was not better, or if it is done and had exactly the same
+    settings, seed included.
 
     Args:
         new: how the new run is made.
@@ -82,7 +84,7 @@ def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
 
 
 def _failure_in_words(row: RunRow) -> str:
-    """How an earlier run went wrong: "failed (oom)" or "came out no difference".
+    """Return how an earlier run went wrong: "failed (oom)" or "came out no difference".
 
     "" for any other run, also for one that failed for a reason outside its settings.
     """
@@ -94,19 +96,19 @@ def _failure_in_words(row: RunRow) -> str:
 
 
 def verdict_in_words(row: RunRow) -> str:
-    """The verdict of a run in words: "better", "worse", "no difference", or "unknown" also where
-    it has none."""
+    """Return the verdict of a run: "better", "worse", "no difference"; "unknown" if it has none."""
     return (row.verdict or "unknown").replace("_", " ")
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where the new run differs from the run it is compared with in several choices: its
-    settings, model, environment or algorithm. A difference in the result could then not be
-    attributed to one of them. [] where it differs in none or one, or there is no such run, or where
-    it goes on from what that run made.
+    """Return a warning if the new run changes several choices at once; otherwise [].
 
-    `earlier` are earlier runs and how they were made, the newest first; one of them is compared
-    with only if the new run has no parent.
+    A choice is a setting, the model, the environment or the algorithm. With several changes a
+    difference in the result could not be attributed to one of them. There is no warning if the new
+    run goes on from what the other made, or if there is no run to compare it with.
+
+    `earlier` are earlier runs and how they were made, the newest first; the newest is compared with
+    if the new run has no parent.
     """
     base = _making_to_compare_with(home, new, earlier)
     # No such run; or nothing is known of how it was made.
@@ -129,8 +131,10 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 def _making_to_compare_with(
     home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
 ) -> Making | None:
-    """How the run was made with which a new run is compared: its parent, or else the newest of the
-    earlier runs. None where there is neither."""
+    """Return the making of the run with which a new run is compared; None without such a run.
+
+    That run is the parent, or else the newest of the earlier runs.
+    """
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
@@ -138,8 +142,10 @@ def _making_to_compare_with(
 
 
 def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ between two runs: name -> (old value, new value). None stands for a
-    setting that a run does not have."""
+    """Return the settings that differ between two runs: name -> (old value, new value).
+
+    None stands for a setting that a run does not have.
+    """
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
         for name in changed_names(old, new)  # also names such as the model's, which are no settings
@@ -148,8 +154,11 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_different_idea(new: Making, old: Making) -> bool:
-    """Whether the runs differ in the model, the algorithm or the environment, or in a setting whose
-    two values are not nearly the same number."""
+    """Return whether the runs differ in more than nearly equal numbers.
+
+    That is so if they differ in the model, the algorithm or the environment, or in a setting whose
+    two values are not nearly the same number.
+    """
     changed_settings = _changed_settings(new, old)
     # More changes than changed settings: another one is of the model, the algorithm or the
     # environment.
@@ -161,8 +170,10 @@ def _is_different_idea(new: Making, old: Making) -> bool:
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """The settings that differ between two runs of nearly the same settings; "" where none does.
-    For example `kl_coef (0.05 then, 0.052 now)`. The values that differ must be numbers."""
+    """List the settings that differ, as `kl_coef (0.05 then, 0.052 now)`; "" if none does.
+
+    The runs must be nearly the same: the values that differ are numbers.
+    """
     return ", ".join(
         f"{name} ({old_value:g} then, {new_value:g} now)"
         for name, (old_value, new_value) in _changed_settings(new, old).items()
@@ -170,8 +181,7 @@ def _difference_in_words(new: Making, old: Making) -> str:
 
 
 def _is_near(old: Any, new: Any) -> bool:
-    """Whether two values are equal, or positive numbers that differ by a factor of at most
-    1 + NEAR."""
+    """Return whether two values are equal, or positive numbers within a factor of 1 + `NEAR`."""
     are_numbers = all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
     )

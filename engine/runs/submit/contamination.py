@@ -60,46 +60,54 @@ class _Training:
 
 
 def of_training(
-    home: Home, record: EnvRecord, model: str = "", before: Sequence[str] = ()
+    home: Home, record: EnvRecord, model: str = "", earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
-    """Compare the held-out tasks of `record` with its own training rows, and with the rows on which
-    `model` was trained before.
+    """Compare the held-out tasks of `record` with the rows that a model is trained on.
+
+    These are its own training rows, and the rows on which `model` was trained before.
 
     Args:
         model: the model that is to be trained; "" where there is none yet.
-        before: environment versions on which it is still to be trained before that.
+        earlier_env_ids: environment versions on which earlier runs of the same plan will have
+            trained it by then.
     """
     # The training that is about to start has no run id yet. All trainings are of the same model, so
     # none is named.
     new_training = _Training(model="", run_id="", env_id=record.env_id)
     earlier = [replace(training, model="") for training in _trainings(home, model)]
-    planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(before)]
+    planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(earlier_env_ids)]
     return _compare_all(home, record, [new_training, *planned, *earlier])
 
 
 def of_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
-    """Which of an evaluation's held-out or dev tasks its models were trained on; None for a `split`
-    of training tasks, where nothing is compared."""
+    """Find which of an evaluation's held-out or dev tasks its models were trained on.
+
+    Returns None for a `split` of training tasks, where nothing is compared.
+    """
     return None if split == "train" else of_models(home, record, models)
 
 
 def of_models(
-    home: Home, record: EnvRecord, models: Sequence[str], before: Sequence[str] = ()
+    home: Home, record: EnvRecord, models: Sequence[str], earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
-    """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
-    home, and with those of the environment versions `before`, on which some of them still are to be
-    trained.
+    """Compare the held-out tasks of `record` with the rows on which `models` were trained here.
+
+    `earlier_env_ids` are environment versions on which some of the models have yet to be trained,
+    by earlier runs of the same plan.
     """
     trainings = [training for ref in models for training in _trainings(home, ref)]
-    trainings += [_Training(model="", run_id="", env_id=name) for name in dict.fromkeys(before)]
+    trainings += [
+        _Training(model="", run_id="", env_id=name) for name in dict.fromkeys(earlier_env_ids)
+    ]
     return _compare_all(home, record, trainings)
 
 
 def _trainings(home: Home, ref: str) -> list[_Training]:
-    """Every training that the model `ref` went through in this home, the last one first. [] for a
-    model that was not trained here, and for "".
+    """List every training that the model `ref` went through in this home, the last one first.
+
+    [] for a model that was not trained here, and for "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
@@ -115,8 +123,9 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
 def _compare_all(
     home: Home, evaluated_on: EnvRecord, trainings: Sequence[_Training]
 ) -> Contamination:
-    """Compare the held-out tasks of the environment version `evaluated_on` with the rows of every
-    training, and sum up the results. Versions that are gone are named in the headline.
+    """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
+
+    Environment versions that are gone are named in the headline of the result.
     """
     overlaps, gone_env_ids = _overlaps(
         home, evaluated_on, [training.env_id for training in trainings]
@@ -134,8 +143,11 @@ def _compare_all(
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
-    """Verdict and headline of the worst overlap. Without any overlap the verdict is "clean", and
-    the headline says that none of the models was trained in this home."""
+    """Return verdict and headline of the worst overlap.
+
+    Without any overlap the verdict is "clean", and the headline says that none of the models was
+    trained in this home.
+    """
     if not overlaps:
         return "clean", "none of these models was trained in this home"
     worst = max(overlaps, key=_severity)
@@ -143,7 +155,7 @@ def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
 
 
 def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
-    """A training with its overlap, as an entry of `sources` of a `Contamination`."""
+    """Make the entry of a training, with its overlap, for `sources` of a `Contamination`."""
     origin = {name: text for name, text in asdict(training).items() if text}
     # The leaked tasks are listed once for all sources.
     return origin | {name: value for name, value in overlap.items() if name != "leaked"}
@@ -152,8 +164,11 @@ def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
 def _overlaps(
     home: Home, evaluated_on: EnvRecord, env_ids: Sequence[str]
 ) -> tuple[dict[str, Overlap], list[str]]:
-    """Compare the held-out tasks of `evaluated_on` with the training rows of the environment
-    versions `env_ids`.
+    """Compare held-out tasks with the training rows of several environment versions.
+
+    Args:
+        evaluated_on: the version whose held-out tasks are compared.
+        env_ids: the versions whose training rows are compared.
 
     Returns the overlap by env id, and the sorted ids of versions that are gone or unreadable.
     """
@@ -178,11 +193,14 @@ def _severity(overlap: Overlap) -> tuple[int, int]:
 def _compare(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
-    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`.
+    """Return the overlap of training rows with held-out tasks, stored or scanned now.
 
-    It is read where it is stored; or else the rows are scanned, and a complete scan is stored.
+    A scan of all rows and tasks is stored, a partial one is not.
 
-    `deadline` is the time on the monotonic clock at which a scan stops.
+    Args:
+        trained_on: the version whose training rows are compared.
+        evaluated_on: the version whose held-out and dev tasks are compared.
+        deadline: the time on the monotonic clock, in seconds, at which a scan stops.
     """
     # A version was compared with itself when it was pushed.
     if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:

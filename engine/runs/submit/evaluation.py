@@ -82,12 +82,13 @@ class ResolvedEvaluation:
 def submit_evaluation(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None = None
 ) -> Reply:
-    """Queue an evaluation of up to eight models on the same tasks, or with `request.regrade` the
-    scoring of that run's stored answers; returns the reply about it.
+    """Queue an evaluation of up to eight models on the same tasks; return the reply about it.
+
+    With `request.regrade` it queues the scoring of that run's stored answers instead.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many
-            the quota of the caller's key lets it take. None where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many the
+            quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
@@ -116,10 +117,13 @@ def submit_evaluation(
 
 
 def _time_in_words(plan: ResolvedEvaluation) -> str:
-    """What is asked and how long it takes: "2 models, 100 tasks, about 3 min (2 min to 6 min)"."""
+    """Say what is asked and how long it takes.
+
+    Such as "2 models, 100 tasks, about 3 min (2 min to 6 min)".
+    """
     hours = plan.hours
-    asked = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
-    return f"{asked}, about {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
+    work = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
+    return f"{work}, about {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
 
 
 def files_of(
@@ -127,8 +131,14 @@ def files_of(
     plan: ResolvedEvaluation,
     report: contamination.Contamination | None,
 ) -> RunFiles:
-    """The content of the run's folder, from the content of its config.json, and which of the
-    held-out tasks the models were trained on (None where that was not asked)."""
+    """Collect the content of the run's folder.
+
+    Args:
+        config: the content of its config.json.
+        plan: the evaluation, whose models' adapters are put into the folder.
+        report: which of the held-out tasks the models were trained on; None where that was not
+            examined.
+    """
     return RunFiles(
         config,
         model_adapters=adapters_of(plan.models),
@@ -147,8 +157,8 @@ def resolve(
 
     Args:
         models: what the request's models stand for.
-        cap_of_hours: from the device hours that the evaluation needs at most, those that it may
-            take; 0 for no cap.
+        cap_of_hours: is given the device hours that the evaluation needs at most, and returns those
+            that it may take; 0 for no cap.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
@@ -159,15 +169,15 @@ def resolve(
     tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
     # Every kind of other words asks each task again.
-    asked = request.attempts * (1 + len(request.kinds))
-    work = _sampling_work(settings, facts, tasks, asked)
+    answers_per_task = request.attempts * (1 + len(request.kinds))
+    work = _sampling_work(settings, facts, tasks, answers_per_task)
     hours = sampling_hours(home, models, work)
     cap = cap_of_hours(hours.high)
     return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap)
 
 
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
-    """What is doubtful about the evaluation but no reason to refuse it."""
+    """List what is doubtful about the evaluation but no reason to refuse it, one sentence each."""
     return [
         *registry.prefix_meant(request.env_id, plan.record),
         *plan.resolved.warnings,
@@ -178,8 +188,10 @@ def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation
 
 
 def _chosen_tasks(request: EvaluationRequest, record: EnvRecord) -> Tasks:
-    """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
-    that the split does not have."""
+    """Choose the tasks of the split that the request asks for.
+
+    Raises UserError BAD_ARGUMENT for positions that the split does not have.
+    """
     available = record.rows.get(request.split, 0)
     # [] where the request names no positions: then the first `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
@@ -187,14 +199,14 @@ def _chosen_tasks(request: EvaluationRequest, record: EnvRecord) -> Tasks:
 
 
 def _too_few_tasks(request: EvaluationRequest, tasks: Tasks) -> list[str]:
-    """A warning where the request asks for more tasks than its split has; otherwise []."""
+    """Return a warning if the request asks for more tasks than its split has; otherwise []."""
     if request.rows <= tasks.available or tasks.indices:
         return []
     return [f"the {request.split} split has {tasks.available} rows; all of them are used"]
 
 
 def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> EvaluationSettings:
-    """The sampling settings with the longest sequence, in tokens, that every model can read."""
+    """Add to the sampling settings the longest sequence, in tokens, that every model can read."""
     max_length = min(model.facts.max_positions for model in models)
     return EvaluationSettings(**settings.model_dump(), max_length=max_length)
 
@@ -202,13 +214,16 @@ def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> 
 def _sampling_work(
     settings: EvaluationSettings, facts: EnvFacts, tasks: Tasks, attempts: int
 ) -> Asking:
-    """How much each model has to sample, from which the device hours are estimated."""
+    """Describe how much each model has to sample, from which the device hours are estimated.
+
+    `facts` are measured facts about the tasks' lengths; `attempts` is how often each task is asked.
+    """
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     return Asking(limits, facts, tasks.used, attempts)
 
 
 def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
-    """What the database stores of the evaluation."""
+    """Make the row that the database stores of the evaluation."""
     return NewRun(
         name=f"{plan.record.name}-eval",
         kind="evaluate",
@@ -222,12 +237,12 @@ def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
 
 
 def _awaited_ids(models: Sequence[ModelRef]) -> str:
-    """The ids of the runs that are still to make one of the models, as a row holds them."""
+    """Return the ids of the runs that have yet to make one of the models, joined by commas."""
     return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
 
 
 def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str, object]:
-    """The content of config.json of an evaluation, without the run's id."""
+    """Make the content of config.json of an evaluation, without the run's id."""
     config: dict[str, object] = {
         "kind": "evaluate",
         "algorithm": "evaluate",
@@ -252,13 +267,16 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
 
 
 def model_entry(model: ModelRef) -> Mapping[str, str | None]:
-    """A model as an entry of `models` in config.json of an evaluation or a probe."""
+    """Make the entry of a model in the list `models` of config.json, of an evaluation or a probe.
+
+    Its keys are `ref`, `base_path` and `adapter`, which is None for a base model.
+    """
     adapter = str(model.adapter) if model.adapter is not None else None
     return {"ref": model.ref, "base_path": str(model.base_path), "adapter": adapter}
 
 
 def chosen_indices(text: str, available: int) -> list[int]:
-    """The positions that a text such as "0-9,12" names, in order, each once; [] for "".
+    """Return the positions that a text such as "0-9,12" names, in order, each once; [] for "".
 
     Args:
         available: how many tasks there are.
@@ -267,8 +285,8 @@ def chosen_indices(text: str, available: int) -> list[int]:
     has.
     """
     indices: set[int] = set()
-    for part in text.split(",") if text else []:
-        positions = _positions(part)
+    for item in text.split(",") if text else []:
+        positions = _positions(item)
         if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
@@ -280,8 +298,10 @@ def chosen_indices(text: str, available: int) -> list[int]:
 
 
 def _positions(text: str) -> range:
-    """The positions that "12" or "0-9" names; empty for any other text, and where the first number
-    is the larger one."""
+    """Return the positions that "12" or "0-9" names.
+
+    The range is empty for any other text, and where the first number is the larger one.
+    """
     match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", text, re.ASCII)
     if match is None:
         return range(0)
@@ -291,8 +311,11 @@ def _positions(text: str) -> range:
 
 
 def check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for a number of models, tasks or attempts out of range, for a
-    model that is named twice, and for an unknown split or kind of other words."""
+    """Raise UserError BAD_ARGUMENT if an argument of the request cannot be used.
+
+    These are: a number of models, tasks or attempts out of range, a model that is named twice, an
+    unknown split, and an unknown kind of other words (`perturb`).
+    """
     models = list(request.models)
     if not 1 <= len(models) <= MAX_MODELS:
         raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
@@ -309,8 +332,12 @@ def check_request(request: EvaluationRequest) -> None:
 def _cut_answers(
     home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
 ) -> list[str]:
-    """Warnings that reference answers are cut: one for each base model with whose tokenizer more
-    than `TOO_MANY_CUT` of them exceed max_tokens. It names the limit that would fit them all."""
+    """List a warning for each base model whose reference answers are cut by `max_tokens`.
+
+    A base model gets one if more than the share `TOO_MANY_CUT` of the reference answers exceed
+    `max_tokens` in the tokens of its tokenizer; the warning names the limit that would fit them
+    all.
+    """
     warnings: list[str] = []
     # Of several models with the same base, the warning names the first one: it is put in last.
     models_by_base = {model.base_path: model for model in reversed(models)}
@@ -329,8 +356,10 @@ def _cut_answers(
 def _sampling(
     home: Home, record: EnvRecord, models: list[ModelRef], request: EvaluationRequest
 ) -> tuple[resolution.ResolvedSampling, EnvFacts]:
-    """Choose sampling settings that fit every model. Returns them, and the facts of the
-    environment's tasks, both for the model with the shortest context.
+    """Choose sampling settings that fit every model.
+
+    Returns the settings, and the facts of the environment's tasks, both for the model with the
+    shortest context.
     """
     model = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(

@@ -52,74 +52,85 @@ class PlannedTraining:
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """The evaluation at the end of a plan: of the model that it starts from, and of the best
-    checkpoints of the runs at the places `asked`. `request` names no models."""
+    """The evaluation at the end of a plan, of the model that it starts from and of trained ones.
+
+    Attributes:
+        step: the place in the plan, from 1.
+        request: it names no models yet, because the runs have no ids.
+        model_indices: indices, in the list of the plan's runs, of the runs whose best checkpoints
+            are asked.
+        label: always "".
+    """
 
     step: int
     request: EvaluationRequest
-    asked: Sequence[int]
+    model_indices: Sequence[int]
     label: str = ""
 
 
 def steps_of(
     request: TrainRequest,
 ) -> tuple[list[PlannedTraining], PlannedEvaluation | None]:
-    """The training runs of a plan, each after the one that it starts from, and the evaluation at
-    its end where it asks for one. Raises UserError BAD_ARGUMENT."""
+    """Read the steps of a plan from its request.
+
+    Returns the training runs, each after the one that it starts from, and the evaluation at its
+    end, None where it asks for none. Raises UserError BAD_ARGUMENT.
+    """
     entries = [_checked(entry, place) for place, entry in enumerate(request.then)]
     is_evaluated = bool(entries) and entries[-1]["algorithm"] == EVALUATE
-    further = entries[:-1] if is_evaluated else entries
-    if any(entry["algorithm"] == EVALUATE for entry in further):
+    train_entries = entries[:-1] if is_evaluated else entries
+    if any(entry["algorithm"] == EVALUATE for entry in train_entries):
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
     _check_lists(request.vary)
     chains = math.prod(len(values) for values in request.vary.values())
-    count = chains * (1 + len(further)) + is_evaluated
-    if count > MAX_RUNS:  # before the combinations are made, which may be millions
+    run_count = chains * (1 + len(train_entries)) + is_evaluated
+    if run_count > MAX_RUNS:  # before the combinations are made, which may be millions
         raise UserError(
             "BAD_ARGUMENT",
-            f"the plan has {count:,} runs; it may have {MAX_RUNS}",
+            f"the plan has {run_count:,} runs; it may have {MAX_RUNS}",
             hint="Vary fewer values, or take fewer steps.",
             field="vary",
         )
     trainings: list[PlannedTraining] = []
     for variant in _variants(request.vary):
-        trainings += _chain(request, further, variant, place=len(trainings))
+        trainings += _chain(request, train_entries, variant, first_index=len(trainings))
     if not is_evaluated:
         return trainings, None
-    chain_length = 1 + len(further)
+    chain_length = 1 + len(train_entries)
     return trainings, _evaluation(request, entries[-1], trainings, chain_length)
 
 
 def _chain(
     request: TrainRequest,
-    further: Sequence[Mapping[str, Any]],
+    train_entries: Sequence[Mapping[str, Any]],
     variant: Mapping[str, Any],
-    place: int,
+    first_index: int,
 ) -> list[PlannedTraining]:
-    """One chain of training runs.
+    """Make one chain of training runs: the first from the request, one more for each entry.
 
     Args:
-        further: the entries of `then` that train.
+        request: the plan.
+        train_entries: the entries of `then` that train.
         variant: the settings that are varied, with their values in this chain. The seed counts in
             every step, the others in the first.
-        place: that of its first run in the list of the plan's runs.
+        first_index: the index that the chain's first run gets in the list of the plan's runs.
     """
     label = ", ".join(f"{name}={value}" for name, value in variant.items())
-    seed = {"seed": variant["seed"]} if "seed" in variant else {}
+    seed_setting = {"seed": variant["seed"]} if "seed" in variant else {}
     first = replace(request, settings={**request.settings, **variant}, then=[], vary={})
     chain = [PlannedTraining(1, label, first)]
-    for entry in further:
-        before = chain[-1].request
+    for entry in train_entries:
+        previous = chain[-1].request
         next_request = replace(
-            before,
-            env_id=entry.get("env_id", before.env_id),
+            previous,
+            env_id=entry.get("env_id", previous.env_id),
             model="",
             algorithm=entry["algorithm"],
-            settings={**entry.get("settings", {}), **seed},
+            settings={**entry.get("settings", {}), **seed_setting},
             note=entry.get("note", request.note),
             parent="",
         )
-        behind = place + len(chain) - 1
+        behind = first_index + len(chain) - 1
         chain.append(PlannedTraining(len(chain) + 1, label, next_request, behind))
     return chain
 
@@ -130,38 +141,54 @@ def _evaluation(
     trainings: Sequence[PlannedTraining],
     chain_length: int,
 ) -> PlannedEvaluation:
-    """The evaluation that the last entry of `then` asks for: of every training's model, or of the
-    last of each chain where that would be too many. Raises UserError BAD_ARGUMENT."""
-    asked = list(range(len(trainings)))
-    if len(asked) >= MAX_MODELS:  # with the start it would be more than one evaluation takes
-        asked = [place for place in asked if trainings[place].step == chain_length]
-    if len(asked) >= MAX_MODELS:
+    """Read the evaluation that the last entry of `then` asks for.
+
+    It asks every training's model, or the last of each chain where that would be too many. Raises
+    UserError BAD_ARGUMENT.
+
+    Args:
+        request: the plan.
+        entry: the last entry of `then`.
+        trainings: the training runs of the plan.
+        chain_length: how many training runs each chain has.
+    """
+    trained_indices = list(range(len(trainings)))
+    if (
+        len(trained_indices) >= MAX_MODELS
+    ):  # with the start it would be more than one evaluation takes
+        trained_indices = [
+            index for index in trained_indices if trainings[index].step == chain_length
+        ]
+    if len(trained_indices) >= MAX_MODELS:
         raise _bad_then(
-            f"the evaluation would ask {len(asked) + 1} models; it may ask {MAX_MODELS}",
+            f"the evaluation would ask {len(trained_indices) + 1} models; it may ask {MAX_MODELS}",
             "Vary fewer values, or leave the evaluation out.",
         )
     env_id = entry.get("env_id", trainings[-1].request.env_id)
     evaluation = EvaluationRequest(
         env_id=env_id,
-        models=["start", *map(str, asked)],  # replaced when the runs have their ids
+        models=["start", *map(str, trained_indices)],  # replaced when the runs have their ids
         rows=entry.get("rows", EvaluationRequest(env_id).rows),
         attempts=entry.get("attempts", 1),
         settings=entry.get("settings", {}),
         perturb=entry.get("perturb", ()),
     )
-    return PlannedEvaluation(chain_length + 1, evaluation, asked)
+    return PlannedEvaluation(chain_length + 1, evaluation, trained_indices)
 
 
 def _check_lists(vary: Mapping[str, Any]) -> None:
-    """Raises UserError BAD_ARGUMENT for a varied setting whose values are no list, or none."""
+    """Raise UserError BAD_ARGUMENT if a varied setting has no list of values, or an empty one."""
     for name, values in vary.items():
         if not isinstance(values, list) or not values:
             raise _bad_values(name, values)
 
 
 def _variants(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the varied values: setting -> value; one that is empty where nothing is
-    varied. Raises UserError BAD_ARGUMENT for a value that is given twice."""
+    """List every combination of the varied values, as setting -> value.
+
+    Where nothing is varied, that is one empty combination. Raises UserError BAD_ARGUMENT for a
+    value that is given twice.
+    """
     for name, values in vary.items():
         if _has_repeats(values):
             raise _bad_values(name, values)
@@ -169,7 +196,7 @@ def _variants(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _bad_values(name: str, values: object) -> UserError:
-    """The error for the values of a varied setting."""
+    """Make the error for the values of a varied setting that are no list of different values."""
     return UserError(
         "BAD_ARGUMENT",
         f"vary.{name[:40]} = {str(values)[:80]} is no list of different values",
@@ -179,28 +206,30 @@ def _bad_values(name: str, values: object) -> UserError:
 
 
 def _has_repeats(values: Sequence[object]) -> bool:
-    """Whether a value occurs twice. Values may be lists, which have no hash."""
-    return any(value in values[:place] for place, value in enumerate(values))
+    """Return whether a value occurs twice; values may be lists, which have no hash."""
+    return any(value in values[:index] for index, value in enumerate(values))
 
 
-def _checked(entry: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """An entry of `then`, whose keys and types are those that a step may have. Raises UserError
-    BAD_ARGUMENT."""
+def _checked(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Check that the keys and types of an entry of `then` are those of a step; return the entry.
+
+    `index` is its position in `then`, for the message. Raises UserError BAD_ARGUMENT.
+    """
     algorithm = entry.get("algorithm")
     if not isinstance(algorithm, str):
-        raise _bad_then(f"then[{place}] names no algorithm", f"Write {_EXAMPLE}.")
+        raise _bad_then(f"then[{index}] names no algorithm", f"Write {_EXAMPLE}.")
     allowed = _EVALUATE_KEYS if algorithm == EVALUATE else _TRAIN_KEYS
     for name, value in entry.items():
         if name == "algorithm":
             continue
         if name not in allowed:
-            known = ", ".join(sorted(allowed))
+            allowed_names = ", ".join(sorted(allowed))
             raise _bad_then(
-                f"then[{place}] has no key {name!r}", f"Besides algorithm it takes {known}."
+                f"then[{index}] has no key {name!r}", f"Besides algorithm it takes {allowed_names}."
             )
         if not isinstance(value, _KEY_TYPES[name]) or isinstance(value, bool):
             raise _bad_then(
-                f"then[{place}].{name} = {str(value)[:80]} cannot be used", f"Write {_EXAMPLE}."
+                f"then[{index}].{name} = {str(value)[:80]} cannot be used", f"Write {_EXAMPLE}."
             )
     return entry
 

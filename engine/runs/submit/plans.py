@@ -42,7 +42,13 @@ from engine.settings import start_models
 @dataclass(frozen=True)
 class PlanTraining:
     """A training run of a plan with everything resolved, except the ids of the runs before it.
-    `parent` is the run to compare its settings with; "" for a later step of a chain."""
+
+    Attributes:
+        planned: the run as the request asks for it.
+        resolved: its environment, model, settings and estimate.
+        parent: the run to compare its settings with; "" for a later step of a chain.
+        contamination: which held-out tasks occur in the rows that the model is trained on.
+    """
 
     planned: PlannedTraining
     resolved: ResolvedTraining
@@ -69,12 +75,12 @@ class ResolvedSteps:
 
     @property
     def figures(self) -> list[Estimate]:
-        """The estimates of the training runs."""
-        return [each.resolved.forecast.estimate for each in self.trainings]
+        """Return the estimates of the training runs, in their order."""
+        return [step.resolved.forecast.estimate for step in self.trainings]
 
     @property
     def total(self) -> Estimate:
-        """The estimate of all runs together, the evaluation included."""
+        """Return the estimate of all runs together, the evaluation included."""
         evaluation_hours = self.evaluation.resolved.hours if self.evaluation else NO_HOURS
         return plan_total.total(self.figures, evaluation_hours)
 
@@ -90,8 +96,10 @@ class _Plan:
 
 
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run or a plan, or with `resume` a new attempt of one of the two, and return
-    the reply about it. Raises the errors of engine/runs/submit/training.py."""
+    """Queue a training run or a plan, or with `resume` a new attempt of one of the two.
+
+    Returns the reply about it. Raises the errors of engine/runs/submit/training.py.
+    """
     if request.resume:
         with Store(home) as store:
             is_plan = bool(store.plan_runs(request.resume))
@@ -101,8 +109,10 @@ def submit(home: Home, request: TrainRequest) -> Reply:
 
 @reports_unwritable_disk
 def _submit_plan(home: Home, request: TrainRequest) -> Reply:
-    """Queue all runs of a plan, or none; returns the reply about it. Raises the errors of
-    engine/runs/submit/training.py and engine/runs/submit/evaluation.py."""
+    """Queue all runs of a plan, or none; return the reply about it.
+
+    Raises the errors of engine/runs/submit/training.py and engine/runs/submit/evaluation.py.
+    """
     training.check_request(request)
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
@@ -112,7 +122,7 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
             return _reply(home, rows, ["this request was answered before"])
         plan = _resolve(home, store, request)
         name = plan.trainings[0].resolved.record.name
-        makers = [_training_maker(home, each) for each in plan.trainings]
+        makers = [_training_maker(home, step) for step in plan.trainings]
         if plan.evaluation is not None:
             makers.append(_evaluation_maker(home, plan.evaluation, plan.trainings[0]))
         rows = store.insert_plan(name, request.request_id, request.body(), makers)
@@ -121,8 +131,9 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
 
 @reports_unwritable_disk
 def _resume_plan(home: Home, request: TrainRequest) -> Reply:
-    """Queue a new attempt of every run of a plan that did not get done; they may take the device
-    hours of the request together, or else those of the plan.
+    """Queue a new attempt of every run of a plan that did not finish; return the reply about it.
+
+    Together they may take the device hours of the request, or else those of the plan.
 
     Raises UserError BAD_ARGUMENT, NO_TORCH, RUN_STATE, ENV_SECRETS or BUDGET.
     """
@@ -150,8 +161,10 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
 
 
 def _check_resumable(home: Home, row: RunRow) -> None:
-    """Raises UserError RUN_STATE where the files of a run were deleted, ENV_SECRETS where this
-    server lacks a secret that it needs."""
+    """Raise a UserError if a run of a plan cannot get a new attempt.
+
+    RUN_STATE where its files were deleted, ENV_SECRETS where this server lacks a secret of it.
+    """
     run = home.run(row.run_id)
     check_not_deleted(run)
     training.check_secrets_of(run, row)
@@ -159,13 +172,15 @@ def _check_resumable(home: Home, row: RunRow) -> None:
 
 def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     """Resolve every step of a plan, and check that all of it can be carried out and paid for.
-    Raises the errors of a submit; those of a step name it."""
+
+    Raises the errors of a submit; those of a step name it.
+    """
     parent, parent_warnings = training.full_parent(store, request)
     steps = resolved_steps(home, request, parent)
     plan_total.check_disk(steps.figures, steps.trainings[0].resolved.machine.disk_free)
     warnings = [*parent_warnings, *steps.warnings]
-    for each in steps.trainings:
-        warnings += _of_step(each.planned.step, _cautions(home, store, each))
+    for step in steps.trainings:
+        warnings += _of_step(step.planned.step, _cautions(home, store, step))
     warnings += training.admit_cost(home, store, request, steps.total)
     unique_warnings = list(dict.fromkeys(warnings))
     return _Plan(steps.trainings, steps.evaluation, steps.total, unique_warnings)
@@ -174,7 +189,7 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
 def resolved_steps(
     home: Home, request: TrainRequest, parent: str = "", *, is_admitted: bool = True
 ) -> ResolvedSteps:
-    """Every step of a plan, resolved. Raises the errors of a submit; those of a step name it.
+    """Resolve every step of a plan. Raises the errors of a submit; those of a step name it.
 
     Args:
         parent: the whole id of the run that the request names as its parent, "" for none.
@@ -190,12 +205,12 @@ def resolved_steps(
             resolved = _resolved_training(home, planned, trainings)
             if is_admitted:
                 step_warnings = training.admit(home, planned.request, resolved)
-        before = trained_on(trainings, planned.behind)
+        earlier_env_ids = trained_on(trainings, planned.behind)
         start = trainings[0].resolved.model.ref if trainings else resolved.model.ref
-        report = contamination.of_training(home, resolved.record, start, before)
+        report = contamination.of_training(home, resolved.record, start, earlier_env_ids)
         warnings += _of_step(planned.step, [*step_warnings, *report.warnings])
-        own_parent = parent if planned.behind is None else ""
-        trainings.append(PlanTraining(planned, resolved, own_parent, report))
+        step_parent = parent if planned.behind is None else ""
+        trainings.append(PlanTraining(planned, resolved, step_parent, report))
     evaluated = None
     if planned_evaluation is not None:
         with _naming_step(planned_evaluation.step):
@@ -204,23 +219,28 @@ def resolved_steps(
     return ResolvedSteps(trainings, evaluated, warnings)
 
 
-def _cautions(home: Home, store: Store, each: PlanTraining) -> list[str]:
-    """What earlier runs say about a run that starts a chain; [] for a later one, whose start model
-    no run has had."""
-    if each.planned.behind is not None:
+def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
+    """List what earlier runs say about a run that starts a chain of a plan.
+
+    [] for a later run of a chain, whose start model no earlier run has had.
+    """
+    if step.planned.behind is not None:
         return []
-    config = training.config_of(each.planned.request, each.resolved, each.parent)
+    config = training.config_of(step.planned.request, step.resolved, step.parent)
     return cautions(home, store, training.as_train_config(config))
 
 
 def _of_step(step: int, warnings: Sequence[str]) -> list[str]:
-    """Warnings that say which step they are about."""
+    """Put the number of the step that they are about before warnings."""
     return [f"step {step}: {warning}" for warning in warnings]
 
 
 @contextmanager
 def _naming_step(step: int, label: str = "") -> Iterator[None]:
-    """A context in which a UserError says which step of the plan it is about."""
+    """Context manager: a UserError raised in its block says which step of the plan it is about.
+
+    `label` are the varied values of the step, such as "seed=2"; "" for none.
+    """
     try:
         yield
     except UserError as error:
@@ -233,78 +253,100 @@ def _naming_step(step: int, label: str = "") -> Iterator[None]:
 
 
 def _resolved_training(
-    home: Home, planned: PlannedTraining, before: Sequence[PlanTraining]
+    home: Home, planned: PlannedTraining, earlier_steps: Sequence[PlanTraining]
 ) -> ResolvedTraining:
-    """A training run with everything resolved; `before` are the runs that come before it."""
+    """Resolve a training run of a plan; `earlier_steps` are the runs that come before it.
+
+    A run behind another starts from the model that the other has yet to make.
+    """
     if planned.behind is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
-    model = _made_by(before[planned.behind])
+    model = _made_by(earlier_steps[planned.behind])
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
 def _made_by(maker: PlanTraining) -> ModelRef:
-    """The model that a run of the plan is to make."""
+    """Return the model that a run of the plan has yet to make."""
     return model_made(maker.resolved.model, maker.resolved.resolved.settings)
 
 
 def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
-    """The model that a run of a plan is to make of `start` with these settings. Its reference is
-    set when the run has an id."""
+    """Return the model that a run of a plan has yet to make of `start` with these settings.
+
+    Its reference is set when the run has an id.
+    """
     return catalog.made_by(replace(start, ref=""), "", settings)
 
 
-def trained_on(trainings: Sequence[PlanTraining], place: int | None) -> list[str]:
-    """The environment versions on which the chain up to the run at `place` is trained."""
+def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str]:
+    """List the environment versions on which a chain is trained, up to the run at `index`.
+
+    `index` is the run's place in `trainings`; None gives [].
+    """
     env_ids = []
-    while place is not None:
-        env_ids.append(trainings[place].resolved.record.env_id)
-        place = trainings[place].planned.behind
+    while index is not None:
+        env_ids.append(trainings[index].resolved.record.env_id)
+        index = trainings[index].planned.behind
     return env_ids
 
 
 def _resolved_evaluation(
     home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
 ) -> PlanEvaluation:
-    """The evaluation at the end of a plan with everything resolved."""
+    """Resolve the evaluation at the end of a plan; `trainings` are the runs before it."""
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
-    models = [start, *(_made_by(trainings[place]) for place in planned.asked)]
+    models = [start, *(_made_by(trainings[index]) for index in planned.model_indices)]
     resolved = evaluation.resolve(home, planned.request, models, lambda _hours: request.cap_hours)
-    before = [each.resolved.record.env_id for each in trainings]
-    report = contamination.of_models(home, resolved.record, [start.ref], before)
+    trained_env_ids = [step.resolved.record.env_id for step in trainings]
+    report = contamination.of_models(home, resolved.record, [start.ref], trained_env_ids)
     return PlanEvaluation(planned, resolved, report)
 
 
-def _training_maker(home: Home, each: PlanTraining) -> RunMaker:
-    """What `Store.insert_plan` needs of a training run."""
+def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
+    """Return the function by which `Store.insert_plan` makes a training run of the plan."""
 
-    def make(plan_id: str, ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        planned, resolved = each.planned, each.resolved
+    def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
+        """Return the run's row, and the function that writes its folder.
+
+        `earlier_ids` are the run ids of the plan's earlier runs, in their order.
+        """
+        planned, resolved = step.planned, step.resolved
         if planned.behind is not None:
-            resolved = replace(resolved, model=_named(resolved.model, ids[planned.behind]))
-        config = training.config_of(planned.request, resolved, each.parent)
+            resolved = replace(resolved, model=_named(resolved.model, earlier_ids[planned.behind]))
+        config = training.config_of(planned.request, resolved, step.parent)
         place = PlanPlace(plan_id=plan_id, step=planned.step, label=planned.label)
         config = {**config, "plan": place.to_json()}
-        files = training.files_of(config, resolved, each.contamination)
-        new = training.new_run(planned.request, resolved, each.parent)
+        files = training.files_of(config, resolved, step.contamination)
+        row = training.new_run(planned.request, resolved, step.parent)
         # The request id belongs to the plan; only its first run is looked up by it.
-        request_id = new.request_id if not ids else ""
-        return replace(new, plan=plan_id, request_id=request_id), files.writer(home)
+        request_id = row.request_id if not earlier_ids else ""
+        return replace(row, plan=plan_id, request_id=request_id), files.writer(home)
 
     return make
 
 
-def _evaluation_maker(home: Home, each: PlanEvaluation, first: PlanTraining) -> RunMaker:
-    """What `Store.insert_plan` needs of the evaluation; `first` is the plan's first run."""
+def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> RunMaker:
+    """Return the function by which `Store.insert_plan` makes the evaluation of the plan.
 
-    def make(plan_id: str, ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        models = zip(each.resolved.models[1:], each.planned.asked, strict=True)
-        named = [first.resolved.model, *(_named(model, ids[place]) for model, place in models)]
-        resolved = replace(each.resolved, models=named)
-        request = replace(each.planned.request, models=[model.ref for model in named])
-        place = PlanPlace(plan_id=plan_id, step=each.planned.step)
+    `first` is the plan's first run, whose start model is asked too.
+    """
+
+    def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
+        """Return the run's row, and the function that writes its folder.
+
+        `earlier_ids` are the run ids of the plan's training runs, in their order.
+        """
+        models = zip(step.resolved.models[1:], step.planned.model_indices, strict=True)
+        named = [
+            first.resolved.model,
+            *(_named(model, earlier_ids[place]) for model, place in models),
+        ]
+        resolved = replace(step.resolved, models=named)
+        request = replace(step.planned.request, models=[model.ref for model in named])
+        place = PlanPlace(plan_id=plan_id, step=step.planned.step)
         config = {**evaluation.config_of(request, resolved), "plan": place.to_json()}
-        files = evaluation.files_of(config, resolved, each.contamination)
+        files = evaluation.files_of(config, resolved, step.contamination)
         return replace(evaluation.new_run(request, resolved), plan=plan_id), files.writer(home)
 
     return make
@@ -316,7 +358,10 @@ def _named(model: ModelRef, run_id: str) -> ModelRef:
 
 
 def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
-    """Write STATUS.md of the plan's runs, start what can start, and return the reply about it."""
+    """Start what can start after a plan was queued or resumed; return the reply about the plan.
+
+    It writes the STATUS.md of all `rows`, the runs of the plan, first.
+    """
     with Store(home) as store:
         for row in rows:
             write_status(home.run(row.run_id), row)
@@ -325,32 +370,34 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
 
 
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
-    """The reply about a plan that was queued, now or by an earlier call; its estimate is of the
-    runs that have not ended."""
+    """Make the reply about a plan that was queued, now or by an earlier call.
+
+    `rows` are its runs. Its estimate is of the runs that have not ended.
+    """
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
     state = plan_state(rows)
-    ahead = [row for row in rows if row.state in OPEN]
-    hours = sum(row.estimated_hours for row in ahead)
-    of_all = "" if len(ahead) == len(rows) else f" of {len(rows)}"
+    open_rows = [row for row in rows if row.state in OPEN]
+    open_hours = sum(row.estimated_hours for row in open_rows)
+    of_all = "" if len(open_rows) == len(rows) else f" of {len(rows)}"
     return {
         "run_id": plan_id,
         "state": state,
         "steps": [_step(home, row) for row in rows],
-        "estimate": {"gpu_hours": round(hours, 4), "max_gpu_hours": cap},
-        "summary": f"{plan_id} is {state}: {counted(len(ahead), 'run')}{of_all} to go, about "
-        f"{60 * hours:.1f} minutes, at most {cap:g} GPU-hours together.",
+        "estimate": {"gpu_hours": round(open_hours, 4), "max_gpu_hours": cap},
+        "summary": f"{plan_id} is {state}: {counted(len(open_rows), 'run')}{of_all} to go, about "
+        f"{60 * open_hours:.1f} minutes, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }
 
 
 def _step(home: Home, row: RunRow) -> Mapping[str, object]:
-    """A run of a plan as an entry of the reply to a submit."""
+    """Make the entry of a plan's run in the reply to a submit."""
     config = home.run(row.run_id).read_config()
-    place = config.plan
-    entry: dict[str, object] = {"step": place.step if place else 0, "run_id": row.run_id}
-    if place and place.label:
-        entry["label"] = place.label
+    plan_place = config.plan
+    entry: dict[str, object] = {"step": plan_place.step if plan_place else 0, "run_id": row.run_id}
+    if plan_place and plan_place.label:
+        entry["label"] = plan_place.label
     entry |= {"algorithm": row.algorithm, "gpu_hours": round(row.estimated_hours, 4)}
     if isinstance(config, TrainConfig):
         entry["steps"] = config.settings.steps

@@ -60,12 +60,14 @@ class _Plan:
 def submit_probe(
     home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
 ) -> Reply:
-    """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
-    about it. If the same probe was made before, the reply is about that run, with its `result`.
+    """Queue a short run that samples some tasks several times each; return the reply about it.
+
+    It samples `samples` tasks `group_size` times. If the same probe was made before, the reply is
+    about that run, with its `result` if it is done.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many
-            the quota of the caller's key lets it take. None where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many the
+            quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
@@ -87,7 +89,7 @@ def _earlier_or_new_run(
     plan: _Plan,
     cap_function: CapFunction | None,
 ) -> RunRow:
-    """The row of the run that made this probe before, or else of a new one that is queued.
+    """Return the row of the run that made this probe before, or else queue a new run.
 
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
@@ -116,8 +118,9 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
 
 
 def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
-    """The most device hours that the probe may take; 0 for no cap. `cap_function` is the quota of
-    the caller's key, None where no quota applies.
+    """Return the most device hours that the probe may take; 0 for no cap.
+
+    `cap_function` is the quota of the caller's key, None where no quota applies.
 
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
@@ -126,8 +129,10 @@ def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFuncti
 
 
 def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
-    """What the database stores of the probe, without its request. `cap` is the most device hours
-    that it may take, 0 for no cap."""
+    """Make the row that the database stores of the probe, without its request.
+
+    `cap` is the most device hours that it may take, 0 for no cap.
+    """
     return NewRun(
         name=f"{record.name}-probe",
         kind="probe",
@@ -141,7 +146,7 @@ def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
 def _settings(
     home: Home, request: ProbeRequest, model: ModelRef, facts: EnvFacts
 ) -> resolution.Resolved:
-    """The settings of the probe, which are those of GRPO, and where each comes from.
+    """Choose the settings of the probe, which are those of GRPO; return where each comes from too.
 
     Raises UserError SETTING_*.
     """
@@ -156,7 +161,7 @@ def _settings(
 
 
 def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
-    """How much the model has to sample, from which the device hours are estimated."""
+    """Describe how much the model has to sample, from which the device hours are estimated."""
     settings = plan.resolved.settings
     assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
     return Asking(
@@ -168,8 +173,10 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
 
 
 def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
-    """The content of config.json of a probe, without the two keys in which equal probes differ: the
-    run's id, and its cap on device hours."""
+    """Make the content of config.json of a probe, without the keys in which equal probes differ.
+
+    These two are the run's id and its cap on device hours.
+    """
     return {
         "kind": "probe",
         "algorithm": "probe",
@@ -190,7 +197,7 @@ def _key_of(config: Mapping[str, object]) -> str:
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id of this probe, and the run that was queued under this id before.
+    """Return the request id of this probe, and the run that was queued under this id before.
 
     Each try of a probe has a request id of its own: `key` and the number of the try. The first try
     that neither failed nor was cancelled is returned. If it was not made yet, its run is None and

@@ -14,8 +14,11 @@ from engine.records.run_config import RunConfig, TrainConfig
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """Write STATUS.md of the run that was just queued, start every queued run for which a device
-    is free, and return the reply about this run. `warnings` become a part of it."""
+    """Start what can start after a run was queued, and return the reply about that run.
+
+    It writes the run's STATUS.md, then starts every queued run for which a device is free.
+    `warnings` become a part of the reply.
+    """
     with Store(home) as store:
         write_status(home.run(row.run_id), row)
         launcher.reap(home)  # also starts queued runs
@@ -23,9 +26,9 @@ def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """The reply about a run that was queued, now or by an earlier call.
+    """Make the reply about a run that was queued, now or by an earlier call.
 
-    It has the run's state, place in the queue (0 where it does not wait), and estimate, what
+    It has the run's state, its place in the queue (0 where it does not wait), its estimate, what
     differs from the run's parent, and `warnings`; these also name secrets that a queued run lacks.
     """
     run = home.run(row.run_id)
@@ -52,8 +55,10 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def _missing_secrets(run: RunDir) -> list[str]:
-    """A warning that names the secrets that the queued run needs and this server lacks; [] where it
-    lacks none."""
+    """Return a warning that names the secrets that a queued run needs and this server lacks.
+
+    [] where it lacks none.
+    """
     missing = launcher.missing_secrets(run)
     if not missing:
         return []
@@ -66,9 +71,11 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
-    """The settings that differ from the parent's, and the model, environment and algorithm where
-    they differ: name -> [the parent's value, this run's value]. Empty without a parent, and where
-    the parent's settings are not known."""
+    """Compare a run's choices with its parent's: name -> [the parent's value, this run's value].
+
+    Choices are the settings, the model, the environment and the algorithm. {} without a parent, and
+    where the parent's settings are not known.
+    """
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}
     parent = home.run(config.parent).find_config()
@@ -84,6 +91,6 @@ def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
 
 
 def _choices(config: TrainConfig) -> Mapping[str, object]:
-    """All settings of a run by name, together with its algorithm, model and environment."""
+    """Return all settings of a run by name, together with its algorithm, model and environment."""
     other_choices = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
     return config.settings.model_dump() | other_choices

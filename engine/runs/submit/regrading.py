@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from engine.core.hints import Call
+from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
 from engine.environments import registry
@@ -33,12 +34,14 @@ _RUNS_LOOKED_AT = 50  # the newest, for one whose groups a new version can score
 def submit_regrade(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None
 ) -> Reply:
-    """Queue a run that scores the stored answers of the run `request.regrade` by the environment
-    version of the request, and return the reply about it.
+    """Queue the scoring of a run's stored answers, and return the reply about it.
+
+    The answers are those of the run `request.regrade`; the environment version of the request
+    scores them.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many
-            the quota of the caller's key lets it take. None where no quota applies.
+        cap_function: is given the device hours that the run needs at most, and returns how many the
+            quota of the caller's key lets it take. None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
     NOT_APPROVED.
@@ -62,8 +65,11 @@ def submit_regrade(
 
 
 def preview_calls(home: Home, env_id: str) -> list[Call]:
-    """The call that scores, by the environment version `env_id`, the groups that the newest GRPO
-    run of another version has stored; [] where there is no such run, or nothing is scored."""
+    """Suggest a call that scores stored answers by a new environment version; [] if there are none.
+
+    The answers are the groups of the newest GRPO run of another version of the same environment. []
+    also where the version `env_id` has no score function.
+    """
     record = registry.find_env(home, env_id)
     if not record.scored:
         return []
@@ -97,12 +103,24 @@ class _Plan:
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the stored answers, choose how many are scored, and limit the device
-    hours; `cap_function` is that of `submit_regrade`.
+    """Find the environment and the stored answers, choose how many are scored, and limit the hours.
+
+    `cap_function` is that of `submit_regrade`.
 
     Raises UserError: ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
     """
     record = scored_env(home, request.env_id, "regraded")
+    if record.kind == "command":
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"the command of {record.env_id} earns its rewards while it plays; nothing scores a "
+            "stored answer",
+            hint=Hint(
+                "Play the tasks again: evaluate with models.",
+                Call("evaluate", {"env_id": record.env_id, "models": ["pebble"]}),
+            ),
+            field="regrade",
+        )
     stored = stored_answers(home, request.regrade, request.split)
     task_count = min(request.rows, stored.tasks)
     answer_count = task_count * stored.attempts * len(stored.refs)
@@ -111,7 +129,7 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
 
 
 def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
-    """What is doubtful about the regrade but no reason to refuse it."""
+    """List what is doubtful about the regrade but no reason to refuse it, one sentence each."""
     return [
         *registry.prefix_meant(request.env_id, plan.record),
         *plan.stored.warnings,
@@ -122,14 +140,14 @@ def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
 
 
 def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
-    """A warning where more tasks are stored than the request has scored; otherwise []."""
+    """Return a warning if more tasks are stored than the request has scored; otherwise []."""
     if stored.tasks <= request.rows:
         return []
     return [f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"]
 
 
 def _new_run(plan: _Plan) -> NewRun:
-    """What the database stores of the regrade."""
+    """Make the row that the database stores of the regrade."""
     return NewRun(
         name=f"{plan.record.name}-regrade",
         kind="evaluate",
@@ -141,7 +159,7 @@ def _new_run(plan: _Plan) -> NewRun:
 
 
 def check_tasks(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for an unknown split, and for fewer than one task (`rows`)."""
+    """Raise UserError BAD_ARGUMENT for an unknown split, or for fewer than one task (`rows`)."""
     if request.split not in get_args(SplitName):
         raise bad_argument("split", request.split, 'Use "heldout", "dev" or "train".')
     if request.rows < 1:
@@ -149,8 +167,10 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT where an argument is given that a regrade does not take, and
-    for whatever `check_tasks` refuses."""
+    """Raise UserError BAD_ARGUMENT if an argument is given that a regrade does not take.
+
+    Also for whatever `check_tasks` refuses.
+    """
     values = {
         "models": request.models,
         "attempts": request.attempts,
@@ -167,7 +187,7 @@ def _check_request(request: EvaluationRequest) -> None:
 
 
 def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
-    """The content of config.json of a regrade, without the run's id."""
+    """Make the content of config.json of a regrade, without the run's id."""
     stored = plan.stored
     return {
         "kind": "evaluate",

@@ -65,8 +65,11 @@ class TrainRequest:
         return float(DEFAULT_GPU_HOURS if self.max_gpu_hours is None else self.max_gpu_hours)
 
     def body(self) -> Mapping[str, Any]:
-        """The arguments that identify the request: the same `request_id` with another body is
-        refused. Its hash is stored, so the keys must never change."""
+        """Return the arguments that identify the request, by name.
+
+        The same `request_id` with another body is refused. The hash of the body is stored, so the
+        keys must never change.
+        """
         return {
             **self.plan(),
             "note": self.note,
@@ -78,13 +81,15 @@ class TrainRequest:
         }
 
     def _plan_arguments(self) -> Mapping[str, Any]:
-        """`then` and `vary` where they were given: requests without them keep their hash."""
+        """Return `then` and `vary` where they were given: requests without them keep their hash."""
         given = {"then": list(self.then), "vary": dict(self.vary)}
         return {name: value for name, value in given.items() if value}
 
     def plan(self) -> Mapping[str, Any]:
-        """The arguments that a dry run, an estimate and a submit have in common: what is to be
-        trained on what, and how."""
+        """Return the arguments that a dry run, an estimate and a submit have in common, by name.
+
+        They say what is to be trained on what, and how.
+        """
         return {
             "env_id": self.env_id,
             "model": self.model,
@@ -93,10 +98,10 @@ class TrainRequest:
         }
 
     def given_arguments(self) -> Mapping[str, Any]:
-        """The arguments of a call that makes the same request: the plan, and what else was given.
+        """Return the arguments of a call that makes the same request, by name.
 
-        The cap is left out: whoever repeats the call names another one. So is `approved`: a person
-        agrees to one spend, not to another.
+        These are the plan and what else was given. The cap is left out: whoever repeats the call
+        names another one. So is `approved`: a person agrees to one spend, not to another.
         """
         optional_texts = {
             "note": self.note,
@@ -108,7 +113,7 @@ class TrainRequest:
         return {**self.plan(), **given_texts, **self._plan_arguments()}
 
     def arguments_not_for_resume(self) -> list[str]:
-        """The names of arguments that were given although a resumed run does not take them.
+        """List the names of arguments that were given although a resumed run does not take them.
 
         An argument counts as given where it differs from its default.
         """

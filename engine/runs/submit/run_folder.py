@@ -45,10 +45,10 @@ class RunFiles:
     awaited: Mapping[int, ModelRef] = field(default_factory=dict)
 
     def writer(self, home: Home) -> Callable[[str], None]:
-        """Return a function that writes the run's folder, for `Store.insert_run`: it is called with
-        the run's id just before the row is inserted.
+        """Return the function that writes the run's folder, as `Store.insert_run` takes it.
 
-        Raises UserError BAD_ARGUMENT at once where a number in the config is not finite.
+        The store calls it with the run's id just before the row is inserted. Raises UserError
+        BAD_ARGUMENT at once where a number in the config is not finite.
         """
         try:
             json.dumps(self.config, allow_nan=False)
@@ -74,8 +74,10 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
 
 
 def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
-    """Put links to the files of all adapters, or copies of them, into the run's folder. Returns the
-    keys of config.json that name adapters, with their new paths."""
+    """Put links to the files of all adapters, or copies of them, into the run's folder.
+
+    Returns the keys of config.json that name adapters, with their new paths.
+    """
     home = run.home
     new_values: dict[str, object] = {}
     if files.start_adapter is not None:
@@ -93,26 +95,29 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
 def _awaited_adapters(
     run: RunDir, config: Mapping[str, Any], awaited: Mapping[int, ModelRef]
 ) -> dict[str, object]:
-    """The keys of config.json about adapters that other runs are still to make: the folders of this
-    run where they will be put, and which runs it waits for. {} where there are none.
+    """Return the keys of config.json about adapters that other runs have yet to make; {} for none.
 
-    `config` is the config.json so far; `awaited` as in `RunFiles`.
+    They name the folders of this run where the adapters will be put, and the runs that it waits
+    for. `config` is the config.json so far; `awaited` as in `RunFiles`.
     """
     if not awaited:
         return {}
-    waits_for = [_awaited_adapter(run, place, model) for place, model in awaited.items()]
+    waits_for = [_awaited_adapter(run, index, model) for index, model in awaited.items()]
     changed: dict[str, object] = {"waits_for": waits_for}
     if START in awaited:
         return changed | {"start_adapter": str(run.start_adapter)}
     entries = [dict(entry) for entry in config["models"]]
-    for place in awaited:
-        entries[place]["adapter"] = str(run.model_adapter(place))
+    for index in awaited:
+        entries[index]["adapter"] = str(run.model_adapter(index))
     return changed | {"models": entries}
 
 
-def _awaited_adapter(run: RunDir, place: int, model: ModelRef) -> Mapping[str, str]:
-    """An entry of `waits_for` in config.json: a model that another run is still to make."""
-    folder = run.start_adapter if place == START else run.model_adapter(place)
+def _awaited_adapter(run: RunDir, index: int, model: ModelRef) -> Mapping[str, str]:
+    """Make an entry of `waits_for` in config.json: a model that another run has yet to make.
+
+    `index` is the model's place in `models`, or START; it decides the folder for the adapter.
+    """
+    folder = run.start_adapter if index == START else run.model_adapter(index)
     checkpoint = model.ref.partition("@")[2]
     return {"run_id": model.waits_for, "checkpoint": checkpoint, "folder": str(folder)}
 
@@ -126,9 +131,9 @@ def _with_own_adapters(
     run: RunDir, models: Sequence[Mapping[str, Any]], adapters: Mapping[int, Path]
 ) -> list[dict[str, object]]:
     """Put links to the files of the models' adapters, or copies of them, into the run's folder.
-    Returns the entries of `models` with the new paths.
 
-    `adapters` holds each model's adapter by the index of the model in `models`.
+    `adapters` holds each model's adapter by the index of the model in `models`. Returns the entries
+    of `models` with the new paths.
     """
     entries = [dict(entry) for entry in models]
     for index, source in adapters.items():
@@ -143,8 +148,10 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with links to the files of the adapter or checkpoint `source`, or
-    with copies if it lies outside the home's runs. Returns `target`."""
+    """Fill the folder `target` with links to the files of an adapter or checkpoint.
+
+    Files of a `source` outside the home's runs are copied instead. Returns `target`.
+    """
     if source.is_relative_to(home.runs):
         link_checkpoint(source, target)
         return target

@@ -47,7 +47,7 @@ from engine.runs.submit.cautions import cautions
 from engine.runs.submit.queued import reply_of, start_and_reply
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import START, RunFiles
-from engine.settings import env_checks, resolution, start_models, teachers
+from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
 
 # What a user may predict; "" for nothing.
@@ -56,7 +56,17 @@ _EXPECTED = ("", "better", "no_difference")
 
 @dataclass(frozen=True)
 class ResolvedTraining:
-    """A training run with everything resolved."""
+    """A training run with everything resolved.
+
+    Attributes:
+        record: the environment version that is trained on.
+        model: the model that is trained.
+        machine: the hardware of this machine.
+        resolved: the settings, where each comes from, and warnings about them.
+        teacher: the model that a distillation learns from; None for every other algorithm.
+        forecast: the estimate of time, memory and disk, and how far to lower a setting.
+        facts: measured facts about the environment's tasks, in the model's tokens.
+    """
 
     record: EnvRecord
     model: ModelRef
@@ -75,8 +85,10 @@ class ResolvedTraining:
 
 @reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run, or with `resume` a new attempt of one, and return the reply about it.
-    A request that was made before with the same `request_id` is only answered again.
+    """Queue a training run, or with `resume` a new attempt of one; return the reply about it.
+
+    A request that was made before with the same `request_id` queues nothing and gets the reply
+    about the run that it made first.
 
     Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
     DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
@@ -99,10 +111,10 @@ def submit(home: Home, request: TrainRequest) -> Reply:
 def _queue(
     home: Home, store: Store, request: TrainRequest
 ) -> tuple[RunRow, list[str], Exam | None]:
-    """Queue a new training run. Returns its row, warnings about the request, and what its held-out
-    tasks can show.
+    """Queue a new training run.
 
-    Raises the errors of `submit`.
+    Returns its row, warnings about the request, and what its held-out tasks can show (None where
+    the run has none). Raises the errors of `submit`.
     """
     plan = resolve(home, request, start_models.model_to_train)
     warnings = admit(home, request, plan)
@@ -122,8 +134,11 @@ def _queue(
 
 
 def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
-    """The whole id of the run that the request names as its parent, "" for none; and a warning if
-    only the beginning of the id was given. Raises UserError RUN_NOT_FOUND."""
+    """Return the whole id of the run that the request names as its parent, "" for none.
+
+    The second value is a list, with a warning if only the beginning of the id was given. Raises
+    UserError RUN_NOT_FOUND.
+    """
     parent = store.get_run(request.parent).run_id if request.parent else ""
     return parent, taken_as("parent", request.parent, parent)
 
@@ -131,7 +146,13 @@ def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
 def files_of(
     config: Mapping[str, object], plan: ResolvedTraining, report: contamination.Contamination
 ) -> RunFiles:
-    """The content of the run's folder, from the content of its config.json."""
+    """Collect the content of the run's folder.
+
+    Args:
+        config: the content of its config.json.
+        plan: the run, whose adapters are put into the folder.
+        report: which held-out tasks occur in the rows that the model is trained on.
+    """
     return RunFiles(
         config,
         start_adapter=plan.model.adapter,
@@ -160,8 +181,9 @@ def check_request(request: TrainRequest) -> None:
 def resolve(
     home: Home, request: TrainRequest, model_of: Callable[[Home, str], ModelRef]
 ) -> ResolvedTraining:
-    """Find the environment and the model, choose every setting, and estimate what the run will
-    take. Returns all of it. `model_of` returns what the request's `model` stands for.
+    """Find the environment and the model, choose every setting, and estimate what the run takes.
+
+    `model_of` is given the home and the request's `model`, and returns the model that it names.
 
     Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
     """
@@ -177,16 +199,23 @@ def resolve(
     resolved = _settings(home, request, model, facts, machine)
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
     teacher = _teacher(home, resolved, model)
-    forecast = estimate.estimate(
-        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
+
+    def forecast_of(settings: resolution.Resolved) -> Forecast:
+        return estimate.estimate(
+            home, settings, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
+        )
+
+    resolved, _ = gpu_count.decide(
+        home, resolved, machine, lambda settings: forecast_of(settings).estimate
     )
+    forecast = forecast_of(resolved)
     return ResolvedTraining(record, model, machine, resolved, teacher, forecast, facts)
 
 
 def _settings(
     home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
 ) -> resolution.Resolved:
-    """Every setting of the run, where each comes from, and warnings about them.
+    """Choose every setting of the run; return them with where each comes from, and warnings.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
@@ -202,10 +231,10 @@ def _settings(
 
 
 def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
-    """The teacher that the settings name, after a check that the files of its model are there; None
-    where they name none.
+    """Find the teacher that the settings name, and check that the files of its model are there.
 
-    `model` is the one to be trained. Raises UserError MODEL_* or SETTING_*.
+    `model` is the one to be trained. Returns None where the settings name no teacher. Raises
+    UserError MODEL_* or SETTING_*.
     """
     teacher = teachers.resolve_teacher(home, resolved.settings, model)
     if teacher is not None and teacher.model is not None:
@@ -214,8 +243,10 @@ def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> Reso
 
 
 def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: ModelRef) -> EnvFacts:
-    """The facts of the environment's tasks, counted in the model's tokens as the request has the
-    model think."""
+    """Measure the environment's tasks in the tokens of the model.
+
+    Thoughts are counted if the request has the model think.
+    """
     thinking = resolution.counted_thinking(request.algorithm, request.settings)
     return env_facts.env_facts(home, record, model.base_path, thinking=thinking)
 
@@ -239,8 +270,11 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
 
 
 def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:
-    """Check that what a request will take, as estimated, may be spent. Returns a warning if its cap
-    may be reached. Raises UserError BUDGET or NOT_APPROVED."""
+    """Check that what a request will take, as estimated, may be spent.
+
+    Returns a list with a warning if its cap may be reached. Raises UserError BUDGET or
+    NOT_APPROVED.
+    """
     check_hours_left(home, store)
     warnings = estimate.check_budget(
         home, store, figures, request.cap_hours, request.given_arguments()
@@ -250,8 +284,11 @@ def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimat
 
 
 def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
-    """The warning that more than `TOO_MANY_CUT` of the reference answers are too long, with the
-    max_tokens that would do, as a list; [] where they fit or nothing is sampled."""
+    """Return a warning if too many reference answers do not fit into `max_tokens`; otherwise [].
+
+    Too many are more than the share `TOO_MANY_CUT`. The warning names the `max_tokens` that would
+    do. [] also where nothing is sampled.
+    """
     if not isinstance(settings, RolloutSettings):
         return []
     cut_share = facts.cut_share(settings.max_tokens)
@@ -265,8 +302,9 @@ def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
 
 
 def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Mapping[str, object]:
-    """The content of config.json of a training run, without the run's id. `parent` is the whole id
-    of the run that the request names as its parent, "" for none.
+    """Make the content of config.json of a training run, without the run's id.
+
+    `parent` is the whole id of the run that the request names as its parent, "" for none.
     """
     config: dict[str, object] = {
         "kind": "train",
@@ -295,16 +333,20 @@ def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Map
 
 
 def as_train_config(content: Mapping[str, object]) -> TrainConfig:
-    """Check the content of config.json, which has no run id yet, and return it as a typed config
-    with the id ""."""
+    """Check the content of config.json, which has no run id yet.
+
+    Returns it as a typed config with the id "".
+    """
     config = as_run_config({"run_id": "", **content})
     assert isinstance(config, TrainConfig)  # `config_of` made it with the kind "train"
     return config
 
 
 def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRun:
-    """What the database stores of the new run. `parent` is the whole id of its parent, "" for
-    none."""
+    """Make the row that the database stores of the new run.
+
+    `parent` is the whole id of its parent, "" for none.
+    """
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
         kind="train",
@@ -319,12 +361,14 @@ def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRu
         request_id=request.request_id,
         body=request.body(),
         waits_for=plan.model.waits_for,
+        gpus=1 if plan.machine.device.kind == "cpu" else plan.resolved.settings.gpus,
     )
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
-    """Queue a new attempt of the run `request.resume`, from its last complete checkpoint or else
-    from step 0, and return the reply about it.
+    """Queue a new attempt of the run `request.resume`, and return the reply about it.
+
+    The attempt continues from the last complete checkpoint, or else from step 0.
 
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
@@ -345,15 +389,17 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
 
 
 def check_secrets_of(run: RunDir, row: RunRow) -> None:
-    """Raises UserError ENV_SECRETS where this server lacks a secret that the run needs."""
+    """Raise UserError ENV_SECRETS if this server lacks a secret that the run needs."""
     missing = launcher.missing_secrets(run)
     if missing:
         raise missing_secrets_error(missing, row.env_id)
 
 
 def note_resumed(run: RunDir, row: RunRow) -> str:
-    """Write the event that a new attempt was asked for, which `row` is about. Returns the name of
-    the checkpoint from which it goes on, "" for step 0."""
+    """Write the event that a new attempt of the run was asked for; `row` is its row.
+
+    Returns the name of the checkpoint from which the attempt goes on, "" for step 0.
+    """
     checkpoint = outcome.checkpoint_name(run)
     message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
     outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
@@ -361,9 +407,11 @@ def note_resumed(run: RunDir, row: RunRow) -> str:
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
-    """Queue a new attempt of a run, and return the run's new row. Its cap on device hours is that
-    of the request, or else the one that the run had, or else the default. Raises UserError
-    RUN_STATE."""
+    """Queue a new attempt of a run, and return the run's new row.
+
+    The cap on device hours is that of the request, or else the one that the run had, or else the
+    default. Raises UserError RUN_STATE.
+    """
     return store.resume_run(
         row.run_id,
         max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
@@ -374,8 +422,7 @@ def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest
 
 
 def refuse_other_arguments(request: TrainRequest) -> None:
-    """Raises UserError BAD_ARGUMENT where a request to resume a run has arguments that a resume
-    does not take."""
+    """Raise UserError BAD_ARGUMENT if a resume has arguments that only a new run takes."""
     extra_arguments = request.arguments_not_for_resume()
     if extra_arguments:
         raise UserError(

@@ -60,14 +60,15 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
     ids = _padded(rows, pad)
     length = ids.shape[1]
     source, labels, row_numbers = [], [], []
-    for i, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if row.loss_mask[0]:
-            raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
+            fault = "its first token is marked as trained, nothing predicts it"
+            raise ValueError(f"row {number}: {fault}")
         for position, is_trained in enumerate(row.loss_mask):
             if is_trained:
-                source.append(i * length + position - 1)  # the token before, in flattened ids
+                source.append(number * length + position - 1)  # the token before, in flattened ids
                 labels.append(row.ids[position])
-                row_numbers.append(i)
+                row_numbers.append(number)
     return Batch(ids, _int64(source), _int64(labels), _int64(row_numbers))
 
 
@@ -104,10 +105,11 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     """The trajectories as rows of token ids. Prompts are not trained; `prefix_len` tells how long
     a row's prompt is, so that the members of a group can share it."""
     rows = []
-    for t in trajectories:
-        prompt_length = len(t.prompt_ids)
-        loss_mask = [0] * prompt_length + t.loss_mask
-        rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=shared_prefix(prompt_length)))
+    for trajectory in trajectories:
+        prompt_length = len(trajectory.prompt_ids)
+        ids = trajectory.prompt_ids + trajectory.ids
+        loss_mask = [0] * prompt_length + trajectory.loss_mask
+        rows.append(Row(ids, loss_mask, prefix_len=shared_prefix(prompt_length)))
     return rows
 
 

@@ -42,7 +42,8 @@ class Job(Generic[ConfigT]):
         self._config = cast(ConfigT, read_run_config(self.run.config))
         # The device reserved for this process goes first. Only training configs name one.
         configured = self._config.device if isinstance(self._config, TrainConfig) else ""
-        self.device = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
+        leased = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
+        self.device = leased.split(",")[0]  # the first of several; the others are other ranks'
         self._metrics = Appender(self.run.metrics)
         self._events = Appender(self.run.events)
         self._stop = threading.Event()

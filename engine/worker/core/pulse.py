@@ -81,7 +81,7 @@ class _Pulse:
                 self.write_now(now)
 
     def write_now(self, now: float) -> None:
-        """Write the heartbeat of this moment."""
+        """Write the heartbeat of the moment `now`, in seconds on the clock of this object."""
         self.count_time(now)
         self.last_write = now
         stretch = self.stretches[-1]
@@ -112,16 +112,19 @@ class _Pulse:
                 self.tally(self.stretches[-1].phase).done += units
             self.beat()
 
-    def enter(self, phase: Phase, of: int) -> None:
-        """Begin a phase of `of` units; 0 where nothing in it is counted."""
+    def enter(self, phase: Phase, units: int) -> None:
+        """Begin a phase of `units` units of work; 0 where nothing in it is counted."""
         with self.lock:
             self.beat()
             self.count_time(self.clock())
-            self.stretches.append(_Stretch(phase, of=of))
+            self.stretches.append(_Stretch(phase, of=units))
             self.write_now(self.clock())
 
     def leave(self) -> None:
-        """End the phase under way. One that counts nothing was one unit by itself."""
+        """End the phase under way, and add its seconds to the tally of that phase.
+
+        A phase that counts nothing was one unit by itself.
+        """
         with self.lock:
             self.beat()
             self.count_time(self.clock())
@@ -150,6 +153,12 @@ def begin(run: RunDir) -> None:
 
     _current = _Pulse(attempt=int(os.environ.get("HONESMITH_ATTEMPT") or 1), write=write)
     _current.beat()
+
+
+def begin_for(tell: Callable[[], None]) -> None:
+    """Start the pulse of a process that helps another one: `tell` gives that one a sign of life."""
+    global _current
+    _current = _Pulse(attempt=0, write=lambda _heartbeat: tell())
 
 
 def beat() -> None:
@@ -182,8 +191,10 @@ def expect_end(earliest_end: int | None) -> None:
 
 @contextmanager
 def phase(name: Phase, of: int = 0) -> Iterator[None]:
-    """A context in which this process is in a phase, of `of` units that `advance` counts; with 0
-    the whole context is one unit. One inside another stops the time of the outer one."""
+    """Context manager: this process is in the phase `name`, of `of` units that `advance` counts.
+
+    With 0 the whole context is one unit. A phase inside another stops the time of the outer one.
+    """
     if _current is None:
         yield
         return

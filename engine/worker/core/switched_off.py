@@ -37,7 +37,7 @@ def reasons() -> dict[str, str]:
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Within this context the path is switched off, as it is where it does not work."""
+    """Context manager: the path `name` is switched off, as it is where it does not work."""
     with _restored():
         _reasons[name] = "for comparison"
         yield
@@ -45,7 +45,7 @@ def without(name: str) -> Iterator[None]:
 
 @contextmanager
 def everything_on() -> Iterator[None]:
-    """Within this context every path is used, whatever was switched off."""
+    """Context manager: every path is used, whatever was switched off."""
     with _restored():
         _reasons.clear()
         yield
@@ -53,10 +53,10 @@ def everything_on() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """After this context the same paths are switched off as before it."""
-    before = dict(_reasons)
+    """Context manager: on leaving it, the same paths are switched off as on entering it."""
+    reasons_before = dict(_reasons)
     try:
         yield
     finally:
         _reasons.clear()
-        _reasons.update(before)
+        _reasons.update(reasons_before)

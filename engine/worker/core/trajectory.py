@@ -12,7 +12,7 @@ assistant turn), the model answers A1 = `[22, 2]`:
 The tokens that are trained are those that were sampled; text is never tokenised again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.records.lines.answer import OUT_OF_TOKENS, StopReason
@@ -42,6 +42,8 @@ class Trajectory:
         policy_step: how many steps the policy that sampled it had done.
         task_group: the group of the task, "" for none.
         tools: what the model could call.
+        branches: conversations of the same rollout that could not be stitched to this one
+            (gateway/session.py); they are trained with its advantage.
     """
 
     task_id: str
@@ -65,6 +67,17 @@ class Trajectory:
     policy_step: int = 0
     task_group: str = ""
     tools: list[ToolSchema] = field(default_factory=list)
+    branches: list["Trajectory"] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list["Trajectory"]:
+        """This trajectory and its branches, each with its advantage: all that is trained on."""
+        return [self, *(replace(b, advantage=self.advantage) for b in self.branches)]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the model wrote, those of the branches included."""
+        return sum(sum(part.loss_mask) for part in (self, *self.branches))
 
     @property
     def shaped_reward(self) -> float:
@@ -82,8 +95,7 @@ class Trajectory:
 
     @property
     def trained_advantages(self) -> list[float]:
-        """The advantages of the trained tokens."""
-        # Without advantages of its own each token has that of the trajectory.
+        """The advantages of the trained tokens; without others each has that of the trajectory."""
         return self.token_advantages or [self.advantage] * self.trained_tokens
 
     @property
@@ -110,8 +122,12 @@ class Trajectory:
             "metrics": self.metrics,
             "error": self.error,
             "stop_reason": self.stop_reason,
-            "tokens": self.trained_tokens,
+            "tokens": self.sampled_tokens,
         }
+        if self.branches:
+            fields["branches"] = [
+                {"prompt": b.prompt, "messages": b.messages} for b in self.branches
+            ]
         if self.invalid_calls:
             fields["invalid_calls"] = self.invalid_calls
         if self.task_group:

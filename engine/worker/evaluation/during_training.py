@@ -219,16 +219,18 @@ class HeldoutEvaluation:
         return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
-        """Add the held-out loss of a half to `played`, the result of playing that half. The loss is
-        the mean over all supervised tokens (SFT) or all pairs (DPO). `played` itself if no loss is
-        measured."""
+        """Add the held-out loss of a half to `played`, the result of playing that half.
+
+        The loss is the mean over all supervised tokens (SFT) or all pairs (DPO). Returns `played`
+        itself if no loss is measured.
+        """
         measured = self._losses(half)
         if not measured:
             return played
-        loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
+        loss = sum(row.total for row in measured) / max(1, sum(row.weight for row in measured))
         rows = played.rows
         if self.context is None:  # nothing was played, so there are no rows of answers
-            rows = [self._loss_row(m, half) for m in measured]
+            rows = [self._loss_row(row, half) for row in measured]
         curves = played.curves | {"heldout_loss": loss}
         return HalfResult(curves, score=played.score, loss=loss, rows=rows)
 

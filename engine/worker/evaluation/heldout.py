@@ -110,18 +110,20 @@ class Summary:
     metrics: dict[str, float]
 
     def curves(self, split: str = "heldout") -> dict[str, float]:
-        """The means as columns of metrics.jsonl, each named after the `split` of the tasks:
-        `heldout_reward`, `heldout_success` if it is known, then `heldout_<name>` for each metric of
-        the environment.
+        """Return the means as columns of metrics.jsonl, each named after the `split` of the tasks.
 
-        If the environment has a metric with one of our names, ours is used.
+        They are `heldout_reward`, `heldout_success` if it is known, then `heldout_<name>` for each
+        metric of the environment. If the environment has a metric with one of our names, ours is
+        used.
         """
-        ours = {f"{split}_reward": self.reward}
+        trajectory_means = {f"{split}_reward": self.reward}
         if self.success is not None:
-            ours[f"{split}_success"] = self.success
-        named = {f"{split}_{curve_name(name)}": value for name, value in self.metrics.items()}
-        # The first `ours` puts our columns at the front, the second overwrites equal names.
-        return ours | named | ours
+            trajectory_means[f"{split}_success"] = self.success
+        environment_means: dict[str, float] = {}
+        for name, value in self.metrics.items():
+            environment_means[f"{split}_{curve_name(name)}"] = value
+        # The first `trajectory_means` puts our columns first, the second overwrites equal names.
+        return trajectory_means | environment_means | trajectory_means
 
     @property
     def score(self) -> float:
@@ -143,20 +145,23 @@ def evaluate(
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
-    """The means over trajectories; one that could not be scored counts as not solved, with reward
-    0, but not in `metrics`. `success` is None if no score tells whether its task was solved."""
+    """Return the means over trajectories.
+
+    One that could not be scored counts as not solved, with reward 0, but not in `metrics`.
+    `success` is None if no score tells whether its task was solved.
+    """
     answers = list(trajectories)
-    scored = [t for t in answers if t.error is None]
+    scored = [trajectory for trajectory in answers if trajectory.error is None]
     count = max(1, len(answers))  # the means of nothing are 0
     success = None
-    if any(t.success is not None for t in scored):
-        success = sum(bool(t.success) for t in answers) / count
+    if any(trajectory.success is not None for trajectory in scored):
+        success = sum(bool(trajectory.success) for trajectory in answers) / count
     return Summary(
         n=len(answers),
         success=success,
-        reward=sum(t.reward for t in answers) / count,
+        reward=sum(trajectory.reward for trajectory in answers) / count,
         errors=len(answers) - len(scored),
-        truncated=sum(t.cut for t in answers) / count,
+        truncated=sum(trajectory.cut for trajectory in answers) / count,
         metrics=_metric_means(scored),
     )
 

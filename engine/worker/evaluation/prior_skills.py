@@ -33,6 +33,7 @@ from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
+from envs.tool_schemas import tools_of
 
 When = Literal["before", "after"]
 FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to a task of an environment
@@ -121,7 +122,7 @@ class PriorSkills:
     def _checked_rows(self, battery: SkillBattery) -> Iterator[EvaluationRow]:
         """Play a battery of single questions, which are judged without an environment."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
-        prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
+        prompts = [renderer.prompt(task["prompt"], tools_of(task, [])) for task in battery.tasks]
         params = SamplingParams(max_tokens=battery.max_tokens, temperature=0.0)
         completions = self.sampler.generate(prompts, 1, params, lambda *_: pulse.advance())
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
@@ -150,17 +151,18 @@ class PriorSkills:
 
 
 def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | EnvBattery]:
-    """Yield the batteries (sets of questions) that a run plays, with at most `skill_rows` questions
-    of each; none at all where that setting is 0.
+    """Yield the batteries (sets of questions) that a run plays; none where `skill_rows` is 0.
 
     1. The battery for its base model.
     2. The held-out tasks of the environment named `keep` (all its tasks where none is held out), if
-       it exists, scores answers, and is not the one that the run trains on.
+    it exists, scores answers, and is not the one that the run trains on.
+
+    Each has at most `skill_rows` questions.
     """
-    most = config.settings.skill_rows
-    if not most:
+    most_questions = config.settings.skill_rows
+    if not most_questions:
         return
-    yield battery_of(config.base.ref).first(most)
+    yield battery_of(config.base.ref).first(most_questions)
     try:
         record = find_env(home, KEEP)
     except UserError:  # no such environment
@@ -168,7 +170,7 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.
     if record.name == KEEP and record.scored and record.env_id != config.env_id:
         tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
-        yield EnvBattery(record, heldout.ordered(tasks, most))
+        yield EnvBattery(record, heldout.ordered(tasks, most_questions))
 
 
 def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
@@ -201,5 +203,6 @@ def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
 
 
 def family_of(task: TaskRow) -> str:
-    """The family that the task's metadata names; "" if it names none."""
-    return str((task.get("metadata") or {}).get("family") or "")
+    """The family, or else the skill, that the task's metadata names; "" if it names neither."""
+    metadata = task.get("metadata") or {}
+    return str(metadata.get("family") or metadata.get("skill") or "")

@@ -2,7 +2,8 @@
 
 Training on a new task alone overwrites what a model could do; a share of earlier rows in every
 batch prevents it (rehearsal: Robins, "Catastrophic forgetting, rehearsal and pseudorehearsal",
-1995). Where the rows come from: replay_rows.py.
+1995; beside reinforcement learning: PPO-ptx, arXiv 2203.02155). Where the rows come from:
+replay_rows.py.
 """
 
 import json
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from engine.core.files import write_text
+from engine.records.lines.replayed_row import ReplayedRow
 from engine.records.manifest import ReplayUsed
-from engine.records.run_config import SFTConfig
+from engine.records.run_config import GRPOConfig, SFTConfig
+from engine.records.settings import GRPOSettings, SFTSettings
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, require
 from engine.worker.evaluation.replay_rows import ReplaySource, Start
@@ -29,16 +32,19 @@ class Replay:
     """The rows to replay.
 
     Attributes:
-        rows: all of them; each step takes some.
+        rows: all of them; each step takes some. Where they come from two sources, those of the
+            smaller one stand in it several times, so that both are replayed about as often.
         share: of the rows of a batch that are replayed, above 0.
         seed: decides their order.
         used: what the manifest says of them.
+        batch_rows: the most rows that a batch has beside the replayed ones.
     """
 
     rows: Sequence[Row]
     share: float
     seed: int
     used: ReplayUsed
+    batch_rows: int
 
     def beside(self, row_count: int) -> int:
         """How many replayed rows to add to `row_count` others so that they are `self.share` of all
@@ -56,6 +62,10 @@ class Replay:
         first = (step - 1) * self.beside(batch_size)
         draw_numbers = range(first, first + self.beside(row_count))
         return [self.rows[self._index_of_draw(number)] for number in draw_numbers]
+
+    def of_full_step(self, step: int) -> list[Row]:
+        """The replayed rows of `step`, where every batch has `self.batch_rows` rows of its own."""
+        return self.of_step(step, self.batch_rows, self.batch_rows)
 
     def _index_of_draw(self, number: int) -> int:
         """The index in `rows` of draw `number`, counted from 0 over the whole run. A round is as
@@ -76,12 +86,13 @@ def _order_of_round(round_number: int, count: int, seed: int) -> list[int]:
     return random.Random(f"{seed}-keep-{round_number}").sample(range(count), count)
 
 
-def replay_of(job: Job[SFTConfig], start: Start) -> Replay | None:
+def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | None:
     """The rows that the settings `keep`, `keep_env` and `keep_answers` ask for, written to
     `replayed.jsonl` and told by the event `replayed`; None where `keep` is 0.
 
-    None, too, where there is nothing to replay and nobody chose `keep`: the event
-    `nothing_replayed` says so.
+    They are written to `replayed.jsonl` and told by the event `replayed`. Returns None where `keep`
+    is 0, and where there is nothing to replay and nobody chose `keep`: the event `nothing_replayed`
+    says so.
 
     Raises:
         WorkerFailure: kind data, where there is nothing to replay and somebody chose `keep`.
@@ -89,7 +100,7 @@ def replay_of(job: Job[SFTConfig], start: Start) -> Replay | None:
     settings = job.config.settings
     if not settings.keep:
         return None
-    needed = settings.steps * beside(settings.batch_size, settings.keep)
+    needed = settings.steps * beside(rows_of_batch(settings), settings.keep)
     rows, used = ReplaySource(job, start, needed).rows()
     if "user" in (job.config.sources.get("keep"), job.config.sources.get("keep_env")):
         require(rows, f"rows to replay: {used.nothing}", _HINT)
@@ -105,5 +116,21 @@ def replay_of(job: Job[SFTConfig], start: Start) -> Replay | None:
         source=used.source,
         questions=used.questions,
     )
-    trained = [Row(row.ids, row.loss_mask) for row in rows]
-    return Replay(trained, settings.keep, settings.seed, used)
+    return Replay(balanced(rows), settings.keep, settings.seed, used, rows_of_batch(settings))
+
+
+def rows_of_batch(settings: SFTSettings | GRPOSettings) -> int:
+    """The most rows that a step trains on beside the replayed ones; of GRPO its completions."""
+    if isinstance(settings, GRPOSettings):
+        return settings.prompts_per_step * settings.group_size
+    return settings.batch_size
+
+
+def balanced(rows: Sequence[ReplayedRow]) -> list[Row]:
+    """The rows as they are trained, those of each source as often as makes them about as many as
+    those of the largest."""
+    by_source: dict[str, list[Row]] = {}
+    for row in rows:
+        by_source.setdefault(row.source, []).append(Row(row.ids, row.loss_mask))
+    most = max(len(of_source) for of_source in by_source.values())
+    return [row for of_source in by_source.values() for row in of_source * (most // len(of_source))]

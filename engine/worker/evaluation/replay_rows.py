@@ -14,7 +14,8 @@ from engine.core.split import prompt_key
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.records.lines.replayed_row import ReplayedRow
 from engine.records.manifest import ReplayUsed
-from engine.records.run_config import SFTConfig
+from engine.records.run_config import GRPOConfig, SFTConfig
+from engine.records.settings import GRPOSettings
 from engine.skills.batteries import SkillBattery, in_turn, practice_of
 from engine.worker.core.job import Job
 from engine.worker.core.trajectory import Trajectory
@@ -55,7 +56,7 @@ class Start:
 class ReplaySource:
     """The rows that one run may replay."""
 
-    def __init__(self, job: Job[SFTConfig], start: Start, needed: int) -> None:
+    def __init__(self, job: Job[SFTConfig] | Job[GRPOConfig], start: Start, needed: int) -> None:
         """Prepare the rows of a run that begins with `start`.
 
         Args:
@@ -71,34 +72,55 @@ class ReplaySource:
 
     def rows(self) -> tuple[list[ReplayedRow], ReplayUsed]:
         """The rows that the settings ask for, and what the manifest says of them; no rows where
-        nothing can be replayed. Raises UserError if the environment `keep_env` is gone."""
+        nothing can be replayed, or nothing of the environment `keep_env` where one is named. Raises
+        UserError if that is gone."""
+        practice = practice_of(self.job.config.base.ref)
         if not self.settings.keep_env:
-            return self._practised(practice_of(self.job.config.base.ref))
-        record = find_env(self.job.run.home, self.settings.keep_env)
+            return self._practised(practice)
+        self.needed = (self.needed + 1) // 2  # from each of the two sources
+        named_rows, named_used = self._of_environment(
+            find_env(self.job.run.home, self.settings.keep_env)
+        )
+        if not named_rows:
+            return [], named_used
+        practised_rows, practised_used = self._practised(practice)
+        if not practised_rows:
+            return named_rows, named_used
+        both = practised_used.model_copy(update={"beside": named_used})
+        return [*practised_rows, *named_rows], both
+
+    def _of_environment(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+        """Rows of the environment `keep_env`, with the answers that `keep_answers` asks for."""
         if self.settings.keep_answers == "own":
             return self._own_answers(record)
         return self._reference_answers(record)
 
     def _practised(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """The starting model's right answers to practice questions, as rows. Questions are asked,
-        of every skill in turn, until `needed` answers are right or no question is left."""
+        """Make rows of the starting model's right answers to practice questions.
+
+        Questions are asked, of every skill in turn, until `needed` answers are right or no question
+        is left. Returns the rows, and what the manifest says of them.
+        """
         params = SamplingParams(max_tokens=practice.max_tokens, temperature=0.0)
-        not_asked = in_turn(practice.tasks)
+        remaining_tasks = in_turn(practice.tasks)
         rows: list[ReplayedRow] = []
         self.start.sampler.load(self.start.policy.adapter)
-        while not_asked and len(rows) < self.needed:
+        while remaining_tasks and len(rows) < self.needed:
             count = max(FEWEST_ASKED, self.needed - len(rows))
-            batch, not_asked = not_asked[:count], not_asked[count:]
+            batch, remaining_tasks = remaining_tasks[:count], remaining_tasks[count:]
             for answer in self._answered(batch, params):
                 if practice.is_right(answer.task, answer.text):
                     rows.append(answer.row(practice.name))
         self.start.sampler.release_memory()
-        asked_count = len(practice.tasks) - len(not_asked)
-        return rows, self._used(practice.name, rows, asked_count)
+        question_count = len(practice.tasks) - len(remaining_tasks)
+        return rows, self._used(practice.name, rows, question_count)
 
     def _own_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """The starting model's own answers to train tasks of an environment: those that it scores
-        as right; where it scores nothing, all that the model ended itself."""
+        """Make rows of the starting model's own answers to train tasks of an environment.
+
+        They are those that it scores as right; where it scores nothing, all that the model ended
+        itself. Returns the rows, and what the manifest says of them.
+        """
         tasks = self._unasked_tasks(record)
         rows: list[ReplayedRow] = []
         questions = 0
@@ -110,9 +132,9 @@ class ReplaySource:
                 context = environment_context(self.start.policy.base, process)
             while questions < len(tasks) and len(rows) < self.needed:
                 count = max(FEWEST_ASKED, self.needed - len(rows))
-                asked = tasks[questions : questions + count]
-                questions += len(asked)
-                rows += self._played(record, asked, context) if context else self._said(asked)
+                batch = tasks[questions : questions + count]
+                questions += len(batch)
+                rows += self._played(record, batch, context) if context else self._said(batch)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
         return rows, self._used(record.env_id, rows, questions)
@@ -120,7 +142,11 @@ class ReplaySource:
     def _played(
         self, record: EnvRecord, tasks: Sequence[TaskRow], context: RolloutContext
     ) -> list[ReplayedRow]:
-        """The starting model's episodes that a scoring environment counts as right."""
+        """Play the tasks with the starting model; return the episodes scored as right, as rows.
+
+        `context` is that of an environment that scores; tasks without room for an answer are left
+        out.
+        """
         params = answer_params(tasks, context.renderer)
         fitting = [task for task in tasks if fits(task, context, params)]
         groups, _times = collect(fitting, 1, context, self.start.sampler, params)
@@ -148,15 +174,17 @@ class ReplaySource:
 
     def _answered(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
         """Yield the model's answer to each task, which is one prompt."""
-        prompts = [self.renderer.prompt(task["prompt"], tools=[]) for task in tasks]
+        prompts = [self.renderer.prompt(task["prompt"], tools_of(task, [])) for task in tasks]
         completions = self.start.sampler.generate(prompts, n=1, params=params)
         for task, prompt, (completion,) in zip(tasks, prompts, completions, strict=True):
             text = self.renderer.completion_text(completion.ids)
             yield _Answer(task, prompt, completion.ids, text, completion.finished)
 
     def _reference_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """At most MOST_ROWS train rows of an environment with the answers that they carry, cut at
-        max_length."""
+        """Make rows of an environment's train tasks with the answers that they carry.
+
+        At most MOST_ROWS, cut at max_length. Returns the rows, and what the manifest says of them.
+        """
         rows: list[ReplayedRow] = []
         for task in self._unasked_tasks(record):
             if len(rows) >= MOST_ROWS:
@@ -166,10 +194,15 @@ class ReplaySource:
         return rows, self._used(record.env_id, rows)
 
     def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
-        """The rows of a task's conversation, as the run's own are rendered."""
+        """The rows of a task's conversation, as SFT renders its own."""
         settings = self.settings
         tools = tools_of(task, record.tools)
-        chats = self.start.renderer.rows(task["gold"], tools, settings.loss_on, settings.thinking)
+        if isinstance(settings, GRPOSettings):  # it has no rows of its own
+            chats = self.start.renderer.rows(task["gold"], tools, "assistant", "keep")
+        else:
+            chats = self.start.renderer.rows(
+                task["gold"], tools, settings.loss_on, settings.thinking
+            )
         for chat in chats:
             loss_mask = chat.loss_mask[: settings.max_length]
             if any(loss_mask):
@@ -182,15 +215,17 @@ class ReplaySource:
                 )
 
     def _unasked_tasks(self, record: EnvRecord) -> list[TaskRow]:
-        """Train tasks of an environment, in an order drawn by the run's seed, without those whose
-        prompt is also in an exam of this run."""
+        """Return train tasks of an environment, in an order drawn by the run's seed.
+
+        Tasks whose prompt is also in an exam of this run are left out.
+        """
         tasks = read_tasks(record, "train")
         # More than are needed: some may have no answer, or be asked in an exam.
         count = min(len(tasks), 4 * MOST_ROWS)
         rng = random.Random(f"{self.settings.seed}-keep-rows")
-        drawn = [tasks[index] for index in rng.sample(range(len(tasks)), count)]
+        drawn_tasks = [tasks[index] for index in rng.sample(range(len(tasks)), count)]
         exam_prompts = {prompt_key(task["prompt"]) for task in self._asked_tasks()}
-        return [task for task in drawn if prompt_key(task["prompt"]) not in exam_prompts]
+        return [task for task in drawn_tasks if prompt_key(task["prompt"]) not in exam_prompts]
 
     def _asked_tasks(self) -> Iterator[TaskRow]:
         """Every task that an exam of this run asks: of its batteries and of its environment's
@@ -202,7 +237,10 @@ class ReplaySource:
     def _used(
         self, source: str, rows: Sequence[ReplayedRow], questions: int | None = None
     ) -> ReplayUsed:
-        """What the manifest says of the rows from a source."""
+        """Describe for the manifest the rows from a source.
+
+        `questions` is how many were asked; None where none was.
+        """
         share = self.settings.keep
         return ReplayUsed(share=share, source=source, rows=len(rows), questions=questions)
 

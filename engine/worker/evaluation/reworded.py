@@ -62,17 +62,19 @@ def _exam(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> RewordedExam:
-    """The exam of one kind; tasks that cannot be reworded, or then leave no room for an answer, are
-    left out. The arguments are those of `reworded_exams`."""
+    """Make the exam of one kind of other words; the arguments are those of `reworded_exams`.
+
+    Tasks that cannot be reworded, or then leave no room for an answer, are left out.
+    """
     results = [rewording.reworded(task, kind, seed) for task in tasks]
     reworded = [task for task in results if task is not None]
-    asked = [task for task in reworded if fits(task)]
+    fitting = [task for task in reworded if fits(task)]
     reasons = [_NOT_OTHERWISE[kind]] if len(reworded) < len(tasks) else []
-    reasons += [_NO_ROOM] if len(asked) < len(reworded) else []
+    reasons += [_NO_ROOM] if len(fitting) < len(reworded) else []
     counts = RewordedKind(
         kind=kind,
-        tasks=len(asked),
-        left_out=len(tasks) - len(asked),
+        tasks=len(fitting),
+        left_out=len(tasks) - len(fitting),
         why="; ".join([*reasons, *rewording.problems]),
     )
-    return RewordedExam(asked, counts)
+    return RewordedExam(fitting, counts)

@@ -58,10 +58,12 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
         return PathResult(name=name, state="off", reason=_in_words(error))
 
     def plainly() -> Sequence[torch.Tensor]:
+        """Compute with this path switched off."""
         with switched_off.without(name):
             return (trial.plain or trial.work)()
 
     def fast() -> Sequence[torch.Tensor]:
+        """Compute with every path switched on."""
         with switched_off.everything_on():
             return trial.work()
 
@@ -103,8 +105,11 @@ def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device)
 
 
 def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """The largest distance between tensors of equal shapes, each relative to the largest magnitude
-    that is expected there; NaN where there is one, infinity where counts or shapes differ."""
+    """Return the largest distance between tensors of equal shapes and the expected ones.
+
+    Each distance is relative to the largest magnitude that is expected in its tensor. NaN where
+    there is one, infinity where counts or shapes differ.
+    """
     if [tuple(t.shape) for t in tensors] != [tuple(t.shape) for t in expected]:
         return math.inf
     differences = []
@@ -113,11 +118,12 @@ def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tens
         scale = right64.abs().max().clamp_min(1e-12)
         distance = (tensor.detach().double().cpu() - right64).abs().max()
         differences.append((distance / scale).item())
-    return math.nan if any(math.isnan(each) for each in differences) else max(differences)
+    has_nan = any(math.isnan(difference) for difference in differences)
+    return math.nan if has_nan else max(differences)
 
 
 def _seconds(work: Work, device: torch.device) -> float:
-    """Seconds of one call, until the device has finished it."""
+    """Return the seconds that one call of `work` takes, until the device has finished it."""
     _synchronize(device)
     began = time.perf_counter()
     work()

@@ -102,13 +102,13 @@ def _choice(device: torch.device) -> Choice:
 
 
 def group_rows(device: torch.device) -> list[Row]:
-    """Completions of one prompt, of different lengths, as GRPO trains them."""
+    """Make the completions of one prompt, of different lengths, as rows that GRPO trains."""
     prompt_length, completion_length, count = GROUP[device.type]
-    prompt = [(7 * i) % (VOCAB - 1) + 1 for i in range(prompt_length)]
+    prompt = [(7 * position) % (VOCAB - 1) + 1 for position in range(prompt_length)]
     rows = []
     for member in range(count):
         length = completion_length - member  # of different lengths
-        completion = [(11 * i + 13 * member) % (VOCAB - 1) + 1 for i in range(length)]
+        completion = [(11 * position + 13 * member) % (VOCAB - 1) + 1 for position in range(length)]
         mask = [0] * prompt_length + [1] * length
         rows.append(Row(prompt + completion, mask, prefix_len=shared_prefix(prompt_length)))
     return rows
@@ -141,18 +141,21 @@ def pass_through(
 
 
 def bfloat16(device: torch.device) -> Trial:
-    """A product of bfloat16 matrices, beside the same numbers in float32."""
+    """Compare a product of bfloat16 matrices with the same numbers in float32."""
     size = 4096 if device.type == "cuda" else 256
-    left, right = _random((2, size, size), device).to(torch.bfloat16)
+    left_factor, right_factor = _random((2, size, size), device).to(torch.bfloat16)
 
     def plain() -> list[torch.Tensor]:
-        return [left.float() @ right.float()]
+        return [left_factor.float() @ right_factor.float()]
 
-    return Trial(lambda: [left @ right], ROUNDING[torch.bfloat16], plain)
+    return Trial(lambda: [left_factor @ right_factor], ROUNDING[torch.bfloat16], plain)
 
 
 def packed_attention(device: torch.device) -> Trial:
-    """Attention over a group's packed sequences, with its gradient."""
+    """Compute attention over a group's packed sequences, with its gradient.
+
+    Raises NotHere where the kernel does not take the number format of this device.
+    """
     widths = WIDTHS[device.type]
     prompt_length, completion_length, count = GROUP[device.type]
     lengths = tuple(completion_length - member for member in range(count))
@@ -173,7 +176,7 @@ def packed_attention(device: torch.device) -> Trial:
 
 
 def flash_attention(device: torch.device) -> Trial:
-    """scaled_dot_product_attention of one causal batch, with its gradient."""
+    """Compute scaled_dot_product_attention of one causal batch, with its gradient."""
     widths = WIDTHS[device.type]
     dtype = pick_dtype("auto", device)
     shape = (3, 8, widths.heads, 512, widths.head_dim)
@@ -192,17 +195,20 @@ def flash_attention(device: torch.device) -> Trial:
 
 
 def fused_kernels(device: torch.device) -> Trial:
-    """A pass through a small model with the fused functions that a run would use."""
+    """Run a small model with the fused functions that a run would use, and without them.
+
+    Raises NotHere without liger-kernel, RuntimeError where the fused functions cannot be used.
+    """
     if find_spec("liger_kernel") is None:
         raise NotHere("liger-kernel is not installed; the extra `gpu` has it")
-    fused, written = network_of(device, fused=True), network_of(device)
-    if fused.kernels_why:
-        raise RuntimeError(fused.kernels_why)
+    fused_network, plain_network = network_of(device, fused=True), network_of(device)
+    if fused_network.kernels_why:
+        raise RuntimeError(fused_network.kernels_why)
     rows = group_rows(device)
     return Trial(
-        partial(pass_through, fused, seeded_adapter(fused), rows),
-        PASS_ROUNDING[fused.dtype],
-        plain=partial(pass_through, written, seeded_adapter(written), rows),
+        partial(pass_through, fused_network, seeded_adapter(fused_network), rows),
+        PASS_ROUNDING[fused_network.dtype],
+        plain=partial(pass_through, plain_network, seeded_adapter(plain_network), rows),
     )
 
 
@@ -217,7 +223,7 @@ def shared_prompt(device: torch.device) -> Trial:
 
 
 def decode_graph(device: torch.device) -> Trial:
-    """Greedy completions of a few prompts: their ids and log-probabilities."""
+    """Sample greedy completions of a few prompts; compared are their ids and log-probabilities."""
     network = network_of(device)
     adapter = seeded_adapter(network)
     prompts = [[(5 * i + prompt) % (VOCAB - 1) + 1 for i in range(32)] for prompt in range(4)]
@@ -242,7 +248,10 @@ def float32_head(device: torch.device) -> Trial:
 
 
 def onednn_products(device: torch.device) -> Trial:
-    """A product of float32 matrices by a weight that stays, as in the layers of a frozen base."""
+    """Compute a product of float32 matrices by a weight that stays, as a frozen base's layers do.
+
+    Raises NotHere where oneDNN is not used on this processor.
+    """
     if not matmul.has_onednn():
         raise NotHere("oneDNN is no faster on this processor, or this torch is built without it")
     x, weight = _random((512, 1024), device), _random((2048, 1024), device)
@@ -254,7 +263,10 @@ def onednn_products(device: torch.device) -> Trial:
 
 
 def four_bits(device: torch.device) -> Trial:
-    """A product with a weight of 4 bits, beside one with the same weight unpacked."""
+    """Compare a product with a weight of 4 bits with one by the same weight unpacked.
+
+    Raises NotHere without bitsandbytes.
+    """
     if find_spec("bitsandbytes") is None:
         raise NotHere("bitsandbytes is not installed")
     # Most machines lack it.
@@ -278,8 +290,9 @@ def training(device: torch.device) -> Trial:
     cpu = torch.device("cpu")
     rows = group_rows(cpu)
 
-    def losses_on(where: torch.device) -> list[torch.Tensor]:
-        network = _cpu_sized_network(where)
+    def losses_on(device_used: torch.device) -> list[torch.Tensor]:
+        """Return the losses of a few optimizer steps on this device, one tensor [steps]."""
+        network = _cpu_sized_network(device_used)
         adapter = network.new_adapter(LORA, seed=0)
         optimizer = AdamW(adapter.parameters(), LEARNING_RATE, weight_decay=0.0)
         losses = []

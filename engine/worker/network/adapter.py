@@ -269,7 +269,10 @@ class FlatAdapter:
         self._initialise(seed)
 
     def _next_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
-        """The factors of a layer with these adapted projections: the next views of the buffer."""
+        """Make the factors of a layer with these adapted projections: the next views of the buffer.
+
+        The factor A is [projections * rank, features], B is [outputs, rank].
+        """
         rank = self.spec.rank
         a = self._next_leaf(len(projections) * rank, slot.features)
         b = self._next_leaf(_output_count(projections), rank)
@@ -320,8 +323,10 @@ class FlatAdapter:
         return {name: view.detach().cpu().clone() for name, view in self._named_views()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients gathered by backward passes, under the names of `state`; views, not
-        copies."""
+        """Return the gradients gathered by backward passes, under the names of `state`.
+
+        They are views, not copies.
+        """
         tensors = {}
         for factors, part in self._adapted_parts():
             assert factors.a.grad is not None and factors.b.grad is not None  # made in `_next_leaf`
@@ -342,15 +347,14 @@ class FlatAdapter:
                 view.copy_(state[name])
 
     def _named_views(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (PEFT's name, view of the buffer) for the factors A and B of every projection that
-        has an adapter."""
+        """Yield (PEFT's name, view of the buffer) for each adapted projection's factors A and B."""
         for factors, part in self._adapted_parts():
             yield f"{PREFIX}{part.module}.lora_A.weight", factors.a.detach()[part.a]
             yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
 
 
 def _peft_draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """A tensor of this shape, drawn as PEFT draws a factor."""
+    """Make a float32 tensor of this shape on the CPU, drawn as PEFT draws a factor A."""
     values = torch.empty(shape)
     torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
     return values

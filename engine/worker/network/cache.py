@@ -126,9 +126,10 @@ class Cache:
     def for_new_rows(
         cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int
     ) -> "Cache":
-        """A new cache for rows that have only their prompts so far.
+        """Make a cache for rows that have only their prompts so far.
 
         Args:
+            shape: sizes of the model.
             fresh: prompts that were just read; must not be used afterwards.
             blocks: for each block, the number of its prompt among `fresh`.
             width: rows of a block.
@@ -169,11 +170,11 @@ class Cache:
         """Make the views of the window's keys and values that a step reads."""
         dim, columns = self.shape.head_dim, self.generated[0].shape[4]
         # Of each layer, keys and values: [2, blocks * kv_heads * width, window, dim].
-        by_row = [each.view(2, -1, columns, dim)[:, :, : self.window] for each in self.generated]
+        by_row = [both.view(2, -1, columns, dim)[:, :, : self.window] for both in self.generated]
         # For each layer: [blocks * kv_heads * width, dim, window].
-        self.generated_keys = [each[0].transpose(1, 2) for each in by_row]
+        self.generated_keys = [both[0].transpose(1, 2) for both in by_row]
         # For each layer: [blocks * kv_heads * width, window, dim].
-        self.generated_values = [each[1] for each in by_row]
+        self.generated_values = [both[1] for both in by_row]
 
     def _make_bias(self) -> None:
         """Make the bias that is added to the scores of generated tokens. It hides from each row the
@@ -224,9 +225,9 @@ class Cache:
         """
         shape, blocks, width = self.shape, self.blocks, self.width
         self._store(layer, heads[:, shape.heads :])
-        q = heads[:, : shape.heads].view(blocks, width, shape.kv, self.queries_per_key, -1)
+        queries = heads[:, : shape.heads].view(blocks, width, shape.kv, self.queries_per_key, -1)
         # The queries of a block that share a key head stand together.
-        by_key_head = q.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim)
+        by_key_head = queries.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim)
         self._write_scores(layer, by_key_head)
         # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
         torch.softmax(self.scores, -1, out=self.scores)
@@ -243,19 +244,23 @@ class Cache:
         columns_axis = 4
         self.generated[layer].index_copy_(columns_axis, self.next_column, one_column)
 
-    def _write_scores(self, layer: int, q: torch.Tensor) -> None:
-        """Write the scores of the queries [blocks * kv_heads, width * queries per key, dim] over
-        prompt and generated tokens into `scores`: query times key, scaled, plus the bias that hides
-        padding and unseen columns."""
+    def _write_scores(self, layer: int, queries: torch.Tensor) -> None:
+        """Write the new tokens' attention scores over prompt and generated tokens to `scores`.
+
+        A score is query times key, scaled, plus the bias that hides padding and unseen columns.
+        `queries`: [blocks * kv_heads, width * queries per key, dim].
+        """
         # Over the prompt: one product for each block, as its rows have the same keys.
         keys = self.prompt_keys[layer]
-        torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_product)
+        torch.baddbmm(self.prompt_bias, queries, keys, alpha=self.scale, out=self.prompt_product)
         self.prompt_scores.copy_(self.prompt_product)
         # Over the generated tokens: one product for each row.
-        q = q.view(-1, self.queries_per_key, q.shape[2])  # [blocks * kv_heads * width, ...]
+        # [blocks * kv_heads * width, queries per key, dim]
+        by_row = queries.view(-1, self.queries_per_key, queries.shape[2])
         keys = self.generated_keys[layer]
-        torch.baddbmm(self.generated_bias, q, keys, alpha=self.scale, out=self.generated_product)
-        self.generated_scores.copy_(self.generated_product)
+        product = self.generated_product
+        torch.baddbmm(self.generated_bias, by_row, keys, alpha=self.scale, out=product)
+        self.generated_scores.copy_(product)
 
     def _weighted_values(self, layer: int) -> torch.Tensor:
         """The attention's output [rows, heads * dim]: the values of prompt and generated tokens,
@@ -418,6 +423,7 @@ def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
     index = torch.tensor(numbers, device=prompts.keys[0].device)
 
     def selected(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return each layer's keys or values of the chosen prompts; free the others' memory."""
         chosen = []
         for layer in range(len(tensors)):
             # [prompts, kv_heads, tokens, dim]

@@ -99,13 +99,13 @@ class DecoderSampler:
     ) -> list[list[Completion]]:
         """`n` completions of each prompt, in the order of `prompts`. As soon as a completion has
         ended, `done` is called with (prompt index, number of the completion, completion)."""
-        rows = new_rows(len(prompts), n, params.seed)  # filled in place
+        rows = new_rows(len(prompts), n, params)  # filled in place
         for _ in self._sample(prompts, rows, params, done):
             pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        rows = new_rows(prompt_count=1, n=1, seed=params.seed)
+        rows = new_rows(prompt_count=1, n=1, params=params)
         row = rows[0][0]
         for _ in self._sample([prompt], rows, params, done=None):
             yield row.ids[-1]
@@ -188,11 +188,10 @@ def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
 
 
 def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -> deque[_Waiting]:
-    """The waiting prompts in the order in which they will be read, from the shortest to the
-    longest.
+    """Queue the prompts in the order in which they will be read, from the shortest to the longest.
 
     Equal prompts become one entry, so that they are read once. An entry with more than `max_rows`
-    rows is split, so that each fits into an empty batch.
+    rows is split, so that each fits into an empty batch. `rows` holds for each prompt its rows.
     """
     rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
@@ -200,8 +199,8 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -
     queue = deque[_Waiting]()
     for ids in sorted(rows_of_prompt, key=len):
         members = rows_of_prompt[ids]
-        for part in _parts(members, max_rows):
-            queue.append(_Waiting(list(ids), part))
+        for rows_of_entry in _parts(members, max_rows):
+            queue.append(_Waiting(list(ids), rows_of_entry))
     return queue
 
 
@@ -340,7 +339,7 @@ class _Batch:
         self._some_ended = True
 
     def _alive_by_block(self) -> list[list[Row]]:
-        """The rows that have not ended, one list for each block."""
+        """Return the rows that have not ended, one list for each block."""
         starts = range(0, len(self.rows), self.width)
         blocks = [self.rows[start : start + self.width] for start in starts]
         return [[row for row in block if row is not None] for block in blocks]
@@ -376,10 +375,10 @@ class _Batch:
         place_of_row = {id(row): place for place, row in enumerate(self.rows) if row is not None}
         blocks = []
         for old_block, group in enumerate(groups):
-            for part in _parts(group, width):
-                places = [place_of_row[id(row)] for row in part]
+            for rows_of_block in _parts(group, width):
+                places = [place_of_row[id(row)] for row in rows_of_block]
                 # The cache has no empty places: it holds the part's first row there once more.
-                places += places[:1] * (width - len(part))
+                places += places[:1] * (width - len(rows_of_block))
                 blocks.append(StayingBlock(old_block, places))
         return blocks
 
@@ -403,12 +402,14 @@ def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
 
 
 def _placed(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
-    """The rows of the groups in blocks of `width` places, each block of one group; None stands in
-    the places that a group leaves empty."""
+    """Put the rows of the groups into blocks of `width` places, each block of one group.
+
+    None stands in the places that a group leaves empty.
+    """
     places: list[Row | None] = []
     for group in groups:
-        for part in _parts(group, width):
-            places += [*part, *[None] * (width - len(part))]
+        for rows_of_block in _parts(group, width):
+            places += [*rows_of_block, *[None] * (width - len(rows_of_block))]
     return places
 
 

@@ -95,15 +95,19 @@ class Forward:
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
         for chunk in _chunks(keys_and_values.lengths, PREFILL_TOKENS[device.type]):
-            logits[chunk] = self._read_chunk(prompts, chunk, into=keys_and_values)
+            logits[chunk] = self._read_chunk(prompts, chunk, target=keys_and_values)
         return keys_and_values, logits
 
     def _memory_for_prompts(self, lengths: list[int]) -> Prompts:
-        """Memory, filled with zeros, for the keys and values of prompts of these lengths."""
+        """Allocate memory, filled with zeros, for the keys and values of prompts of these lengths.
+
+        `lengths` are in tokens.
+        """
         shape, decoder = self.shape, self.decoder
         size = (len(lengths), shape.kv, max(lengths), shape.head_dim)
 
         def memory() -> list[torch.Tensor]:
+            """Allocate one tensor for each layer."""
             return [
                 torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
                 for _ in range(shape.layers)
@@ -112,18 +116,21 @@ class Forward:
         return Prompts(memory(), memory(), lengths)
 
     def _read_chunk(
-        self, prompts: Sequence[Sequence[int]], chunk: Sequence[int], into: Prompts
+        self, prompts: Sequence[Sequence[int]], chunk: Sequence[int], target: Prompts
     ) -> torch.Tensor:
-        """Run the prompts with the numbers in `chunk` through the model, and write their keys and
-        values to the places of these numbers in `into`. Returns the logits after the last token of
-        each, [chunk, vocab] float32."""
-        lengths = [len(prompts[i]) for i in chunk]
+        """Read some of the prompts: run them through the model and store their keys and values.
+
+        `chunk` holds the numbers of these prompts, which are also their places in `target`. Returns
+        the logits after the last token of each, [chunk, vocab] float32.
+        """
+        lengths = [len(prompts[number]) for number in chunk]
         device = self.decoder.device
-        ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
+        ids = torch.tensor([token for number in chunk for token in prompts[number]], device=device)
         # For every token: the number of its prompt, and its position in that prompt.
-        prompt_numbers = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
+        numbers = [number for number in chunk for _ in prompts[number]]
+        prompt_numbers = torch.tensor(numbers, device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        attend = _StoringAttention(self._attention(lengths), into, prompt_numbers, positions)
+        attend = _StoringAttention(self._attention(lengths), target, prompt_numbers, positions)
         last_tokens = torch.tensor(lengths).cumsum(0).to(device) - 1
         return self.logits(self._hidden(ids, positions, attend, last_tokens))
 
@@ -220,8 +227,10 @@ class Forward:
     def _wholly_normed(
         self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
-        """qkv [N, (heads + 2 kv_heads) * dim], with all query heads of a token normalised as one
-        vector, and all its key heads as another."""
+        """Normalise all query heads of a token as one vector, and all its key heads as another.
+
+        `qkv` and the result are [N, (heads + 2 kv_heads) * dim].
+        """
         keys_width = len(k_norm)
         q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
         q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
@@ -229,20 +238,19 @@ class Forward:
 
 
 def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Divide prompts, from the shortest to the longest, into chunks of at most `max_tokens` tokens;
-    a longer prompt is a chunk of its own. Returns the numbers of each chunk's prompts.
+    """Divide prompts, from the shortest to the longest, into chunks of at most `max_tokens` tokens.
 
-    Args:
-        lengths: of the prompts, in tokens.
+    A longer prompt is a chunk of its own. `lengths` are those of the prompts, in tokens. Returns
+    the numbers of each chunk's prompts.
     """
     chunks: list[list[int]] = []
     tokens_left = 0  # in the last chunk
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not chunks or lengths[i] > tokens_left:
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not chunks or lengths[number] > tokens_left:
             chunks.append([])
             tokens_left = max_tokens
-        chunks[-1].append(i)
-        tokens_left -= lengths[i]
+        chunks[-1].append(number)
+        tokens_left -= lengths[number]
     return chunks
 
 
@@ -299,7 +307,7 @@ def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:
     rank = factors.b.shape[1]
     joint = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
     row = 0  # of the joint matrix, the first of the next part
-    for (start, stop), part in zip(factors.spans, factors.parts, strict=True):
-        joint[row : row + rank, start:stop] = factors.b.detach()[part.b].t()
+    for (start, stop), adapted in zip(factors.spans, factors.parts, strict=True):
+        joint[row : row + rank, start:stop] = factors.b.detach()[adapted.b].t()
         row += rank
     return joint

@@ -171,7 +171,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the layers that an adapter may be merged into."""
+        """Return the bytes of the layers that an adapter may be merged into."""
         return sum(
             linear.weight.numel() * linear.weight.element_size()
             for layer in self.layers

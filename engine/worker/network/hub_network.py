@@ -48,7 +48,7 @@ SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' 
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
-    """PEFT's configuration for a trainable adapter of this shape."""
+    """Make PEFT's configuration for a trainable adapter of this shape."""
     alpha: Any = spec.alpha
     if spec.alpha == int(spec.alpha):
         alpha = int(spec.alpha)  # PEFT's type; a fraction works too
@@ -82,8 +82,10 @@ class HubAdapter:
             parameter.grad = None
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients gathered by backward passes, under the names of `state`; a tensor without a
-        gradient is left out."""
+        """Return the gradients gathered by backward passes, under the names of `state`.
+
+        A tensor without a gradient is left out.
+        """
         return {
             # `state` leaves the adapter's name out of the names.
             name.replace(f".{self.name}.", "."): parameter.grad
@@ -92,6 +94,7 @@ class HubAdapter:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the adapter's tensors, float32 on the CPU, under PEFT's names."""
         return {
             name: tensor.detach().to("cpu", torch.float32).clone()
             for name, tensor in self._named_tensors().items()
@@ -102,8 +105,10 @@ class HubAdapter:
         set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
     def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the adapter's parameters under their names in the PEFT model, which contain the
-        adapter's name."""
+        """Yield (name, parameter) for the adapter's parameters.
+
+        The names are those in the PEFT model, which contain the adapter's name.
+        """
         for name, parameter in self.network.peft.named_parameters():
             if f".{self.name}." in name:
                 yield name, parameter
@@ -186,8 +191,10 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """NOT_ADAPTED, the pattern of modules that get no adapter (those that see pictures, for
-        example), if it matches one of the adapter's targets; otherwise ""."""
+        """Return the pattern of modules that get no adapter, or "" if it matches no target.
+
+        The pattern is NOT_ADAPTED; it names modules that see pictures, for example.
+        """
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
@@ -222,12 +229,11 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens, both [T] float32. `Network`
-        describes the arguments.
+        """Return log-probabilities and entropies of the trained tokens, both [T] float32.
 
-        If the logits are nothing but the head applied to the hidden states, the head runs in chunks
-        on the trained tokens alone. Otherwise all logits of the model are computed, and entropies
-        whether they are needed or not.
+        `Network` describes the arguments. If the logits are nothing but the head applied to the
+        hidden states, the head runs in chunks on the trained tokens alone. Otherwise all logits of
+        the model are computed, and entropies whether they are needed or not.
         """
         assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
@@ -295,8 +301,10 @@ class HubNetwork:
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, entropies) of the trained tokens, both [T] float32, from all logits
-        of the model; only log-probabilities carry gradients."""
+        """Return (log-probabilities, entropies) of the trained tokens from all the logits.
+
+        Both are [T] float32; only log-probabilities carry gradients.
+        """
         all_logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
         # Of the tokens that predict a trained one, without the ids beyond the vocabulary.
         logits = all_logits[batch.source][:, : self.vocab].float() * inverse_temperature

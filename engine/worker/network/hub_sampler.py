@@ -99,13 +99,16 @@ class _Batch:
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which must not be used afterwards. First both are padded
-        on the left to the same number of columns (each column holds one token of every row)."""
+        """Add the rows of another batch, which must not be used afterwards.
+
+        First both are padded on the left to the same number of columns (each column holds one token
+        of every row).
+        """
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
-        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
-            _join_layers(mine, theirs)
+        for own_layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
+            _join_layers(own_layer, other_layer)
         self.rows = self.rows + other.rows
         self.mask = torch.cat([self.mask, other.mask])
         self.positions = torch.cat([self.positions, other.positions])
@@ -166,13 +169,13 @@ class HubSampler:
     ) -> list[list[Completion]]:
         """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`. Short
         prompts are read first, so that little is padded."""
-        rows = new_rows(len(prompts), n, params.seed)  # filled in place
+        rows = new_rows(len(prompts), n, params)  # filled in place
         for _ in self._rounds(prompts, rows, params, done):
             pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        rows = new_rows(prompt_count=1, n=1, seed=params.seed)
+        rows = new_rows(prompt_count=1, n=1, params=params)
         for _ in self._rounds([prompt], rows, params, done=None):
             yield rows[0][0].ids[-1]
 
@@ -205,7 +208,10 @@ class HubSampler:
     def _sample(
         self, waiting: deque[_Waiting], params: SamplingParams, done: Done | None
     ) -> Iterator[None]:
-        """Sample until no prompt waits and no row is left, as `_rounds` says."""
+        """Sample until no prompt waits and no row is left, yielding after each round.
+
+        The arguments are those of `_rounds`; `waiting` holds the prompts that are not read yet.
+        """
         ending = self.needs.ending(params)
         batch: _Batch | None = None
         while waiting or batch is not None:
@@ -229,14 +235,17 @@ class HubSampler:
         is_worthwhile = free >= max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
         return is_worthwhile and _is_joinable(batch.cache)
 
-    def _take_waiting(self, waiting: deque[_Waiting], alive: int) -> list[_Waiting]:
-        """Remove the first prompts from `waiting` and return them: as many as have rows that fit
-        beside `alive` others, but at least one and at most `prompts_at_once`."""
+    def _take_waiting(self, waiting: deque[_Waiting], rows_alive: int) -> list[_Waiting]:
+        """Remove the first prompts from `waiting` and return them.
+
+        They are as many as have rows that fit beside `rows_alive` others, but at least one and at
+        most `prompts_at_once`.
+        """
         taken = [waiting.popleft()]
-        free = self.needs.max_rows - alive - len(taken[0].rows)
-        while waiting and len(waiting[0].rows) <= free and len(taken) < self.prompts_at_once:
+        free_rows = self.needs.max_rows - rows_alive - len(taken[0].rows)
+        while waiting and len(waiting[0].rows) <= free_rows and len(taken) < self.prompts_at_once:
             taken.append(waiting.popleft())
-            free -= len(taken[-1].rows)
+            free_rows -= len(taken[-1].rows)
         return taken
 
     def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
@@ -269,15 +278,17 @@ class HubSampler:
         return self._forward(batch.tokens[:, None], batch.mask, batch.positions, batch.cache)
 
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompts padded on the left. Returns (ids, mask), both [prompts, longest] int64 on the
-        device; the mask is 0 for padding."""
+        """Pad the prompts on the left to one length.
+
+        Returns (ids, mask), both [prompts, longest] int64 on the device; the mask is 0 for padding.
+        """
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
+        for number, prompt in enumerate(prompts):
             first_column = longest - len(prompt)
-            ids[i, first_column:] = torch.tensor(prompt)
-            mask[i, first_column:] = 1
+            ids[number, first_column:] = torch.tensor(prompt)
+            mask[number, first_column:] = 1
         return ids.to(self.model.device), mask.to(self.model.device)
 
     def _forward(
@@ -335,10 +346,12 @@ def _append_tokens(
     batch: _Batch, logprobs: torch.Tensor, ending: Ending, done: Done | None
 ) -> list[int]:
     """Append to each row of the batch the token that it has drawn, with its log-probability.
-    Returns the numbers of the rows that go on; `done` is called for the others."""
+
+    Returns the numbers of the rows that go on; `done` is called for the others.
+    """
     going_on = []
-    drawn = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
-    for number, (row, token, logprob) in enumerate(drawn):
+    drawn_tokens = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
+    for number, (row, token, logprob) in enumerate(drawn_tokens):
         if not ending.take(row, token, logprob):
             going_on.append(number)
         elif done is not None:
@@ -377,15 +390,18 @@ def _resize(cache: DynamicCache, columns: int) -> None:
         layer.values = F.pad(layer.values, (0, 0, missing, 0))
 
 
-def _join_layers(layer: object, other: Any) -> None:
-    """Append to `layer` of a cache, in place, the rows of `other`, the same layer of another cache
-    with as many columns: keys and values, and states of convolutions and linear attention."""
+def _join_layers(layer: object, other_layer: Any) -> None:
+    """Append to `layer` of a cache, in place, the rows of the same layer of another cache.
+
+    `other_layer` has as many columns. What is appended are keys and values, and states of
+    convolutions and linear attention.
+    """
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
-        layer.keys = torch.cat([layer.keys, other.keys])
-        layer.values = torch.cat([layer.values, other.values])
+        layer.keys = torch.cat([layer.keys, other_layer.keys])
+        layer.values = torch.cat([layer.values, other_layer.values])
     if isinstance(layer, LinearAttentionLayer):
         for name in ("conv_states", "recurrent_states"):
             states: Any = getattr(layer, name)  # a layer may have several, by number
-            for number, state in getattr(other, name).items():
+            for number, state in getattr(other_layer, name).items():
                 if state is not None:  # None: not yet filled
                     states[number] = torch.cat([states[number], state])

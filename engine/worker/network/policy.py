@@ -198,8 +198,10 @@ def _compared_decoder(
 
 
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
-    """(tokenizer, configuration) of the model in `path`. Raises WorkerFailure (config) if they
-    cannot be loaded."""
+    """Load (tokenizer, configuration) of the model in `path`.
+
+    Raises WorkerFailure (config) if they cannot be loaded.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -306,8 +308,10 @@ def _placement_arguments(device: torch.device, quantization: str) -> dict[str, A
 
 
 def probe_ids(vocab: int) -> list[int]:
-    """24 ids from all over the vocabulary, the same in every run. Two forwards are compared on
-    them."""
+    """Return 24 ids from all over the vocabulary, the same in every run.
+
+    Two forwards are compared on them.
+    """
     # 7919 is a prime, so the steps hit different ids in any vocabulary.
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
@@ -348,16 +352,16 @@ def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.T
     logits, relative to them, where two rows share the first half as their prompt."""
     half = len(probe) // 2
     ids = list(probe)
-    whole = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
-    shorter = Row(ids[:-2], whole.loss_mask[:-2], prefix_len=half)
-    batch = pack([whole, shorter], decoder.grain).to(decoder.device)
-    ours, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
+    whole_row = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
+    shorter = Row(ids[:-2], whole_row.loss_mask[:-2], prefix_len=half)
+    batch = pack([whole_row, shorter], decoder.grain).to(decoder.device)
+    own_logprobs, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
     # The logits at a token predict the next one.
-    known = expected[half - 1 : -1].log_softmax(-1)
-    labels = torch.tensor(ids[half:], device=known.device)
-    of_whole = known.gather(1, labels[:, None])[:, 0]
-    wanted = torch.cat([of_whole, of_whole[:-2]])
-    return float((ours - wanted).norm() / wanted.norm())
+    expected_logprobs = expected[half - 1 : -1].log_softmax(-1)
+    labels = torch.tensor(ids[half:], device=expected_logprobs.device)
+    of_whole = expected_logprobs.gather(1, labels[:, None])[:, 0]
+    expected_of_rows = torch.cat([of_whole, of_whole[:-2]])
+    return float((own_logprobs - expected_of_rows).norm() / expected_of_rows.norm())
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -433,7 +437,7 @@ class Policy:
     def logprobs(
         self, batch: Micro, temperature: float = 1.0, *, entropies: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of a batch's trained tokens, for training.
+        """Return log-probabilities and entropies of a batch's trained tokens, for training.
 
         Args:
             temperature: at which the tokens were sampled; 0 (greedy) counts as 1.
@@ -441,7 +445,7 @@ class Policy:
 
         Returns:
             (log-probabilities, entropies), both [tokens] float32; only log-probabilities carry
-                gradients.
+            gradients.
         """
         pulse.beat()  # once for each microbatch
         return self.base.network.logprobs(
@@ -455,8 +459,11 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
-        """Log-probabilities of a batch's trained tokens, [tokens] float32, under the reference: the
-        policy that the run started from. A `temperature` of 0 (greedy) counts as 1."""
+        """Return log-probabilities of a batch's trained tokens under the reference.
+
+        They are [tokens] float32. The reference is the policy that the run started from. A
+        `temperature` of 0 (greedy) counts as 1.
+        """
         logprobs, _ = self.base.network.logprobs(
             batch,
             self.reference,

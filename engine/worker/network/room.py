@@ -60,7 +60,7 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
 
 
 def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
-    """The rows of the environment, counted in tokens of the run's model."""
+    """Count the environment's rows in tokens of the run's model; None for other kinds of runs."""
     home, config = job.run.home, job.config
     match config:
         case SFTConfig():
@@ -81,7 +81,10 @@ def _training_size(
     facts: EnvFacts | None,
     memory: int,
 ) -> sizing.Job:
-    """What of a training run has to fit; `facts` are None on a CPU."""
+    """Describe what of a training run has to fit into the device.
+
+    `facts` about the rows are None on a CPU; `memory` is in bytes.
+    """
     settings = config.settings
     teacher, shares_base = None, False
     if isinstance(config, DistillConfig) and isinstance(config.teacher, LocalTeacher):

@@ -43,6 +43,9 @@ class SamplingParams:
         top_k: how many of the likeliest tokens may be drawn; 0 for all.
         min_p: least probability of a token that may be drawn, as a share of that of the likeliest
             token; 0 for all.
+        places: for each prompt (number of the prompt, number of the completion) that decide its
+            random numbers, where only a part of a batch is sampled here, one completion for each
+            prompt; () counts both from 0.
     """
 
     max_tokens: int
@@ -52,6 +55,7 @@ class SamplingParams:
     seed: int = 0
     top_k: int = 0
     min_p: float = 0.0
+    places: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
@@ -180,8 +184,12 @@ class Ending:
         return any(stop in tail for stop in self.params.stop)
 
 
-def new_rows(prompt_count: int, n: int, seed: int) -> list[list[Row]]:
+def new_rows(prompt_count: int, n: int, params: SamplingParams) -> list[list[Row]]:
     """`n` empty rows for each prompt, each with the key of its random numbers."""
+    seed = params.seed
+    if params.places:
+        keys = [row_key(seed, prompt, member) for prompt, member in params.places]
+        return [[Row(prompt, member=0, key=key)] for prompt, key in enumerate(keys)]
     return [
         [Row(prompt, member, key=row_key(seed, prompt, member)) for member in range(n)]
         for prompt in range(prompt_count)
@@ -237,11 +245,13 @@ def _at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
-    """Leave out the tokens whose probability is below `min_p` times that of the likeliest one, and
-    renormalise (min-p sampling, arXiv 2407.01082). [rows, vocab] to [rows, vocab], -inf for what
-    is left out."""
-    least = logprobs.amax(-1, keepdim=True) + math.log(min_p)
-    return logprobs.masked_fill(logprobs < least, float("-inf")).log_softmax(-1)
+    """Leave out the tokens whose probability is below `min_p` times that of the likeliest one.
+
+    The rest is renormalised (min-p sampling, arXiv 2407.01082). [rows, vocab] to [rows, vocab],
+    -inf for what is left out.
+    """
+    lowest_logprob = logprobs.amax(-1, keepdim=True) + math.log(min_p)
+    return logprobs.masked_fill(logprobs < lowest_logprob, float("-inf")).log_softmax(-1)
 
 
 def likeliest(
@@ -360,11 +370,13 @@ _64_BITS = 2**64 - 1
 
 
 def row_key(seed: int, prompt: int, member: int) -> int:
-    """The key from which all random numbers of a row follow (see `uniforms`): 63 bits mixed from
-    seed, prompt number and member by splitmix64."""
+    """Mix the key from which all random numbers of a row follow (see `uniforms`).
+
+    It has 63 bits, mixed from seed, prompt number and member by splitmix64.
+    """
     key = 0
-    for part in (seed, prompt, member):
-        key = (key + _STEP + part) & _64_BITS
+    for number in (seed, prompt, member):
+        key = (key + _STEP + number) & _64_BITS
         key = ((key ^ (key >> 30)) * _FIRST) & _64_BITS
         key = ((key ^ (key >> 27)) * _SECOND) & _64_BITS
         key ^= key >> 31

@@ -73,6 +73,7 @@ def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[T
             file_of_weight |= dict.fromkeys(opened_file.keys(), opened_file)
 
         def take(name: str) -> torch.Tensor | None:
+            """Return the weight of this name on the device; None if no file has it."""
             # None if no file has a weight of this name.
             if name not in file_of_weight:
                 return None
@@ -148,8 +149,10 @@ def _norms(take: Take, layer: str) -> _Norms:
 def _head_norms(
     take: Take, attention: str, head_dim: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
-    """(`q_norm`, `k_norm`, `whole_norms`) of a `Layer` whose attention's weights have names that
-    begin with `attention`. The size tells norms of single heads from those of all heads together.
+    """Read (`q_norm`, `k_norm`, `whole_norms`) of a `Layer`; None for what the model has not.
+
+    The names of its attention's weights begin with `attention`. The size tells norms of single
+    heads from those of all heads together.
     """
     q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
     if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:

@@ -47,8 +47,11 @@ def varlen_attn(*arguments: Any, grouped: bool, **options: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """(torch's variable-length attention, whether it wants to be told of fewer key heads than query
-    heads by `enable_gqa`). That of torch 2.11 takes them without being told."""
+    """Return torch's variable-length attention, and whether it has the argument `enable_gqa`.
+
+    By that it is told that there are fewer key heads than query heads; that of torch 2.11 takes
+    them without being told.
+    """
     # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 
@@ -284,11 +287,13 @@ def _block_plan(layout: Layout) -> tuple[list[Bucket], list[Continuation]]:
 
 @lru_cache(maxsize=8)
 def _buckets(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """(buckets of a layout's prefixes, buckets of its suffixes), on the device. Cached, because a
-    microbatch may be run several times."""
+    """Return (buckets of a layout's prefixes, buckets of its suffixes), on the device.
+
+    Cached, because a microbatch may be run several times.
+    """
     return (
-        [b.to(device) for b in prefix_buckets(layout)],
-        [b.to(device) for b in suffix_buckets(layout)],
+        [bucket.to(device) for bucket in prefix_buckets(layout)],
+        [bucket.to(device) for bucket in suffix_buckets(layout)],
     )
 
 

@@ -219,8 +219,11 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """`value`, detached if it is a tensor. A tuple or list becomes a tuple of its values, each
-    treated like this; any other value stays as it is."""
+    """Return `value`, detached if it is a tensor.
+
+    A tuple or list becomes a tuple of its values, each treated like this; any other value stays as
+    it is.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach()
     # By exact type: `Eps`, a named tuple, stays as it is.

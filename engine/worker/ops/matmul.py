@@ -39,8 +39,11 @@ def _onednn() -> Any:
 
 @cache
 def _operator_of_onednn() -> Any:
-    """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
-    faster than torch's own: it is faster only on AMD processors with AVX-512."""
+    """Return oneDNN's operator for x W^T + b; None if it is not to be used.
+
+    It is missing in some builds of torch, and is faster than torch's own only on AMD processors
+    with AVX-512.
+    """
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
@@ -52,9 +55,11 @@ def _operator_of_onednn() -> Any:
 
 
 def grain(count: int, weights: int) -> int:
-    """`count` rows should be padded to a multiple of this number: GRAIN or LARGE_GRAIN; 1 (no
-    padding) if oneDNN is not used, or if padding would cost more than it saves. `weights`: how many
-    numbers the weights of the model's layers have."""
+    """Return the number to a multiple of which `count` rows should be padded.
+
+    It is GRAIN or LARGE_GRAIN; 1 (no padding) if oneDNN is not used, or if padding would cost more
+    than it saves. `weights`: how many numbers the weights of the model's layers have.
+    """
     multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
     # Four times: the padding then adds less than a quarter.
     return multiple if count >= 4 * multiple and _onednn() is not None else 1

@@ -270,22 +270,25 @@ def _suffix_length(row: Row) -> int:
 def _trained_tokens(
     rows: Sequence[Row], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Find the trained tokens of each row. Returns three lists with one tensor per row: the packed
-    token that predicts each trained token, the id of the trained token, and the row's number.
+    """Find the trained tokens of each row.
+
+    Returns three lists with one tensor per row: the packed token that predicts each trained token,
+    the id of the trained token, and the row's number.
 
     Raises:
         ValueError: when a row's first token is marked as trained.
     """
     source, labels, row_numbers = [], [], []
-    for r, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if row.loss_mask[0]:
-            raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
+            fault = "its first token is marked as trained, nothing predicts it"
+            raise ValueError(f"row {number}: {fault}")
         # Positions in the row; a trained token is predicted at the one before it.
         trained = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
         predicting = trained - 1
-        source.append(_in_packed_order(predicting, row, r, order))
+        source.append(_in_packed_order(predicting, row, number, order))
         labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])
-        row_numbers.append(torch.full((len(trained),), r))
+        row_numbers.append(torch.full((len(trained),), number))
     return source, labels, row_numbers
 
 
@@ -322,20 +325,23 @@ class _Prefix:
 
 
 def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
-    """The prefixes of a microbatch: each shared prompt once, and every row without a shared prompt
-    as a whole (without its last token, which predicts nothing)."""
+    """Return the prefixes of a microbatch.
+
+    Each shared prompt stands once, and every row without a shared prompt as a whole (without its
+    last token, which predicts nothing).
+    """
     prefixes: list[_Prefix] = []
     index_of_prompt: dict[tuple[int, ...], int] = {}
-    for r, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if not row.prefix_len:
-            prefixes.append(_Prefix(row.ids[:-1], [r]))
+            prefixes.append(_Prefix(row.ids[:-1], [number]))
             continue
         prompt = tuple(row.ids[: row.prefix_len])
         if prompt in index_of_prompt:
-            prefixes[index_of_prompt[prompt]].rows.append(r)
+            prefixes[index_of_prompt[prompt]].rows.append(number)
         else:
             index_of_prompt[prompt] = len(prefixes)
-            prefixes.append(_Prefix(prompt, [r]))
+            prefixes.append(_Prefix(prompt, [number]))
     return prefixes
 
 
@@ -429,13 +435,15 @@ def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
 def _suffix_mask(
     suffixes: Bucket, prefix_lengths: Sequence[int], owner: torch.Tensor
 ) -> torch.Tensor:
-    """The mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length]: a suffix token
-    sees all of its prefix, and its suffix up to itself. `owner` [suffixes] holds for each suffix
-    the number of its prefix, as an index of `prefix_lengths`."""
+    """Make the mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length].
+
+    A suffix token sees all of its prefix, and its suffix up to itself. `owner` [suffixes] holds for
+    each suffix the number of its prefix, as an index of `prefix_lengths`.
+    """
     longest = max(prefix_lengths)
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
-    seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
-    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
+    is_token = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
+    prompt_mask = is_token[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
     causal_mask = torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()
     return torch.cat([prompt_mask, causal_mask.expand(len(owner), 1, -1, -1)], -1)
 
@@ -488,11 +496,15 @@ def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
 
 
 def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
-    """The place of each token, int64, when every sequence is padded to `longest`; None if nothing
-    has to be padded. For the lengths 1 and 2: [0, 2, 3]."""
-    if all(n == longest for n in lengths):
+    """Return the place of each token, int64, when every sequence is padded to `longest`.
+
+    None if nothing has to be padded. For the lengths 1 and 2: [0, 2, 3].
+    """
+    if all(length == longest for length in lengths):
         return None
-    return torch.cat([torch.arange(n) + number * longest for number, n in enumerate(lengths)])
+    starts = [number * longest for number in range(len(lengths))]
+    places = [torch.arange(length) + start for start, length in zip(starts, lengths, strict=True)]
+    return torch.cat(places)
 
 
 def start_offsets(lengths: Sequence[int], offset: int) -> list[int]:

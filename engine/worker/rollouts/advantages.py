@@ -22,7 +22,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
     advantage of a single reward is 0."""
     mean = statistics.fmean(rewards)
     spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0  # undefined for a single one
-    return [(r - mean) / (spread + EPSILON) for r in rewards]
+    return [(reward - mean) / (spread + EPSILON) for reward in rewards]
 
 
 def group_center(rewards: Sequence[float]) -> list[float]:
@@ -37,7 +37,7 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = sum(rewards)
-    return [r - (total - r) / (len(rewards) - 1) for r in rewards]
+    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
 
 
 ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {

@@ -27,7 +27,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
     """
     members = batch.members
     scored = [t for t in members if t.error is None]
-    sampled_tokens = sum(t.trained_tokens for t in members)
+    sampled_tokens = sum(t.sampled_tokens for t in members)
     return {
         **_reward_metrics(scored),
         **_completion_metrics(members),
@@ -57,24 +57,28 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
 def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
     """Lengths of the sampled completions in tokens, the share that a limit cut, and the share with
     an invalid tool call."""
-    lengths = sorted(t.trained_tokens for t in members)
+    lengths = sorted(t.sampled_tokens for t in members)
     return {
         "length_mean": statistics.fmean(lengths),
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
+        "unstitched": sum(len(t.branches) for t in members) / len(members),
         "invalid_calls": sum(bool(t.invalid_calls) for t in members) / len(members),
     }
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Of the trajectories in the groups that are trained on, the share with an advantage of 0; of
-    those groups, the share of each kind (engine/evidence/signal/kinds.py)."""
-    members = [t for g in groups for t in g.members]
+    """Return shares of the groups that are trained on, by name.
+
+    Of their trajectories, the share with an advantage of 0; of the groups, the share of each kind
+    (engine/evidence/signal/kinds.py).
+    """
+    members = [trajectory for g in groups for trajectory in g.members]
     floor = floor_of(reward for group in groups for reward in group.rewards)
     shares = shares_of([kind_of(group.rewards, _solved(group), floor) for group in groups])
     return {
-        "zero_advantage_share": sum(t.advantage == 0.0 for t in members) / len(members),
+        "zero_advantage_share": sum(member.advantage == 0.0 for member in members) / len(members),
         **{f"groups_{kind}": share for kind, share in shares.items()},
     }
 
@@ -100,10 +104,13 @@ def _spread_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _environment_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """The means of the environment's own metrics over the scored trajectories that have them, by
-    column name."""
-    names = sorted({name for t in scored for name in t.metrics})
-    return {
-        curve_name(name): statistics.fmean(t.metrics[name] for t in scored if name in t.metrics)
-        for name in names
-    }
+    """Return the means of the environment's own metrics, by column name.
+
+    Each is a mean over the scored trajectories that have the metric.
+    """
+    names = sorted({name for trajectory in scored for name in trajectory.metrics})
+    means: dict[str, float] = {}
+    for name in names:
+        values = [trajectory.metrics[name] for trajectory in scored if name in trajectory.metrics]
+        means[curve_name(name)] = statistics.fmean(values)
+    return means

@@ -160,7 +160,7 @@ class BatchSource:
         return batch
 
     def _sampled(self, step: int) -> RolloutBatch:
-        """The batch of `step`, sampled ahead or now."""
+        """Return the batch of `step`: the one that was sampled ahead, or else one sampled now."""
         sampled_ahead = self._ahead
         self._ahead = None  # each is used once
         if sampled_ahead is not None:

@@ -7,7 +7,7 @@ score must not depend on earlier ones; `push_env` audits that. A fault costs the
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.wording.asked import asked_prompt, asked_tools
@@ -31,6 +31,8 @@ class RolloutContext:
         tools: the environment's, as OpenAI function schemas; a task may have its own.
         max_length: the most ids of prompt and completions together.
         max_turns: the most assistant turns of a rollout.
+        play: plays rollouts in which a program asks the model (gateway/play.py), and returns the
+            seconds spent; None where the environment answers or scores.
     """
 
     process: EnvProcess
@@ -39,6 +41,7 @@ class RolloutContext:
     tools: list[ToolSchema]
     max_length: int
     max_turns: int
+    play: "PlayPrograms | None" = None
 
 
 @dataclass
@@ -51,6 +54,11 @@ class Times:
 
     def __add__(self, other: "Times") -> "Times":
         return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s)
+
+
+PlayPrograms = Callable[
+    [Sequence[TaskRow], list[Group], RolloutContext, Sampler, SamplingParams], Times
+]
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ def collect(
     """
     play = _Play(context, sampler, params, Times())
     groups = [_new_group(task, n, context) for task in tasks]
+    if context.play is not None:
+        return groups, context.play(tasks, groups, context, sampler, params)
     if context.multi_turn:
         _play_turns(tasks, groups, play)
     else:
@@ -87,7 +97,9 @@ def collect(
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
     """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids within
-    `context.max_length`."""
+    `context.max_length`; what a program will ask is not known, so its tasks fit."""
+    if context.play is not None:
+        return True
     prompt = context.renderer.prompt(asked_prompt(task), asked_tools(task, context.tools))
     return len(prompt) + params.max_tokens <= context.max_length
 
@@ -110,7 +122,7 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
         def on_completion(index: int, member: int, completion: Completion) -> None:
             # Called by the sampler for completion number `member` of the task at `index`.
             trajectory = groups[index].members[member]
-            _append_turn(trajectory, completion, play)
+            append_turn(trajectory, completion, play.context.renderer, play.params.stop)
             pulse.advance()
             background.submit(_score_once, play.context.process, tasks[index], trajectory)
 
@@ -123,7 +135,7 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
 
 def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
     """Score a single-turn trajectory; runs in the background thread."""
-    _set_score(trajectory, process.score(task, trajectory.completion))
+    set_score(trajectory, process.score(task, trajectory.completion))
 
 
 @dataclass
@@ -165,7 +177,7 @@ def _start_rollouts(
             try:
                 rollouts.append(_Rollout(trajectory, process.start(task)))
             except EpisodeFailed as error:  # the other rollouts go on
-                _set_error(trajectory, str(error), timed_out=error.timed_out)
+                set_error(trajectory, str(error), timed_out=error.timed_out)
     return rollouts
 
 
@@ -176,7 +188,8 @@ def _play_turn(
     answers each in the background as soon as it is complete. Returns when all are answered."""
 
     def on_completion(index: int, _member: int, completion: Completion) -> None:
-        _append_turn(open_rollouts[index].trajectory, completion, play)
+        trajectory = open_rollouts[index].trajectory
+        append_turn(trajectory, completion, play.context.renderer, play.params.stop)
         background.submit(_let_environment_answer, open_rollouts[index], play.context)
 
     began = time.monotonic()
@@ -189,14 +202,16 @@ def _play_turn(
     play.times.reward_s += background.wait()
 
 
-def _append_turn(trajectory: Trajectory, completion: Completion, play: _Play) -> None:
+def append_turn(
+    trajectory: Trajectory, completion: Completion, renderer: Renderer, stop: Sequence[str]
+) -> None:
     """Append a completion to the trajectory: its ids, its text as an assistant message, and which
     tool calls in it are invalid. The text ends before the first stop string; the ids are kept as
     sampled."""
-    text = play.context.renderer.completion_text(completion.ids)
-    for stop in play.params.stop:
-        text = text.split(stop)[0]
-    reply = play.context.renderer.reply(text, trajectory.tools)
+    text = renderer.completion_text(completion.ids)
+    for stop_string in stop:
+        text = text.split(stop_string)[0]
+    reply = renderer.reply(text, trajectory.tools)
     trajectory.add_completion(completion)
     trajectory.messages.append(reply.message)
     trajectory.completion = reply.message["content"]
@@ -214,7 +229,7 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     try:
         replies = rollout.episode.step(trajectory.messages[-1])
     except EpisodeFailed as error:
-        _set_error(trajectory, str(error), timed_out=error.timed_out)
+        set_error(trajectory, str(error), timed_out=error.timed_out)
         replies = None
     # A turn that was cut off has no end to which a reply could be appended.
     if replies is not None and trajectory.stop_reason != "max_tokens":
@@ -258,22 +273,22 @@ def _reply_ids(
 def _score_and_close(rollout: _Rollout) -> None:
     """Score the rollout's episode, unless the environment failed in it before, and close it."""
     if rollout.trajectory.error is None:
-        _set_score(rollout.trajectory, rollout.episode.score())
+        set_score(rollout.trajectory, rollout.episode.score())
     rollout.episode.close()
 
 
-def _set_score(trajectory: Trajectory, score: ScoreReply) -> None:
+def set_score(trajectory: Trajectory, score: ScoreReply) -> None:
     """Copy the environment's score into the trajectory: reward, success and metrics, or the error
     if scoring failed."""
     if score["error"]:
-        _set_error(trajectory, score["error"], timed_out=score.get("timed_out", False))
+        set_error(trajectory, score["error"], timed_out=score.get("timed_out", False))
         return
     trajectory.reward = float(score["reward"])
     trajectory.success = score["success"]
     trajectory.metrics = dict(score["metrics"])
 
 
-def _set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
+def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
     """Mark the trajectory as failed: it has no reward and is not trained on. `timed_out`: whether
     the environment took longer than it may."""
     trajectory.error = error

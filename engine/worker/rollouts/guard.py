@@ -35,12 +35,12 @@ class Guard:
         """
         members = batch.members
         self._check_scores(step, members)
-        if all(t.advantage == 0.0 for t in members):
+        if all(trajectory.advantage == 0.0 for trajectory in members):
             self.state["silent_steps"] += 1
         else:
             self.state["silent_steps"] = 0
         if self.state["silent_steps"] >= NO_SIGNAL_STEPS:
-            rewards = {t.reward for t in members}
+            rewards = {trajectory.reward for trajectory in members}
             raise WorkerFailure(
                 "no_signal",
                 f"No group had rewards that differ for {NO_SIGNAL_STEPS} steps.",

@@ -44,23 +44,28 @@ class Rewording:
     problems: list[str] = field(default_factory=list)
 
     def reworded(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """The task in other words of this kind by this seed, by the environment or else by the
-        rules; None where it cannot be asked otherwise."""
-        own = self._own_words(task, kind, seed)
-        if own is not None:
+        """Return the task in other words of this kind by this seed; None if it cannot be reworded.
+
+        The environment words it, or else the rules do.
+        """
+        env_task = self._own_words(task, kind, seed)
+        if env_task is not None:
             # The task as it was says that it cannot be asked otherwise.
-            return None if _is_same(own, task) else {**own, "gold": _gold(task, own)}
+            return None if _is_same(env_task, task) else {**env_task, "gold": _gold(task, env_task)}
         if kind == "options":
             return self._with_moved_options(task, seed)
         return reword(task, kind, self.tools, seed, self.stock)
 
     def _own_words(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """The task as the environment words it; None where it leaves that to the rules or fails."""
+        """Ask the environment for the task in other words; None where it leaves that to the rules.
+
+        None too where it fails; the problem is reported once.
+        """
         if self.process is None:
             return None
-        own_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
+        env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
         try:
-            return self.process.perturb(task, kind, own_seed + (self.stock == "probe"))
+            return self.process.perturb(task, kind, env_seed + (self.stock == "probe"))
         except EnvProblem as problem:
             if str(problem) not in self.problems:
                 self.problems.append(str(problem))
@@ -69,8 +74,10 @@ class Rewording:
             return None
 
     def _with_moved_options(self, task: TaskRow, seed: int) -> TaskRow | None:
-        """The task with its options in another order, if the environment scores the right answer
-        where it moved to."""
+        """Return the task with its options in another order; None where that is not possible.
+
+        The environment must score the right answer where it moved to.
+        """
         if self.process is None or self.multi_turn or not task.get("answer"):
             return None
         moved = moved_options(task, drawn(task, "options", seed, self.stock))
@@ -106,14 +113,17 @@ def _is_same(own: TaskRow, task: TaskRow) -> bool:
     return all(own.get(key) == task.get(key) for key in ("prompt", "tools", "answer", "metadata"))
 
 
-def _gold(task: TaskRow, own: TaskRow) -> list[dict[str, object]] | None:
-    """The reference conversation of a task in the environment's own words: its prompt, and its own
-    answer where that is another; else what followed the prompt before."""
+def _gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
+    """Return the reference conversation of a task that the environment worded; None without one.
+
+    It is the new prompt, and the new answer where that is another; else what followed the prompt
+    before.
+    """
     if not task.get("gold"):
         return None
-    if own["answer"] is not None and own["answer"] != task.get("answer"):
-        return [*own["prompt"], *own["answer"]]
-    return [*own["prompt"], *task["gold"][len(task["prompt"]) :]]
+    if env_task["answer"] is not None and env_task["answer"] != task.get("answer"):
+        return [*env_task["prompt"], *env_task["answer"]]
+    return [*env_task["prompt"], *task["gold"][len(task["prompt"]) :]]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ GROUPS_WITH_IDS = 4  # only these first groups keep token ids and masks: they ma
 
 
 def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
-    """Every trajectory of a step's batch as a record, group by group; groups that were replaced
-    come last."""
+    """Turn every trajectory of a step's batch into a record, group by group.
+
+    Groups that were replaced come last.
+    """
     return [
         _record(step, group_number, member, trajectory, dropped=group_number >= len(batch.groups))
         for group_number, group in enumerate(batch.groups + batch.dropped)

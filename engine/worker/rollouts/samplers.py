@@ -50,10 +50,13 @@ def start_vllm(
 ) -> VllmSampler:
     """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
     with a sampler that waits for the server at its first use; a cancelled run ends that wait."""
-    server = VllmProcess(run_plan(job, base, settings, needs, size), job.run.vllm_log)
+    rank = int(os.environ.get("HONESMITH_RANK") or 0)  # each has a server on its own GPU
+    log = job.run.rank_vllm_log(rank) if rank else job.run.vllm_log
+    folder = job.run.rank_sampled_adapters(rank) if rank else job.run.sampled_adapters
+    server = VllmProcess(run_plan(job, base, settings, needs, size), log)
     return VllmSampler(
         server,
-        folder=job.run.sampled_adapters,
+        folder=folder,
         stop_ids=needs.stop_ids,
         vocab=base.vocab,  # how many ids have a token
         model_vocab=base.network.shape.vocab,  # columns of its logits, padding included

@@ -11,8 +11,13 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
+from engine.records.run_config import DistillConfig, GRPOConfig
+from engine.records.settings import GRPOSettings
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.core.job import LoopState
+from engine.worker.core.job import Job, LoopState
+from engine.worker.network.network import Network
 
 WINDOW = 4  # how many first steps, and how many latest ones, are compared
 GROWTH = 5.0  # the latest gap may be so many times the first one, if it is above the floor
@@ -150,3 +155,25 @@ class SyncCheck:
         self._state["told"].append(name)
         message = f"Sampler and trainer are {mean:.3g} nats apart per token, {reason}."
         self._event(name, message, step=step, mean=mean, largest=largest)
+
+
+def sync_check_of(
+    job: Job[GRPOConfig] | Job[DistillConfig],
+    network: Network,
+    settings: GRPOSettings,
+    state: LoopState,
+) -> SyncCheck:
+    """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities. It
+    keeps what it has seen in `state`, that of the training.
+
+    It allows the rounding of the weights' format. Where the settings make the distributions differ
+    (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
+    """
+    is_rounded = network.dtype != torch.float32 or settings.quantization != "none"
+    samples_all_tokens = settings.top_p == 1 and not settings.top_k and not settings.min_p
+    return SyncCheck(
+        precision="bfloat16" if is_rounded else "float32",
+        event=job.event,
+        state=state.setdefault("sync", {}),
+        exact=samples_all_tokens and not settings.async_sampling and not settings.lora_dropout,
+    )

@@ -89,7 +89,7 @@ def shuffled_tasks(step: int, count: int, per_step: int, seed: int) -> list[int]
 
 @lru_cache(maxsize=4)
 def _shuffled(count: int, seed: str) -> tuple[int, ...]:
-    """The numbers below `count` in an order that follows from `seed` alone."""
+    """Return the numbers below `count` in an order that follows from `seed` alone."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return tuple(order)
@@ -127,10 +127,10 @@ class RolloutOrder:
         """See `TaskOrder`. Unseen tasks first, in the shuffled order of a first epoch, but for
         `UNSEEN_PLACES` of the step at most where others are there; then by weight."""
         per_step = self.settings.prompts_per_step
-        drawn = self._by_weight(step, f"{self.settings.seed}-{step}-curriculum")
+        by_weight = self._by_weight(step, f"{self.settings.seed}-{step}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(drawn))
-        chosen = (unseen[:unseen_places] + drawn + unseen[unseen_places:])[:per_step]
+        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(by_weight))
+        chosen = (unseen[:unseen_places] + by_weight + unseen[unseen_places:])[:per_step]
         # Fewer tasks than places: all of them again.
         return [chosen[place % len(chosen)] for place in range(per_step)]
 
@@ -138,9 +138,9 @@ class RolloutOrder:
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
         """See `TaskOrder`. Those seen are drawn by weight, and unseen ones follow."""
-        drawn = self._by_weight(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
+        by_weight = self._by_weight(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        return [index for index in drawn + unseen if index not in used][:limit]
+        return [index for index in by_weight + unseen if index not in used][:limit]
 
     def record(self, step: int, groups: Sequence[Group]) -> None:
         """See `TaskOrder`. A group of which nothing could be scored shows nothing, but its task
@@ -162,35 +162,40 @@ class RolloutOrder:
         return max(LEAST_WEIGHT, chance**2)
 
     def _faded(self, task_id: str, step: int) -> tuple[float, float]:
-        """(answers that earned another reward than most of their group, answers) that count for a
-        task in `step`; (0, 0) for one that was not seen."""
+        """Return (answers with another reward than most of their group, answers) that still count.
+
+        They count for a task in `step`, less with every step since they were seen; (0, 0) for a
+        task that was not seen.
+        """
         differing, answers, seen_in = self.seen.get(task_id, (0.0, 0.0, step))
-        left = 0.5 ** ((step - seen_in) / self.steps_to_fade)
-        return differing * left, answers * left
+        weight_left = 0.5 ** ((step - seen_in) / self.steps_to_fade)
+        return differing * weight_left, answers * weight_left
 
     def _by_weight(self, step: int, seed: str) -> list[int]:
-        """The tasks that were seen, in the order of a draw by weight without putting back
-        (Efraimidis and Spirakis 2006: the largest u ** (1 / weight) first, u uniform)."""
+        """Return the tasks that were seen, in the order of a draw by weight without putting back.
+
+        (Efraimidis and Spirakis 2006: the largest u ** (1 / weight) first, u uniform.)
+        """
         chance = random.Random(seed)
         keys: dict[int, float] = {}
         for index, task_id in enumerate(self.ids):
-            drawn = chance.random()  # also for an unseen task: draws belong to tasks
+            random_number = chance.random()  # also for an unseen task: draws belong to tasks
             if task_id in self.seen:
                 # The logarithm of the key, which orders alike and does not round to 0.
-                keys[index] = math.log(max(drawn, 1e-300)) / self.weight(task_id, step)
+                keys[index] = math.log(max(random_number, 1e-300)) / self.weight(task_id, step)
         return sorted(keys, key=lambda index: -keys[index])
 
 
 def chance_to_differ(differing: float, answers: float, group_size: int) -> float:
-    """The chance that a new group of `group_size` answers does not all earn the same, where
-    `differing` of `answers` earned another reward than the others of their group.
+    """Return the chance that a new group of `group_size` answers does not all earn the same.
 
-    The share of such answers is not known: the chance is the mean over a beta distribution, which
-    is Jeffreys' prior with these counts added.
+    `differing` of `answers` earned another reward than the others of their group. The share of such
+    answers is not known: the chance is the mean over a beta distribution, which is Jeffreys' prior
+    with these counts added.
     """
     rare, usual = differing + _PRIOR, answers - differing + _PRIOR
     all_rare = all_usual = 1.0
-    for drawn in range(group_size):
-        all_rare *= (rare + drawn) / (rare + usual + drawn)
-        all_usual *= (usual + drawn) / (rare + usual + drawn)
+    for answers_drawn in range(group_size):
+        all_rare *= (rare + answers_drawn) / (rare + usual + answers_drawn)
+        all_usual *= (usual + answers_drawn) / (rare + usual + answers_drawn)
     return 1.0 - all_rare - all_usual

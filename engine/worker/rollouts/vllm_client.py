@@ -146,8 +146,10 @@ class VllmClient:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """A context in which errors of the connection, and replies that are not JSON, become
-        VllmError. Its message ends with the last lines of the server's log."""
+        """Context manager: errors of the connection and replies without JSON become VllmError.
+
+        Its message ends with the last lines of the server's log.
+        """
         try:
             yield
         except (httpx.HTTPError, ValueError) as error:  # ValueError: no JSON

@@ -216,7 +216,8 @@ class VllmSampler:
             "detokenize": bool(params.stop),  # only stop strings need text
         }
         if params.temperature:  # otherwise nothing is drawn, and nothing left out
-            request["seed"] = prompt_seed(params.seed, index)
+            prompt, member = params.places[index] if params.places else (index, 0)
+            request["seed"] = prompt_seed(params.seed, prompt) + member
             if params.top_k:
                 request["top_k"] = params.top_k
             if params.min_p:

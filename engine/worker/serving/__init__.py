@@ -2,7 +2,6 @@
 start with `openai_server.py`.
 
     chat_models.py    chat requests to answers, whatever samples them
-    chat_request.py   requests read strictly, replies in OpenAI's shape
     merge.py          merge an adapter into its base
     openai_server.py  the OpenAI-compatible server
     own_models.py     a base and its adapters on our own sampler

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.sampler import Sampler, SamplingParams
-from engine.worker.rollouts.renderer import Renderer
-from engine.worker.serving.chat_request import (
+from engine.worker.gateway.chat_request import (
     ChatRequest,
     Refused,
     Reply,
@@ -23,6 +21,8 @@ from engine.worker.serving.chat_request import (
     tool_call_as_openai,
     usage,
 )
+from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.token_logprobs import LogprobsRequest, logprobs_reply
 from envs.json_types import ChatMessage, JsonObject
 
@@ -150,7 +150,7 @@ class Served:
             raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
 
     def _likeliest_next(self, request: LogprobsRequest) -> tuple[int, float]:
-        """The likeliest token after the request's ids, with its log-probability."""
+        """Return the likeliest token after the request's ids, with its log-probability."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
             # One completion of one prompt.
@@ -292,6 +292,7 @@ class _StreamedAnswer:
     """
 
     def __init__(self, request: ChatRequest) -> None:
+        """Start with the ids that the request gives as the answer's beginning, and no text sent."""
         self.request = request
         self.ids = list(request.begun_ids)
         self.sent_text = ""

@@ -11,15 +11,14 @@ adapters addressed by model name; ends by itself when nobody has asked for a whi
 
 import asyncio
 import fcntl
-import hmac
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.processes.deployments import Json
 from engine.records.settings import MAX_RANK
@@ -31,9 +30,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
@@ -44,44 +42,27 @@ from engine.install import vllm_env
 from engine.processes.vllm_process import Plan
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.gateway.chat_request import ChatRequest, Refused, Reply, parse_chat
+from engine.worker.gateway.http_parts import (
+    BEAT_S,
+    ImpatientStream,
+    body_of,
+    is_bearer_of,
+    problem,
+    refusal_of_place,
+)
 from engine.worker.serving.chat_models import Models, Served
-from engine.worker.serving.chat_request import ChatRequest, Refused, Reply, parse_chat
 from engine.worker.serving.own_models import OwnModels
 from engine.worker.serving.token_logprobs import parse_logprobs
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
-MAX_BODY = 4 * 1024 * 1024  # bytes
 MAX_HEADERS = 64 * 1024  # bytes
 MAX_BUSY = 32  # answers in progress
 MAX_CONNECTIONS = 128
-BODY_S = 20.0  # for the whole body of a request
-STALL_S = 60.0  # for a client to read the next piece of a stream
-BEAT_S = 1.0  # without a piece, after which a stream says that it is alive
-_LOCAL = ("127.0.0.1", "localhost")
 
 
 _T = TypeVar("_T")
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class ImpatientStream(StreamingResponse):
-    """A streamed response that ends when its client stops reading for `STALL_S`; otherwise it would
-    occupy the model for ever."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, then close the generator that makes its pieces. Raises TimeoutError when
-        the client reads nothing for `STALL_S`."""
-
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(STALL_S):
-                await send(message)
-
-        try:
-            await super().__call__(scope, receive, send_in_time)
-        finally:
-            pieces = self.body_iterator
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()  # the model is free again at once
 
 
 class Server:
@@ -126,13 +107,9 @@ class Server:
         async def check_and_handle(request: Request) -> Response:
             """Return `handler`'s response, or an error response: 421 for another Host than
             loopback, 403 for another Origin."""
-            # A Host header may carry a port.
-            host = request.headers.get("host", "").rsplit(":", 1)[0]
-            if host not in _LOCAL:
-                return problem(421, "This server answers on loopback only.")
-            origin = request.headers.get("origin")
-            if origin is not None and not _is_local_origin(origin):
-                return problem(403, "This Origin may not call.")
+            refusal = refusal_of_place(request)
+            if refusal is not None:
+                return refusal
             return await handler(request)
 
         return check_and_handle
@@ -144,10 +121,7 @@ class Server:
         async def check_and_handle(request: Request) -> Response:
             """Return `handler`'s response, or an error response: 401 if the bearer token is missing
             or wrong, or the status with which the handler refused the request."""
-            # As bytes, because compare_digest takes no text beyond ASCII.
-            header = request.headers.get("authorization", "").encode("utf-8", "replace")
-            scheme, _, token = header.partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
+            if not is_bearer_of(request, self.key):
                 return problem(401, "A bearer token is needed.")
             # The server stops when idle; only requests with the right key restart the idle time.
             self.last_used = time.monotonic()
@@ -332,36 +306,6 @@ async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None
         await asyncio.sleep(0.01)
 
 
-async def body_of(request: Request) -> Any:
-    """The request's body, decoded from JSON.
-
-    Raises:
-        Refused: 413 when it is larger than `MAX_BODY`, 408 when it takes longer than `BODY_S`, 400
-            when it is no JSON.
-    """
-    size = 0
-    parts = []
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY:
-                    raise Refused(413, f"The body is larger than {MAX_BODY} bytes.")
-                parts.append(part)
-    except TimeoutError:
-        raise Refused(408, f"The body did not arrive within {BODY_S:g} s.") from None
-    try:
-        return json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON; the other: nested too deep
-        raise Refused(400, "The body is no JSON.") from error
-
-
-def _is_local_origin(origin: str) -> bool:
-    """Whether an Origin header, such as `http://localhost:3000`, names a page on loopback."""
-    scheme, _, host = origin.partition("://")
-    return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
-
-
 def check_rank(folder: Path) -> None:
     """Check the rank in an adapter's config before memory for that rank is allocated.
 
@@ -376,13 +320,6 @@ def check_rank(folder: Path) -> None:
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
         # `:.20`: whatever stands there, at most 20 characters of it.
         raise Refused(400, f"{folder.name} has rank {rank!r:.20}; at most {MAX_RANK} is served.")
-
-
-def problem(status: int, message: str) -> JSONResponse:
-    """An error response in OpenAI's shape, with the HTTP status `status`."""
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    error = {"message": message, "type": "invalid_request_error", "code": status}
-    return JSONResponse({"error": error}, status, headers)
 
 
 def main(path: Path) -> int:

@@ -14,11 +14,11 @@ import torch
 from engine.worker.components import make_sampler, set_threads
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.gateway.chat_request import Refused
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.policy import load_base, pick_device
 from engine.worker.network.sampler import Sampler
 from engine.worker.rollouts.renderer import Renderer
-from engine.worker.serving.chat_request import Refused
 from engine.worker.update.checkpoint import require_base
 
 SAME_LOGITS = 1e-6  # an adapter that moves no logit by more changes nothing

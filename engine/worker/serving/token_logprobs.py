@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.worker.serving.chat_request import Refused, Reply, check_fields, reply_fields, usage
+from engine.worker.gateway.chat_request import Refused, Reply, check_fields, reply_fields, usage
 from envs.json_types import JsonObject
 
 ACCEPTED = frozenset(

@@ -23,13 +23,13 @@ from transformers import (
 
 from engine.processes.vllm_process import BASE, Plan, ServerDied, VllmProcess, rank_limit
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.gateway.chat_request import Refused
 from engine.worker.network.adapter import WEIGHTS, LoraSpec, read_adapter
 from engine.worker.network.policy import known_ids, stop_ids_of
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.rollouts.samplers import cpu_threads
 from engine.worker.rollouts.vllm_client import VllmError
 from engine.worker.rollouts.vllm_sampler import VllmSampler, server_failure
-from engine.worker.serving.chat_request import Refused
 from engine.worker.update.checkpoint import require_base
 
 SAME_LOGPROBS = 1e-6  # an adapter that moves no log-probability by more changes nothing

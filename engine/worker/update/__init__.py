@@ -10,6 +10,8 @@ with `losses.py`.
     policy_update.py  trajectories of a step as microbatches, a pass of the policy loss over them
     preference.py     pairs of a better and a worse answer, a pass of DPO's loss over them
     profiling.py      a trace of two steps
+    replay_pass.py    a pass of GRPO with one over replayed rows beside it
     schedule.py       learning rates, clipping, one step
+    supervised.py     a pass of the cross-entropy over the rows of an SFT step
     work_ahead.py     steps, answers and checkpoints that an attempt still does
 """

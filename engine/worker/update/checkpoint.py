@@ -260,9 +260,10 @@ def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tens
 
 
 def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore the optimizer's state from tensors named by parameter and state, such as
-    "0.exp_avg". Each goes to the device of its parameter; a parameter without tensors keeps its
-    state."""
+    """Restore the optimizer's state from tensors named by parameter and state: "0.exp_avg".
+
+    Each goes to the device of its parameter; a parameter without tensors keeps its state.
+    """
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
         state = {

@@ -16,10 +16,13 @@ _BYTES_PER_PARAMETER = 3 * 4
 def make_room(
     run: RunDir, parameters: int, keep: Collection[int], report: Callable[[str], None]
 ) -> None:
-    """Check that the disk has room for another checkpoint. Where it has not, remove all checkpoints
-    but the newest, those of the steps in `keep` and those that the user has pinned.
+    """Check that the disk has room for another checkpoint, and remove old ones if it has not.
+
+    Removed are all checkpoints but the newest, those of the steps in `keep` and those that the user
+    has pinned.
 
     Args:
+        run: the run's folder.
         parameters: how many the adapter has.
         keep: steps whose checkpoints stay, such as the best.
         report: called with what was removed and why, in a sentence.
@@ -31,9 +34,9 @@ def make_room(
     needed = checkpoint_bytes(run, parameters) + RESERVE
     if free_bytes(run) >= needed:
         return
-    before = run.checkpoint_steps()
+    steps_before = run.checkpoint_steps()
     prune(run, keep=1, protected=set(keep))
-    removed = sorted(set(before) - set(run.checkpoint_steps()))
+    removed = sorted(set(steps_before) - set(run.checkpoint_steps()))
     free = free_bytes(run)
     if removed:
         steps = ", ".join(map(str, removed))

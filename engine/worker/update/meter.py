@@ -35,9 +35,11 @@ SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
 class Meter:
     """Counts the operations of the steps of one run."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, ranks: int = 1) -> None:
         """Count for the training of `policy`. Measures first how fast this machine multiplies large
-        matrices, which takes about `PROBE_S` seconds."""
+        matrices, which takes about `PROBE_S` seconds. `ranks`: processes that share each batch;
+        what is counted is the work of one of them."""
+        self.ranks = ranks
         network = policy.base.network
         self.device = network.device
         self.shares_prompts = network.forward == "own"  # prompts of a group run once
@@ -56,6 +58,12 @@ class Meter:
             pairs=attention_pairs,
             scored=scored_tokens,
         )
+
+    def count_batch(self, rows: Sequence[Row]) -> None:
+        """Count the operations of a whole batch, of which every rank does its part."""
+        before = self._operations
+        self.count_microbatch(rows)
+        self._operations = before + (self._operations - before) / self.ranks
 
     def step(self, train_s: float) -> dict[str, float]:
         """The metrics of the microbatches that were counted since the last call: `mfu`, their
@@ -103,7 +111,7 @@ def _causal_pairs(length: int) -> int:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product in `dtype` on the device."""
+    """Measure the operations per second of a large matrix product in `dtype` on the device."""
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
@@ -112,8 +120,11 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Seconds of the fastest product of the two matrices. It is repeated for `PROBE_S` seconds, at
-    least three times; the first time warms up and does not count."""
+    """Return the seconds of the fastest product of the two matrices.
+
+    It is repeated for `PROBE_S` seconds, at least three times; the first time warms up and does not
+    count.
+    """
     durations_s: list[float] = []
     while sum(durations_s) < PROBE_S or len(durations_s) < 3:
         _synchronize(left.device)
@@ -180,9 +191,11 @@ def _training_steps(run: RunDir) -> list[JsonObject]:
 
 
 def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
-    """The seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that some
-    step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are added to `train_s`,
-    as in estimates."""
+    """Sum the seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`.
+
+    A phase that some step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are
+    added to `train_s`, as in estimates.
+    """
     seconds: dict[str, float] = {
         name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")

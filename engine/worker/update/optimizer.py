@@ -45,7 +45,7 @@ class AdamW:
         if not with_gradient:
             return
         parameters: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]
-        states = [self._state_of(parameter) for parameter in parameters]
+        states = [self.state_of(parameter) for parameter in parameters]
         for state in states:
             state["step"] += 1  # a tensor, changed in place
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
@@ -67,7 +67,7 @@ class AdamW:
         # notice that the adapter has changed.
         torch.autograd.graph.increment_version(parameters)
 
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameter's step count and moments; made at its first step, all zero."""
         if parameter not in self.state:
             self.state[parameter] = {

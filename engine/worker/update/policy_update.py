@@ -105,17 +105,16 @@ class PolicyPass:
             self.microbatches = self._split(token_limit, earlier=[])
         elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
             self.microbatches = self._split(token_limit, earlier=self.microbatches)
-        counted = [self._backward(microbatch) for microbatch in self.microbatches]
+        results = [self._backward(microbatch) for microbatch in self.microbatches]
         # Asked for once: on a GPU each question makes the host wait for it.
-        sums = torch.stack([sums for sums, _, _ in counted]).tolist()
+        sums = torch.stack([sums for sums, _, _ in results]).tolist()
         return [
             self._pass_sums(values, tokens, missing)
-            for values, (_, tokens, missing) in zip(sums, counted, strict=True)
+            for values, (_, tokens, missing) in zip(sums, results, strict=True)
         ]
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every trajectory already goes alone, so that a smaller limit
-        would change nothing."""
+        """Whether with `token_limit` every trajectory already goes alone."""
         microbatches = self.policy.split(rows_of(self.trajectories), token_limit)
         return len(microbatches) == len(self.trajectories)
 
@@ -145,10 +144,10 @@ class PolicyPass:
         the device. `rows` are the same trajectories in that order; `budget` is the token limit by
         which the batch was split."""
         device = self.policy.device
-        trajectories = [self.trajectories[i] for i in members]
-        sampled = [logprob for t in trajectories for logprob in t.trained_logprobs]
-        advantages = [advantage for t in trajectories for advantage in t.trained_advantages]
-        lengths = [float(t.trained_tokens) for t in trajectories]
+        rollouts = [self.trajectories[index] for index in members]
+        sampled = [logprob for rollout in rollouts for logprob in rollout.trained_logprobs]
+        advantages = [value for rollout in rollouts for value in rollout.trained_advantages]
+        lengths = [float(rollout.trained_tokens) for rollout in rollouts]
         return Microbatch(
             members=members,
             budget=budget,
@@ -169,7 +168,7 @@ class PolicyPass:
         gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
         clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
         sums = [loss.detach(), entropy.sum(), kl, clipped, gap.sum(), gap.max()]
-        as_double = [torch.as_tensor(each, device=gap.device).detach().double() for each in sums]
+        as_double = [torch.as_tensor(value, device=gap.device).detach().double() for value in sums]
         return torch.stack(as_double), tokens.policy.numel(), missing
 
     def _pass_sums(self, values: Sequence[float], tokens: int, missing: int) -> PassSums:

@@ -134,6 +134,7 @@ class PreferenceSums:
     microbatches: int = 0
 
     def __add__(self, other: "PreferenceSums") -> "PreferenceSums":
+        """Add up the sums of two groups of microbatches."""
         return PreferenceSums(
             loss=self.loss + other.loss,
             correct=self.correct + other.correct,
@@ -147,7 +148,12 @@ class PreferencePass:
     """Forward and backward over the pairs of one step; a `BatchPass` (memory_retry.py)."""
 
     def __init__(
-        self, policy: Policy, pairs: Sequence[Pair], beta: float, sft_weight: float
+        self,
+        policy: Policy,
+        pairs: Sequence[Pair],
+        beta: float,
+        sft_weight: float,
+        pairs_in_batch: int | None = None,
     ) -> None:
         """Prepare passes over `pairs`, which add to the gradients of `policy`.
 
@@ -155,11 +161,14 @@ class PreferencePass:
             beta: how strongly a gain in log-probability counts in DPO's loss (see `dpo_loss`).
             sft_weight: the weight of the second term of the loss, which keeps the better answers
                 likely; 0 leaves it out.
+            pairs_in_batch: what the loss is divided by, where `pairs` are a part of a batch; None:
+                the number of `pairs`.
         """
         self.policy = policy
         self.pairs = pairs
         self.beta = beta
         self.sft_weight = sft_weight
+        self.pairs_in_batch = len(pairs) if pairs_in_batch is None else pairs_in_batch
 
     def run(self, token_limit: int) -> PreferenceSums:
         """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
@@ -173,10 +182,10 @@ class PreferencePass:
         """Run some of the step's pairs forward and backward, which adds to the gradients, and
         return their sums."""
         chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
-        losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
+        losses = dpo_loss(chosen, rejected, self.beta, self.pairs_in_batch)
         # DPO's loss alone can also fall while both answers become less likely, the worse one more
         # so; the second term keeps the better one likely (arXiv 2404.19733, equation 1).
-        loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
+        loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / self.pairs_in_batch
         loss.backward()
         return PreferenceSums(
             loss=loss.item(),

@@ -30,8 +30,11 @@ class Profiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A context for the work of step `number`. It records the second and third step of the
-        attempt and writes their files on exit; for other steps it does nothing."""
+        """Context manager for the work of step `number`.
+
+        It records the second and third step of the attempt and writes their files on exit; for
+        other steps it does nothing.
+        """
         self._steps_begun += 1
         if not self.wanted or not FIRST <= self._steps_begun <= LAST:
             yield

@@ -26,22 +26,24 @@ class Exam:
 
 
 def work_ahead(
-    settings: CommonSettings, done: int, total: int, exam: Exam, *, resumed: bool
+    settings: CommonSettings, steps_done: int, total_steps: int, exam: Exam, *, resumed: bool
 ) -> dict[Phase, int]:
-    """The units of each phase that an attempt does from now on, as `pulse.plan` takes them.
+    """Return the units of each phase that an attempt does from now on, as `pulse.plan` takes them.
 
     Args:
-        done: steps that earlier attempts have done, of `total`.
+        settings: those of the run.
+        steps_done: steps that earlier attempts have done, of `total_steps`.
+        exam: how many answers and questions an evaluation asks.
         resumed: whether the attempt goes on from a checkpoint: then nothing is asked before its
             first step.
     """
-    evaluations = _due_between(done, total, settings.eval_every)
-    saves = _due_between(done, total, settings.save_every)
+    evaluations = _due_between(steps_done, total_steps, settings.eval_every)
+    saves = _due_between(steps_done, total_steps, settings.save_every)
     has_exam = exam.choosing + exam.reported > 0
     answers = exam.choosing * len(evaluations) + exam.reported
     at_start = 0 if resumed or not has_exam else 1
     return {
-        "training": total - done,
+        "training": total_steps - steps_done,
         "evaluation": answers + at_start * (exam.choosing + exam.reported),
         "skill check": exam.questions * (at_start + 1) if has_exam else 0,
         # An evaluation saves a checkpoint where it is the best so far: at most each of them.
@@ -50,16 +52,19 @@ def work_ahead(
 
 
 def earliest_end(
-    settings: CommonSettings, done: int, total: int, evaluations_without_progress: int
+    settings: CommonSettings, steps_done: int, total_steps: int, evaluations_without_progress: int
 ) -> int | None:
-    """The step at which `stop_early=heldout` ends a run at the earliest, if no evaluation brings
-    progress from now on; None where the run does all its steps in any case."""
+    """Return the step at which `stop_early=heldout` ends a run at the earliest.
+
+    That is so if no evaluation brings progress from now on. None where the run does all its steps
+    in any case.
+    """
     if settings.stop_early != "heldout":
         return None
     evaluations = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
-    next_evaluation = (done // settings.eval_every + 1) * settings.eval_every
+    next_evaluation = (steps_done // settings.eval_every + 1) * settings.eval_every
     step = next_evaluation + (evaluations - 1) * settings.eval_every
-    return step if step < total else None
+    return step if step < total_steps else None
 
 
 def _due_between(done: int, total: int, every: int) -> set[int]:

@@ -190,13 +190,17 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
 
 
 def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
-    """What the demo reports of its trainings: the version of the last environment; and by algorithm
-    the last status of each run, and what became of the skills that the model had before it."""
-    return {
-        "env_id": trainings[-1].env_id,
-        "runs": {each.plan.algorithm: each.run for each in trainings},
-        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
-    }
+    """Make the part of the demo's report that is about its trainings.
+
+    It holds `env_id`, the version of the last environment; `runs`, the last status of each run; and
+    `kept_skills`, what became of the skills that the model had before. The latter two are by
+    algorithm.
+    """
+    runs, kept_skills = {}, {}
+    for training in trainings:
+        runs[training.plan.algorithm] = training.run
+        kept_skills[training.plan.algorithm] = _kept_skills(scene, training)
+    return {"env_id": trainings[-1].env_id, "runs": runs, "kept_skills": kept_skills}
 
 
 def _write_reports(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> list[str]:
@@ -408,17 +412,17 @@ class _ToolCaller:
         `reply` is the reply of the chat, which names the conversation; `max_tokens` is how many
         tokens the whole answer may have. Raises DemoFailed if the tool refused.
         """
-        part = answer
-        while part.get("partial"):  # the call has returned before the answer was complete
+        last_part = answer
+        while last_part.get("partial"):  # the call has returned before the answer was complete
             self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
-            rest = {
+            continuation = {
                 "model": answer["model"],
                 "conversation": reply["conversation"],
                 "max_tokens": max(1, max_tokens - answer["tokens"]),
             }
-            [part] = (await self._call_tool("chat", rest))["answers"]
-            answer["answer"] += part["answer"]
-            answer["tokens"] += part["tokens"]
+            [last_part] = (await self._call_tool("chat", continuation))["answers"]
+            answer["answer"] += last_part["answer"]
+            answer["tokens"] += last_part["tokens"]
 
     async def fetch_model(self, home: Home, name: str) -> None:
         """Fetch the model `name`, one of `KNOWN`, into the home as one step, unless it is there.
@@ -428,10 +432,10 @@ class _ToolCaller:
         """
         step = self._stage.begin("models add", name)
 
-        def say(line: str) -> None:
+        def show_line(line: str) -> None:
             self._stage.show_progress(step, line)
 
-        add = partial(library.add, say=say)
+        add = partial(library.add, say=show_line)
         try:
             reply = await asyncio.to_thread(
                 # name="": the model keeps the name that it is fetched by.

@@ -15,10 +15,10 @@ from mcp_server.screen.values import VERDICTS
 
 
 def ending(reply: Reply) -> str:
-    """How a finished run went, such as "r-1  held-out success 0.310 -> 0.870  better".
+    """Return one line on how a finished run went.
 
-    The numbers are those before and after training. A run without them, such as an evaluation, gets
-    its summary.
+    Such as "r-1  held-out success 0.310 -> 0.870  better": the numbers before and after training,
+    and the verdict. A run without these numbers, such as an evaluation, gets its summary.
     """
     result = reply.get("result") or {}
     evidence = result.get("evidence") or {}
@@ -64,8 +64,11 @@ def is_better(facts: Reply) -> bool:
 
 
 def _interval(comparison_reply: Reply) -> tuple[float, float]:
-    """The (low, high) interval of the difference in the first comparison of a reply of
-    `compare_runs`; (-infinity, infinity) if it has none."""
+    """Return the interval of the difference in the first comparison of a reply, as (low, high).
+
+    `comparison_reply` is a reply of `compare_runs`. The interval is (-infinity, infinity) if the
+    reply has none.
+    """
     comparisons = comparison_reply.get("comparisons") or [{}]
     low, high = comparisons[0].get("interval") or (-math.inf, math.inf)
     return low, high

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from machines import CPU, GB, GPU
 from run_configs import train_config
 
-from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops, lowering, throughput
@@ -530,27 +529,6 @@ def test_skills_are_asked_as_the_worker_asks_them(home: Home, tmp_path: Path):
     prompts = [len(chat.prompt(task["prompt"])) for task in battery_of("any other").tasks]
     assert asked[0].answer.prompt == pytest.approx(statistics.fmean(prompts), rel=0.2)
     assert asked[0].answer.longest_turn == LANGUAGE_TOKENS
-
-
-def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):
-    found = forecast(home).estimate
-    call = {"env_id": "sums", "model": "pebble", "algorithm": "sft", "settings": {"epochs": 3}}
-    with Store(home) as store:
-        with pytest.raises(UserError) as caught:
-            estimate.check_budget(home, store, found, 1e-6, call)
-        assert caught.value.code == "BUDGET"
-        assert 'submit_train(env_id="sums"' in caught.value.hint
-        enough = float(caught.value.hint.split("max_gpu_hours=")[1].split(")")[0])
-        assert estimate.check_budget(home, store, found, enough, call) == []
-        between = (found.gpu_hours.likely + found.gpu_hours.high) / 2
-        assert "stopped at" in estimate.check_budget(home, store, found, between, call)[0]
-
-
-def test_a_run_above_what_the_home_has_left_is_refused(home: Home):
-    home.config_file.write_text("max_gpu_hours_total = 0.000001\n")
-    with Store(home) as store, pytest.raises(UserError) as caught:
-        estimate.check_budget(home, store, forecast(home).estimate, 2.0, {})
-    assert caught.value.code == "BUDGET" and "max_gpu_hours_total" in caught.value.hint
 
 
 def test_four_bits_are_counted_for_the_projections_alone(home: Home):

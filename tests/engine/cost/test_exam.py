@@ -6,7 +6,7 @@ from typed_settings import grpo_settings
 from engine.core.files import write_json
 from engine.cost.exam import Exam, exam_of
 from engine.environments.env_facts import EnvFacts, RowLengths
-from engine.evidence.stats.inference import mcnemar_power
+from engine.evidence.stats.power import mcnemar_power
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store

@@ -53,7 +53,10 @@ def test_replayed_rows_are_trained_beside_the_others_and_their_questions_asked_o
     plain = flops.Plan(sft_settings(batch_size=24, max_length=512), SMALL, ENV, CPU.device)
     kept = replace(plain, settings=plain.settings.model_copy(update={"keep": 0.2}))
     skills = PEBBLE_SKILLS.answer
-    six = flops.update_work(plain, 6, tokens=6 * 32, length=32, supervised=skills.turn_tokens)
+    length = skills.prompt + skills.turn_tokens
+    six = flops.update_work(
+        plain, 6, tokens=6 * length, length=length, supervised=skills.turn_tokens
+    )
     added = run_work.train_work(kept, "likely").train_operations
     added -= run_work.train_work(plain, "likely").train_operations
     assert (kept.replayed_rows, plain.replayed_rows, kept.rows) == (6, 0, 24)
@@ -68,13 +71,26 @@ def test_replayed_rows_are_trained_beside_the_others_and_their_questions_asked_o
     long = replace(kept, settings=kept.settings.model_copy(update={"steps": 10_000}))
     assert long.own_answers()[0] == PEBBLE_SKILLS.practice
     assert memory.memory(kept).activations >= memory.memory(plain).activations
-    # Rows of an environment are of the length of the run's own, and nothing is asked for them.
+    # Rows of an environment come in the place of half of them, and are counted alike.
     named = replace(kept, settings=kept.settings.model_copy(update={"keep_env": "other@1"}))
-    assert named.replayed_row() == named.trained_row()
-    assert run_work.evaluation_work(named, "low") == run_work.evaluation_work(plain, "low")
-    # Unless the model answers its tasks itself.
-    own = replace(named, settings=named.settings.model_copy(update={"keep_answers": "own"}))
-    assert own.own_answers() == (pytest.approx(questions), own.trained_row())
+    assert named.replayed_row() == kept.replayed_row()
+    assert run_work.evaluation_work(named, "low") == run_work.evaluation_work(kept, "low")
+
+
+def test_grpo_trains_replayed_rows_beside_its_completions() -> None:
+    settings = grpo_settings(prompts_per_step=4, group_size=8, steps=20, keep=0.2)
+    kept = flops.Plan(settings, SMALL, SUMS, CPU.device)
+    plain = replace(kept, settings=settings.model_copy(update={"keep": 0.0}))
+    assert (kept.replayed_rows, plain.replayed_rows) == (8, 0)  # 8 of 40
+    skills = PEBBLE_SKILLS.answer
+    length = skills.prompt + skills.turn_tokens
+    eight = flops.update_work(
+        kept, 8, tokens=8 * length, length=length, supervised=skills.turn_tokens
+    )
+    added = run_work.train_work(kept, "likely").train_operations
+    added -= run_work.train_work(plain, "likely").train_operations
+    assert added == pytest.approx(20 * eight.train_operations)
+    assert kept.own_answers() == (pytest.approx(20 * 8 / 0.7), skills)
 
 
 SUMS = replace(ENV, lengths=(RowLengths(60, 90, ((60, 90),)),) * 40)

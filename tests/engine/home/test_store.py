@@ -212,6 +212,49 @@ def test_a_device_is_leased_to_one_run_and_the_oldest_goes_first(home):
         assert third is not None and (third.run_id, third.device) == (ids[2], "cuda:0")
 
 
+def leased(store: Store, **arguments: object) -> tuple[str, list[str]] | None:
+    """What the next lease on a machine of four GPUs gives: the run and its devices."""
+    row = store.lease_next([f"cuda:{i}" for i in range(4)], **arguments)
+    return (row.run_id, row.devices) if row else None
+
+
+def test_a_run_on_several_gpus_gets_all_of_them_or_none(home):
+    with Store(home) as store:
+        small, large, after = (store.insert_run(new(gpus=n)).run_id for n in (1, 4, 1))
+        assert leased(store) == (small, ["cuda:0"])
+        # Three are free, which is too few: they are kept, or small runs would always go first.
+        assert leased(store) is None and leased(store) is None
+        assert store.get_run(large).device == "" and store.get_run(after).state == "queued"
+        store.set_state(small, "failed", only_from={"preparing"})
+        assert leased(store) == (large, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"])
+        assert leased(store) is None
+        store.set_state(large, "failed", only_from={"preparing"})
+        assert leased(store) == (after, ["cuda:0"])
+
+
+def test_nothing_is_kept_for_a_run_that_could_not_start_anyway(home):
+    with Store(home) as store:
+        small, large, after = (store.insert_run(new(gpus=n)).run_id for n in (1, 4, 1))
+        assert leased(store) == (small, ["cuda:0"])
+        found = leased(store, can_start=lambda row: row.run_id != large)  # its secrets are missing
+        assert found == (after, ["cuda:1"])
+
+
+def test_a_run_for_more_gpus_than_the_machine_has_left_takes_all_of_them(home):
+    with Store(home) as store:
+        run = store.insert_run(new(gpus=8)).run_id
+        assert leased(store) == (run, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"])
+
+
+def test_hours_count_on_every_device(home):
+    with Store(home) as store:
+        store.insert_run(new(gpus=4))
+        store.insert_run(new())
+        (row,) = (store.lease_next([f"cuda:{i}" for i in range(4)]),)
+        assert row is not None and row.device_hours(1800) == 2.0
+        assert store.list_runs()[0].device_hours(1800) == 0.5  # not started: as on one
+
+
 def test_a_run_that_cannot_be_claimed_is_passed_over(home):
     with Store(home) as store:
         ids = [store.insert_run(new()).run_id for _ in range(2)]

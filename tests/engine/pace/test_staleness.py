@@ -3,7 +3,7 @@
 import pytest
 
 from engine.pace.heartbeat import Heartbeat, Work
-from engine.pace.staleness import patience
+from engine.pace.staleness import patience, stop_grace_s
 
 
 def heard(phase: str, longest_silence_s: float = 0.0, **facts) -> Heartbeat:
@@ -52,3 +52,14 @@ def test_what_was_measured_counts_for_more_than_what_was_estimated():
 
 def test_without_a_bound_a_run_is_still_called_stalled():
     assert patience(heard("training"), {}, stop_minutes=0).stalled_s == 180.0
+
+
+def test_a_trainer_that_is_asked_to_stop_may_end_its_step_or_its_evaluation_first():
+    work = {"training": Work(planned=100, done=10, seconds=50.0), "sampling": Work(seconds=350.0)}
+    assert stop_grace_s(Heartbeat(1, 0.0, "sampling", work=work), {}) == 100.0  # 20 + 2 x 40
+    exam = {"evaluation": Work(planned=100, done=10, seconds=30.0)}
+    heartbeat = Heartbeat(1, 0.0, "evaluation", of=20, work=exam)
+    assert stop_grace_s(heartbeat, {}) == 140.0  # 20 + 2 x 20 answers of 3 s
+    assert stop_grace_s(None, {}) == 20.0
+    slow = {"training": Work(planned=100, done=1, seconds=3000.0)}
+    assert stop_grace_s(Heartbeat(1, 0.0, "training", work=slow), {}) == 300.0

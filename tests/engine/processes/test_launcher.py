@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from run_configs import train_config
@@ -223,19 +224,44 @@ def needing(home, gib: int):
 def test_a_run_gets_the_gpu_with_most_memory_free_and_not_the_first(home):
     run = needing(home, 30)
     unequal = machine_of((24, 23), (80, 79))
-    assert launcher.device_for(run, unequal, ["cuda:0", "cuda:1"]) == "cuda:1"
+    assert launcher.devices_for(run, unequal, ["cuda:0", "cuda:1"]) == "cuda:1"
     taken = machine_of((80, 10), (80, 60))  # other people hold most of the first
-    assert launcher.device_for(run, taken, ["cuda:0", "cuda:1"]) == "cuda:1"
+    assert launcher.devices_for(run, taken, ["cuda:0", "cuda:1"]) == "cuda:1"
 
 
 def test_a_run_waits_for_memory_that_others_hold_and_says_so(home, monkeypatch):
     run = needing(home, 30)
     full = machine_of((80, 10))
-    assert launcher.device_for(run, full, ["cuda:0"]) == ""
+    assert launcher.devices_for(run, full, ["cuda:0"]) == ""
     monkeypatch.setattr("engine.core.hardware.detect", lambda disk=None: full)
     assert "waits for memory: it needs 32.2 GB" in launcher.awaited_memory(run)
-    assert launcher.device_for(run, machine_of((24, 23)), ["cuda:0"]) == "cuda:0"  # never fits
-    assert launcher.device_for(needing(home, 0), full, ["cuda:0"]) == "cuda:0"  # needs unknown
+    assert launcher.devices_for(run, machine_of((24, 23)), ["cuda:0"]) == "cuda:0"  # never fits
+    assert launcher.devices_for(needing(home, 0), full, ["cuda:0"]) == "cuda:0"  # needs unknown
+
+
+def test_several_gpus_for_a_run_are_of_one_model_where_there_are_enough(home):
+    run = needing(home, 30)
+    mixed = machine_of((80, 79), (80, 78), (24, 23), (80, 10))
+    last = replace(mixed.devices[3], name="other GPU")
+    mixed = replace(mixed, devices=(*mixed.devices[:3], last))
+    every = [device.id for device in mixed.devices]
+    assert launcher.devices_for(run, mixed, every, gpus=2) == "cuda:0,cuda:1"
+    assert launcher.devices_for(run, mixed, every, gpus=3) == ""  # the third has no room now
+    small = needing(home, 5)
+    assert launcher.devices_for(small, mixed, every, gpus=3) == "cuda:0,cuda:1,cuda:2"
+    assert launcher.devices_for(small, mixed, every, gpus=4).count(",") == 3
+
+
+def test_a_run_that_waits_for_several_gpus_says_so(home, monkeypatch):
+    machine = machine_of((80, 79), (80, 79))
+    monkeypatch.setattr("engine.core.hardware.detect", lambda disk=None: machine)
+    with Store(home) as store:
+        store.insert_run(NewRun("small", "train", "sft", "e@1", "pebble"), lambda _: None)
+        assert store.lease_next(["cuda:0", "cuda:1"]) is not None
+        new = NewRun("large", "train", "sft", "e@1", "pebble", gpus=2)
+        waiting = store.insert_run(new, lambda _: None)
+    reason = launcher.awaited_memory(home.run(waiting.run_id))
+    assert reason == "it waits for 2 devices: 1 are free, and kept for it"
 
 
 def test_a_run_without_a_device_with_room_stays_queued_and_the_next_is_tried(home):

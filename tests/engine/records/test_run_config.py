@@ -16,6 +16,10 @@ LATER_SETTINGS: dict[str, object] = {
     "vary_wording": 0.0,
     "curriculum": "none",
     "skill_rows": 200,
+    "keep": 0.0,
+    "keep_env": "",
+    "keep_answers": "reference",
+    "gpus": 1,
 }
 LATER: dict[str, object] = {
     "profile": False,
@@ -32,7 +36,7 @@ def test_the_config_of_an_older_version_is_read_whole(run: str):
     stored = json.loads((GOLDEN / run / "config.json").read_text())
     assert isinstance(config, GRPOConfig)
     settings = stored["settings"] | LATER_SETTINGS
-    estimate = stored["estimate"] | {"least_memory": 0}
+    estimate = stored["estimate"] | {"least_memory": 0, "gpus": 1}
     estimate["peak_memory"] = stored["estimate"]["peak_memory"] | {"server": 0}
     assert config.to_json() == stored | LATER | {"settings": settings, "estimate": estimate}
 

@@ -81,6 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "async_sampling": True,
         "curriculum": "rollouts",
         "thinking": True,
+        "keep": 0.3,
         "vary_wording": 1.0,
     },
     "distill": BOTH
@@ -100,6 +101,7 @@ ELSEWHERE = {
     "thinking/sft": "test_families: reasoning in the rows is kept, dropped or required",
     "thinking_length_penalty": "test_loop_settings: the thinking penalty is compared by and shown",
     "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_training_alerts",
+    "gpus": "ranks/test_leader_runs: a run on several ranks has the curve of one",
     "keep_checkpoints": "test_old_checkpoints_are_tidied_away",
     "epochs": "test_epochs_decide_the_number_of_steps",
     "tis_cap": "test_the_importance_cap_reaches_the_loss",

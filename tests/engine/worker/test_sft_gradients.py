@@ -26,6 +26,7 @@ from engine.worker.core.batch import Row
 from engine.worker.network.policy import Policy
 from engine.worker.update.losses import cross_entropy
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
+from engine.worker.update.supervised import SupervisedPass
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -287,6 +288,6 @@ def test_a_step_asks_for_its_loss_once_however_many_microbatches_it_has(
             return plain(self)
 
         monkeypatch.setattr(torch.Tensor, name, question)
-    loss, microbatches = sft.SupervisedPass(policy, rows, packing=False).run(10**6)
+    loss, microbatches = SupervisedPass(policy, rows, packing=False).run(10**6)
     assert microbatches == len(rows) and asked == ["tolist"]
     assert loss == pytest.approx(backward(policy, rows), rel=1e-5)

@@ -1,5 +1,6 @@
 """environment.toml: what it may say, and what is said about what it may not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,44 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
     (tmp_path / "environment.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(EnvProblem, match="UTF-8"):
         read_settings(tmp_path)
+
+
+def rollout_of(folder: Path, text: str):
+    (folder / "environment.toml").write_text(text)
+    return read_settings(folder).rollout
+
+
+def test_a_command_has_defaults_and_what_the_table_says(tmp_path: Path):
+    assert rollout_of(tmp_path, "") is None
+    plain = rollout_of(tmp_path, 'command = ["sh", "agent.sh"]')
+    assert plain is not None
+    assert (plain.command, plain.reward, plain.seconds) == (("sh", "agent.sh"), "exit", 60)
+    table = '[rollout]\nreward = "file"\nreward_file = "out/r.json"\nseconds = 2.5\nat_once = 3'
+    told = rollout_of(tmp_path, f'command = ["sh"]\n{table}')
+    assert told is not None
+    assert (told.reward, told.reward_file) == ("file", "out/r.json")
+    assert (told.seconds, told.at_once) == (2.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('command = "sh agent.sh"', "command is a program and its arguments"),
+        ("command = []", "command is a program and its arguments"),
+        ('command = ["sh", 1]', "command is a program and its arguments"),
+        ('[rollout]\nreward = "exit"', "there is none"),
+        ('command = ["sh"]\n[rollout]\nrewards = "exit"', "did you mean reward"),
+        ('command = ["sh"]\n[rollout]\nreward = "judge"', "one of exit, stdout, file"),
+        ('command = ["sh"]\n[rollout]\nseconds = 0', "rollout.seconds is a number from 0.5"),
+        ('command = ["sh"]\n[rollout]\nat_once = 2.5', "rollout.at_once is a whole number"),
+        ('command = ["sh"]\n[rollout]\nreward_file = "r"', 'read with reward = "file" alone'),
+        (
+            'command = ["sh"]\n[rollout]\nreward = "file"\nreward_file = "../r"',
+            "a path in the environment's folder",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_refused_by_its_line(tmp_path: Path, text: str, why: str):
+    with pytest.raises(EnvProblem, match=re.escape(why)) as caught:
+        rollout_of(tmp_path, text)
+    assert caught.value.code == "ENV_INVALID" and caught.value.line > 0

@@ -64,6 +64,7 @@ async def test_what_is_no_setting_either_is_not_sent_into_settings(
         ("wait_run", {}, "run_id", "It takes a text."),
         ("wait_run", {"run_id": None}, "run_id", "It takes a text."),
         ("get_status", {"scop": None}, "scop", "Did you mean scope?"),
+        ("compare_runs", {"run_ids": ["a", "b"]}, "run_ids", "Did you mean ids?"),
         ("wait_run", {"run_id": "r", "until": "never"}, "until", "end, first_step"),
         ("wait_run", {"run_id": "r", "timeout_s": 3601}, "timeout_s", "from 0 to 3600"),
         ("wait_run", {"run_id": 3}, "run_id", "text"),

@@ -21,44 +21,64 @@ def normal_tail(z: float) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
-def log_binomial(k: int, n: int, p: float) -> float:
-    """The natural logarithm of P(X = k) for X ~ Binomial(n, p); -inf where the probability is 0."""
-    if k < 0 or k > n:
+def log_binomial(successes: int, trials: int, probability: float) -> float:
+    """The natural logarithm of the chance of exactly so many successes in independent trials.
+
+    `probability` is that of a success in one trial. -inf where the chance is 0.
+    """
+    if successes < 0 or successes > trials:
         return -math.inf
-    if p <= 0.0:
-        return 0.0 if k == 0 else -math.inf
-    if p >= 1.0:
-        return 0.0 if k == n else -math.inf
-    ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return ways + k * math.log(p) + (n - k) * math.log1p(-p)
+    if probability <= 0.0:
+        return 0.0 if successes == 0 else -math.inf
+    if probability >= 1.0:
+        return 0.0 if successes == trials else -math.inf
+    ways = (
+        math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
+    )
+    return (
+        ways + successes * math.log(probability) + (trials - successes) * math.log1p(-probability)
+    )
 
 
-def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) for X ~ Binomial(n, p); 0 for k below 0, 1 from k = n on."""
-    if k < 0:
+def binomial_cdf(successes: int, trials: int, probability: float) -> float:
+    """The chance of at most so many successes in independent trials, from 0 to 1.
+
+    `probability` is that of a success in one trial. 0 for `successes` below 0, 1 from `trials` on.
+    """
+    if successes < 0:
         return 0.0
-    if k >= n:
+    if successes >= trials:
         return 1.0
-    return min(1.0, math.fsum(math.exp(log_binomial(i, n, p)) for i in range(k + 1)))
+    return min(
+        1.0,
+        math.fsum(
+            math.exp(log_binomial(count, trials, probability)) for count in range(successes + 1)
+        ),
+    )
 
 
-def pass_at_k(n: int, correct: int, k: int) -> float:
+def pass_at_k(attempts: int, correct: int, k: int) -> float:
     """The chance that at least one of `k` attempts is right, estimated without bias (Chen 2021).
 
-    `correct` of `n` attempts were right. Raises ValueError unless 1 <= k <= n: for a larger k
-    another estimator would be needed.
+    `correct` of `attempts` attempts were right. Raises ValueError unless 1 <= k <= attempts: for a
+    larger k another estimator would be needed.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
-    if n - correct < k:  # any k of these attempts contain a right one
+    if not 1 <= k <= attempts:
+        raise ValueError(f"pass@{k} needs at least {k} attempts, there are {attempts}")
+    if attempts - correct < k:  # any k of these attempts contain a right one
         return 1.0
     # 1 - C(n - correct, k) / C(n, k). The quotient is a product of factors 1 - k / i; it is taken
     # by logarithms because the counts can be huge.
-    return 1.0 - math.exp(math.fsum(math.log1p(-k / i) for i in range(n - correct + 1, n + 1)))
+    return 1.0 - math.exp(
+        math.fsum(math.log1p(-k / i) for i in range(attempts - correct + 1, attempts + 1))
+    )
 
 
 def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) for Student's t with `df` degrees of freedom (> 0); t may be infinite."""
+    """The chance that a value of Student's t distribution is at most `t`, from 0 to 1.
+
+    `df` are the degrees of freedom, above 0; `t` may be infinite.
+    """
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     square = t * t
@@ -123,8 +143,8 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     d = 1.0 / _not_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
     change = value  # the factor by which the last term changed the value
-    for m in range(1, 500):
-        for numerator in _beta_numerators(a, b, x, m):
+    for round_number in range(1, 500):
+        for numerator in _beta_numerators(a, b, x, round_number):
             d = 1.0 / _not_zero(1.0 + numerator * d)
             c = _not_zero(1.0 + numerator / c)
             change = c * d
@@ -135,7 +155,11 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def _beta_numerators(a: float, b: float, x: float, m: int) -> tuple[float, float]:
-    """Numerator 2 m and numerator 2 m + 1 of the continued fraction of I_x(a, b)."""
+    """The next two numerators of the continued fraction of I_x(a, b), in round `m` from 1 on.
+
+    They are (numerator 2 m, numerator 2 m + 1), as formula 26.5.8 of Abramowitz and Stegun has
+    them. `a` and `b` are above 0, `x` is from 0 to 1.
+    """
     return (
         m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
         -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),

@@ -104,3 +104,9 @@ def test_one_model_without_a_key_is_still_refused(home, evaluated):
     run = evaluated({"tuned": set()}, operations(20, 20))
     with pytest.raises(UserError, match="2 to 8 can be compared"):
         compare_runs(home, [run.id])
+
+
+def test_numbers_are_shown_in_their_order_and_not_by_how_many_tasks_they_have(home, evaluated):
+    lengths = {f"w{n}": {"length": 10 if n < 30 else 4 if n < 50 else 7} for n in range(60)}
+    result = compare_runs(home, [evaluated({"tuned": set()}, lengths).id], group_by="length")
+    assert [each["value"] for each in result["by"]] == ["4", "7", "10"]

@@ -10,6 +10,7 @@ from troubled import TROUBLES, Simulated, healthy
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
+from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS
 from engine.evidence.detect.diagnose import diagnose
 from engine.home.run_dir import Home
@@ -170,6 +171,20 @@ def test_a_failed_run_that_no_detector_explains_points_to_its_error(home: Home, 
     found = diagnose(home, run.id)
     assert found["findings"] == [] and "failed (env_import)" in found["summary"]
     assert found["next"][0]["arguments"]["view"] == "error"
+
+
+def test_a_run_that_a_cap_has_ended_is_told_so_with_the_call_that_goes_on(
+    home: Home, make_run: Make
+):
+    simulated = healthy(3)
+    hint = Hint("Continue it:", Call("submit_train", {"resume": "a-run", "max_gpu_hours": 2}))
+    reason = "max_gpu_hours=0.1 is spent"
+    run = left_by(simulated, make_run)
+    run.finish("failed", reason_kind="budget", reason=reason, hint=hint, spent_hours=0.1)
+    found = diagnose(home, run.id)
+    assert found["findings"] == []
+    assert f"ended by a cap and not by a fault: {reason}. 51 steps" in found["summary"]
+    assert found["next"] == [hint.call.to_json()]
 
 
 def test_a_machine_that_failed_comes_first(home: Home, make_run: Make):

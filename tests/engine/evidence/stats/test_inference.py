@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sp
 
-from engine.evidence.stats import inference
+from engine.evidence.stats import inference, power
 from engine.evidence.stats.basics import distributions as d
 from engine.evidence.stats.inference import Side, paired_verdict
 
@@ -160,9 +160,7 @@ def test_bootstrap_without_tasks_is_refused():
 @pytest.mark.parametrize(("n", "discordant"), [(100, 30), (200, 60), (400, 159)])
 def test_the_smallest_detectable_gap_is_found_with_the_promised_power(n, discordant):
     gap = inference.smallest_detectable_gap(n, discordant)
-    assert inference.mcnemar_power(n, gap, (discordant + 1) / (n + 1)) == pytest.approx(
-        0.8, abs=0.035
-    )
+    assert power.mcnemar_power(n, gap, (discordant + 1) / (n + 1)) == pytest.approx(0.8, abs=0.035)
 
 
 @given(st.integers(1, 3000), st.integers(0, 300))
@@ -191,11 +189,11 @@ def test_power_by_summation_agrees_with_simulation():
             b += x < (share + gap) / 2
             c += x > 1 - (share - gap) / 2
         found += b > c and inference.mcnemar_midp(b, c) < 0.05
-    assert inference.mcnemar_power(n, gap, share) == pytest.approx(found / 1500, abs=0.04)
+    assert power.mcnemar_power(n, gap, share) == pytest.approx(found / 1500, abs=0.04)
 
 
 def test_a_gain_from_50_to_60_percent_on_400_tasks_is_found_four_times_in_five():
-    assert inference.mcnemar_power(400, 0.10, 0.40) >= 0.80
+    assert power.mcnemar_power(400, 0.10, 0.40) >= 0.80
 
 
 @given(st.integers(1, 30), st.data())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from engine.models.dialects.arguments import fault_of
-from engine.models.dialects.reading import FoundCall
+from engine.models.dialects.reading import ParsedCall
 
 
 def tool(name: str, parameters: object) -> dict[str, Any]:
@@ -34,25 +34,25 @@ TOOLS = [
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (FoundCall("lock", {"at": "a"}), "there is no tool 'lock'; there are: look, odd, broken"),
-        (FoundCall("look", {}), "look: at is missing"),
-        (FoundCall("look", {"at": 1}), "look.at: not of type string"),
-        (FoundCall("look", {"at": "a", "pattern": "x"}), "look.pattern: not of type integer"),
-        (FoundCall("look", {"at": "a", "on": 1}), "look.on: not allowed"),
+        (ParsedCall("lock", {"at": "a"}), "there is no tool 'lock'; there are: look, odd, broken"),
+        (ParsedCall("look", {}), "look: at is missing"),
+        (ParsedCall("look", {"at": 1}), "look.at: not of type string"),
+        (ParsedCall("look", {"at": "a", "pattern": "x"}), "look.pattern: not of type integer"),
+        (ParsedCall("look", {"at": "a", "on": 1}), "look.on: not allowed"),
     ],
 )
-def test_an_invalid_call_says_why(call: FoundCall, why: str) -> None:
+def test_an_invalid_call_says_why(call: ParsedCall, why: str) -> None:
     assert why in (fault_of(call, TOOLS) or "")
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        FoundCall("look", {"at": "a" * 40 + "b"}),  # its pattern would take for ever
-        FoundCall("odd", {"anything": 1}),
-        FoundCall("broken", {"anything": 1}),
-        FoundCall("free", {"anything": 1}),
+        ParsedCall("look", {"at": "a" * 40 + "b"}),  # its pattern would take for ever
+        ParsedCall("odd", {"anything": 1}),
+        ParsedCall("broken", {"anything": 1}),
+        ParsedCall("free", {"anything": 1}),
     ],
 )
-def test_a_schema_that_cannot_be_checked_faults_nothing(call: FoundCall) -> None:
+def test_a_schema_that_cannot_be_checked_faults_nothing(call: ParsedCall) -> None:
     assert fault_of(call, TOOLS) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.models.dialects.gemma_calls import gemma
-from engine.models.dialects.reading import Found, FoundCall
+from engine.models.dialects.reading import ParsedCall, ParsedCalls
 
 
 def test_values_of_every_type_are_read() -> None:
@@ -12,7 +12,7 @@ def test_values_of_every_type_are_read() -> None:
         'd:{<|"|>k<|"|>:{}},e:[]}<tool_call|><|tool_response>'
     )
     arguments = {"a": "x, }y", "b": -150.0, "c": [1, None, True], "d": {"k": {}}, "e": []}
-    assert gemma(text, ()) == Found("Hm.", (FoundCall("f", arguments),))
+    assert gemma(text, ()) == ParsedCalls("Hm.", (ParsedCall("f", arguments),))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 
 from engine.models.dialects.json_calls import deepseek, hermes, llama, mistral, phi
-from engine.models.dialects.reading import Found, FoundCall, Reader
+from engine.models.dialects.reading import ParsedCall, ParsedCalls, Reader
 
-ADD = FoundCall("add", {"a": 1})
-SAY = FoundCall("say", {"text": "</tool_call> [x]"})
+ADD = ParsedCall("add", {"a": 1})
+SAY = ParsedCall("say", {"text": "</tool_call> [x]"})
 ADD_JSON, SAY_JSON = (
     '{"name": "add", "arguments": {"a": 1}}',
     ('{"name": "say", "arguments": {"text": "</tool_call> [x]"}}'),
@@ -17,57 +17,63 @@ SEP, BEGIN, END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool
 @pytest.mark.parametrize(
     ("reader", "text", "found"),
     [
-        (hermes, "No call.", Found("No call.")),
-        (hermes, f"So:<tool_call>\n{ADD_JSON}\n</tool_call>", Found("So:", (ADD,))),
+        (hermes, "No call.", ParsedCalls("No call.")),
+        (hermes, f"So:<tool_call>\n{ADD_JSON}\n</tool_call>", ParsedCalls("So:", (ADD,))),
         (
             hermes,
             f"<tool_call>{SAY_JSON}</tool_call> and <tool_call>{ADD_JSON}</tool_call>",
-            Found("and", (SAY, ADD)),
+            ParsedCalls("and", (SAY, ADD)),
         ),
         (
             hermes,
             '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
-            Found("", (ADD,)),
+            ParsedCalls("", (ADD,)),
         ),
-        (hermes, '<tool_call>{"name": "add"}</tool_call>', Found("", (FoundCall("add", {}),))),
-        (mistral, f"[TOOL_CALLS] [{ADD_JSON}, {SAY_JSON}]", Found("", (ADD, SAY))),
+        (
+            hermes,
+            '<tool_call>{"name": "add"}</tool_call>',
+            ParsedCalls("", (ParsedCall("add", {}),)),
+        ),
+        (mistral, f"[TOOL_CALLS] [{ADD_JSON}, {SAY_JSON}]", ParsedCalls("", (ADD, SAY))),
         (
             mistral,
             'Hm.[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]',
-            Found("Hm.", (FoundCall("add", {"a": 1}, "abcdefghi"),)),
+            ParsedCalls("Hm.", (ParsedCall("add", {"a": 1}, "abcdefghi"),)),
         ),
         (
             mistral,
             '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}',
-            Found("", (ADD, FoundCall("add", {"a": 1}, "abcdefghi"))),
+            ParsedCalls("", (ADD, ParsedCall("add", {"a": 1}, "abcdefghi"))),
         ),
-        (mistral, '[TOOL_CALLS]add{"a": 1}', Found("", (ADD,))),
-        (phi, f"<|tool_call|>{ADD_JSON}<|/tool_call|>", Found("", (ADD,))),
-        (phi, f"<|tool_call|>[{ADD_JSON}, {SAY_JSON}]", Found("", (ADD, SAY))),
-        (llama, '{"name": "add", "parameters": {"a": 1}}', Found("", (ADD,))),
+        (mistral, '[TOOL_CALLS]add{"a": 1}', ParsedCalls("", (ADD,))),
+        (phi, f"<|tool_call|>{ADD_JSON}<|/tool_call|>", ParsedCalls("", (ADD,))),
+        (phi, f"<|tool_call|>[{ADD_JSON}, {SAY_JSON}]", ParsedCalls("", (ADD, SAY))),
+        (llama, '{"name": "add", "parameters": {"a": 1}}', ParsedCalls("", (ADD,))),
         (
             llama,
             '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; '
             '{"name": "add", "parameters": {"a": 1}}',
-            Found("", (ADD, ADD)),
+            ParsedCalls("", (ADD, ADD)),
         ),
         (
             llama,
             '<|python_tag|>search.call(query="a b")',
-            Found("", (FoundCall("search", {"query": "a b"}),)),
+            ParsedCalls("", (ParsedCall("search", {"query": "a b"}),)),
         ),
-        (llama, '{"name": "Ada"}', Found('{"name": "Ada"}')),
-        (llama, '{"answer": 3', Found('{"answer": 3')),
-        (deepseek, f'{BEGIN}add{SEP}{{"a": 1}}{END}', Found("", (ADD,))),
+        (llama, '{"name": "Ada"}', ParsedCalls('{"name": "Ada"}')),
+        (llama, '{"answer": 3', ParsedCalls('{"answer": 3')),
+        (deepseek, f'{BEGIN}add{SEP}{{"a": 1}}{END}', ParsedCalls("", (ADD,))),
         (
             deepseek,
             f'So.<｜tool▁calls▁begin｜>{BEGIN}function{SEP}add\n```json\n{{"a": 1}}\n```{END}'
             "<｜tool▁calls▁end｜>",
-            Found("So.", (ADD,)),
+            ParsedCalls("So.", (ADD,)),
         ),
     ],
 )
-def test_calls_are_read_as_they_were_published(reader: Reader, text: str, found: Found) -> None:
+def test_calls_are_read_as_they_were_published(
+    reader: Reader, text: str, found: ParsedCalls
+) -> None:
     assert reader(text, ()) == found
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.models.dialects.reading import FoundCall
+from engine.models.dialects.reading import ParsedCall
 from engine.models.dialects.tagged_calls import glm, qwen_tags
 
 
@@ -67,4 +67,4 @@ def test_a_call_that_cannot_be_read_says_why(reader: Any, text: str, why: str) -
 
 
 def test_a_call_without_arguments_is_read() -> None:
-    assert glm("<tool_call>f</tool_call>", []).calls == (FoundCall("f", {}),)
+    assert glm("<tool_call>f</tool_call>", []).calls == (ParsedCall("f", {}),)

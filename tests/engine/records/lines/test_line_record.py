@@ -117,6 +117,7 @@ def test_a_metric_that_is_no_number_has_no_value():
 
 
 REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800}
+REPLAYED |= {"beside": REPLAYED | {"source": "keep@1a", "questions": None, "beside": None}}
 MANIFEST_WITH_REPLAY = {
     **MANIFEST,
     "replayed": REPLAYED,

@@ -17,7 +17,7 @@ from engine.home.run_dir import Home
 from engine.records.run_config import SFTConfig
 from engine.skills import pebble as skills
 from engine.skills.batteries import SKILLS, TASKS_PER_SKILL, battery_of, pebble_tasks
-from engine.worker.evaluation.prior_skills import batteries_of
+from engine.worker.evaluation.prior_skills import batteries_of, family_of
 
 
 def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
 
 @pytest.mark.worker
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("count", [0, 16])
+@pytest.mark.parametrize("count", [0, 22])
 def test_a_run_asks_as_many_questions_of_a_battery_as_it_was_told(
     home: Home, env_id: str, count: int
 ) -> None:
@@ -157,7 +157,7 @@ def test_every_run_is_asked_the_same_tasks() -> None:
 PEBBLE = {"ref": "pebble", "path": "/nowhere/pebble"}
 
 
-@pytest.mark.parametrize("most", [0, 5, 16, 1000])
+@pytest.mark.parametrize("most", [0, 5, 22, 1000])
 def test_skill_rows_trims_the_questions_evenly_over_the_skills(home: Home, most: int) -> None:
     config = SFTConfig.model_validate(train_config("a-sft-1", algorithm="sft", base=PEBBLE))
     config = config.model_copy(
@@ -166,10 +166,16 @@ def test_skill_rows_trims_the_questions_evenly_over_the_skills(home: Home, most:
     asked = [task["family"] for battery in batteries_of(config, home) for task in battery.tasks]
     assert len(asked) == min(len(SKILLS) * TASKS_PER_SKILL, most)
     assert len(set(asked)) == min(len(SKILLS), len(asked))
-    if most == 16:
+    if most == 22:
         assert all(asked.count(skill) == 2 for skill in SKILLS)
 
 
 def test_the_estimate_counts_as_many_questions_as_are_asked(home: Home) -> None:
     whole, trimmed = batteries(home, None, 200), batteries(home, None, 5)
     assert whole[0].tasks == len(SKILLS) * TASKS_PER_SKILL and trimmed[0].tasks == 5
+
+
+def test_a_task_is_of_the_family_or_the_skill_that_its_metadata_names() -> None:
+    assert family_of({"metadata": {"family": "small", "skill": "sums"}}) == "small"
+    assert family_of({"metadata": {"skill": "sums"}}) == "sums"
+    assert family_of({"metadata": None}) == family_of({}) == ""

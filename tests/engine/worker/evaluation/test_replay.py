@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_json import kept_skills
 from loops import ROWS_ENVIRONMENT, go, make_run, push, save_random_model
 
 from engine.core.split import prompt_key
+from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import Home, RunDir
 from engine.records.lines.event import read_events
-from engine.records.lines.replayed_row import read_replayed
+from engine.records.lines.replayed_row import ReplayedRow, read_replayed
 from engine.records.manifest import ReplayUsed, read_manifest
 from engine.skills import pebble
 from engine.skills.batteries import pebble_tasks, practice_of, says_answer
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.evaluation.replay import Replay
+from engine.worker.evaluation.replay import Replay, balanced
 from engine.worker.evaluation.replay_rows import FEWEST_ASKED
 
 SETTINGS: dict[str, Any] = {
@@ -115,12 +117,17 @@ def test_rows_of_a_named_environment_are_replayed_but_none_that_is_asked(
     # Its held-out tasks are asked, and pebble's own battery asks one of its train rows.
     keep = push(home, tmp_path / "keep", OTHER, "keep")
     assert "What is 7 + 7?" in {task["prompt"][0]["content"] for task in pebble_tasks()}
-    few = {"steps": 2, "eval_every": 2, "eval_rows": 8}
+    few = {"steps": 2, "eval_every": 2, "eval_rows": 8, "skill_rows": 66}
     kept = trained_with(home, env_id, "kept", keep=0.2, keep_env=keep, **few)
     rows = read_replayed(kept["run"].replayed)
-    assert {row.task for row in rows} == {"row-5", "row-6", "row-8", "row-9"}
-    assert {row.source for row in rows} == {keep}
-    assert kept["replayed"] == {"share": 0.2, "source": keep, "rows": 4, "questions": None}
+    named = [row for row in rows if row.source == keep]
+    assert {row.task for row in named} == {"row-5", "row-6", "row-8", "row-9"}
+    # Beside them practice questions, as without it.
+    assert {row.source for row in rows} == {keep, "pebble skills"}
+    of_named = {"share": 0.2, "source": keep, "rows": 4, "questions": None, "beside": None}
+    assert kept["replayed"]["beside"] == of_named
+    assert kept["replayed"]["source"] == "pebble skills"
+    assert kept["replayed"]["rows"] == len(rows) - 4
 
 
 @pytest.mark.worker
@@ -149,14 +156,14 @@ def test_the_models_own_right_answers_to_an_environment_are_replayed(
     keep = push(home, tmp_path / "keep", source, "others")
     asked = {"steps": 1, "keep": 0.2, "keep_env": keep, "keep_answers": "own"}
     kept = trained_with(home, env_id, "kept", **{**FEW, **asked})
-    rows = read_replayed(kept["run"].replayed)
+    rows = [row for row in read_replayed(kept["run"].replayed) if row.source == keep]
     # All 9 fit into one round of questions; some may be those of pebble's own battery.
     assert rows and "row-7" not in {row.task for row in rows}
-    assert {row.source for row in rows} == {keep}
     for row in rows:  # what pebble said, with its end token, and nothing of the reference
         assert row.messages[-1]["role"] == "assistant" and row.messages[-1]["content"]
         assert 0 < sum(row.loss_mask) < len(row.ids) == len(row.loss_mask)
-    assert kept["replayed"]["source"] == keep and kept["replayed"]["questions"] >= len(rows)
+    of_named = kept["replayed"]["beside"]
+    assert of_named["source"] == keep and of_named["questions"] >= len(rows)
 
 
 @pytest.mark.worker
@@ -177,6 +184,38 @@ def test_a_model_that_can_do_nothing_trains_without_replay_unless_somebody_asked
         go(chosen)
 
 
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_grpo_loses_fewer_skills_where_it_replays_them(home: Home, tmp_path: Path) -> None:
+    """It is trained to answer at length, whatever the question: so it loses what was there."""
+    source = OTHER.replace("completion.strip() == task.answer_text", "len(completion) / 40")
+    env_id = push(home, tmp_path / "short", source, "short")
+    settings = {"steps": 12, "prompts_per_step": 5, "group_size": 6, "max_tokens": 12}
+    settings |= {"learning_rate": 3e-3, "eval_every": 12, "eval_rows": 4, "skill_rows": 44}
+    kept, results = {}, {}
+    for keep in (0.0, 0.3):
+        run = make_run(home, env_id, "grpo", settings | {"keep": keep}, run_id=f"grpo-{keep:g}")
+        results[keep] = go(run)
+        kept[keep] = kept_skills(run)
+    (without,), (battery,) = kept[0.0]["batteries"], kept[0.3]["batteries"]
+    assert battery["after"] > without["after"] + 0.15
+    assert kept[0.3]["replayed"]["share"] == 0.3 and "replayed" not in kept[0.0]
+    _start, *lines = load_rows(home.run("grpo-0.3").metrics)
+    assert len(lines) == 12 and all(line["replay_loss"] > 0 for line in lines)
+    _start, *lines = load_rows(home.run("grpo-0").metrics)
+    assert {line["replay_loss"] for line in lines} == {None}
+
+
+def test_rows_of_a_smaller_source_come_as_often_as_those_of_a_larger() -> None:
+    def row(source: str, number: int) -> ReplayedRow:
+        return ReplayedRow(
+            source=source, task=f"{number}", messages=[], ids=[number, 1], loss_mask=[0, 1]
+        )
+
+    trained = balanced([*(row("a", at) for at in range(6)), row("b", 7), row("b", 8)])
+    assert sorted(each.ids[0] for each in trained) == [0, 1, 2, 3, 4, 5, 7, 7, 7, 8, 8, 8]
+
+
 def push_asked(home: Home) -> str:
     """An environment named keep of which every row is asked."""
     source = OTHER.replace("range(1, 10)", "range(1, 5)")
@@ -187,13 +226,13 @@ def test_the_share_counts_replayed_rows_among_all_rows_of_a_batch() -> None:
     rows = [Row([0, at], [0, 1]) for at in range(5)]
 
     def replay(share: float) -> Replay:
-        return Replay(rows, share, 7, ReplayUsed(share=share, source="s", rows=5))
+        return Replay(rows, share, 7, ReplayUsed(share=share, source="s", rows=5), batch_rows=6)
 
     # 6 of 30, 32 of 64, 2 of 8; never none.
     assert [replay(0.2).beside(24), replay(0.5).beside(32), replay(0.2).beside(6)] == [6, 32, 2]
     assert replay(0.01).beside(3) == 1
     # Every row once before any comes again: 5 rows, 2 a step.
-    steps = [replay(0.25).of_step(step, 6, 6) for step in range(1, 6)]
+    steps = [replay(0.25).of_full_step(step) for step in range(1, 6)]
     assert all(len(step) == 2 for step in steps)
     taken = [row.ids[1] for step in steps for row in step]
     assert sorted(taken[:5]) == sorted(taken[5:]) == [0, 1, 2, 3, 4]

@@ -16,11 +16,11 @@ from typed_settings import grpo_settings
 from engine.home.run_dir import DeployDir, Home
 from engine.worker.components import make_sampler
 from engine.worker.core.trajectory import Completion
+from engine.worker.gateway.chat_request import Refused, ends_in_partial_stop, parse_chat
 from engine.worker.network.policy import Base, Policy
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.chat_models import Served
-from engine.worker.serving.chat_request import Refused, ends_in_partial_stop, parse_chat
 from engine.worker.serving.own_models import OwnModels
 from engine.worker.update import checkpoint
 from engine.worker.update.schedule import make_optimizer

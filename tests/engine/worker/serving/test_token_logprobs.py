@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.worker.serving.chat_request import Refused
+from engine.worker.gateway.chat_request import Refused
 from engine.worker.serving.token_logprobs import logprobs_reply, parse_logprobs
 
 BODY: dict[str, Any] = {

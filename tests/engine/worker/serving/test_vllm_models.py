@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from engine.core.files import write_json
 from engine.processes.vllm_process import Plan
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.gateway.chat_request import Refused, parse_chat
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.serving.chat_models import Served
-from engine.worker.serving.chat_request import Refused, parse_chat
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
 pytestmark = pytest.mark.timeout(60)

@@ -164,10 +164,12 @@ def _seed(body: Mapping[str, Any]) -> int:
 
 
 def _checked_ids(ids: Any) -> tuple[int, ...]:
-    """The ids of the tokens that an answer begins with. Raises Refused (400) where they are not a
-    list of whole numbers, or too many for one answer."""
-    # `type(each) is int`: isinstance would also take booleans.
-    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+    """Check the ids of the tokens that an answer begins with; return them as a tuple.
+
+    Raises Refused (400) where they are not a list of whole numbers, or too many for one answer.
+    """
+    # `type(...) is int`: isinstance would also take booleans.
+    if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
         raise Refused(400, "begun_token_ids must be a list of token ids.")
     if len(ids) > MAX_TOKENS:
         raise Refused(400, f"begun_token_ids has {len(ids)} ids; at most {MAX_TOKENS}.")
@@ -207,8 +209,10 @@ def text_before_stop(text: str, stop: tuple[str, ...]) -> str:
 
 
 def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
-    """Whether the text ends with the beginning of a stop string. That end must not be sent before
-    further tokens show whether the stop string is completed."""
+    """Return whether the text ends with the beginning of a stop string.
+
+    That end must not be sent before further tokens show whether the stop string is completed.
+    """
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop

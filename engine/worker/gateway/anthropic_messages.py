@@ -1,0 +1,194 @@
+"""`/v1/messages` as programs for Anthropic's API use it: content in blocks, tools with an
+`input_schema`, results of tools inside messages of the user."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.worker.gateway.asked import (
+    Answered,
+    Asked,
+    conversation,
+    fields_of,
+    sized,
+    stop_strings,
+    token_limit,
+)
+from engine.worker.gateway.chat_request import Refused
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
+
+_ACTED_ON = "model max_tokens messages system tools tool_choice stop_sequences stream".split()
+_DECIDED_BY_THE_RUN = (
+    "temperature top_p top_k metadata service_tier thinking container context_management "
+    "output_config cache_control betas"
+).split()
+_FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_THOUGHTS = ("thinking", "redacted_thinking")  # blocks that a program sends back
+
+
+def read(body: Any) -> Asked:
+    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
+    prompt that is too large."""
+    fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
+    listed = fields.get("messages")
+    if not isinstance(listed, list):
+        raise Refused(400, "messages must be a list with at least one message.")
+    messages = [each for message in listed for each in _messages_of(message)]
+    if fields.get("system"):
+        messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
+    return sized(
+        Asked(
+            model=str(fields.get("model", "")),
+            messages=conversation(messages),
+            tools=_tools(fields.get("tools", []), fields.get("tool_choice", {"type": "auto"})),
+            max_tokens=token_limit(fields.get("max_tokens"), "max_tokens"),
+            stop=stop_strings(fields.get("stop_sequences")),
+            stream=bool(fields.get("stream")),
+        )
+    )
+
+
+def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
+    """The tools in OpenAI's form. Raises Refused (400) for tools of the vendor's own, and where a
+    call is demanded."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in ("auto", "none"):
+        raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
+    if not isinstance(tools, list):
+        raise Refused(400, "tools must be a list of objects.")
+    schemas = [_tool(tool) for tool in tools]
+    return schemas if kind == "auto" else []
+
+
+def _tool(tool: Any) -> ToolSchema:
+    if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
+        raise Refused(400, "Each tool needs a name and an input_schema.")
+    function = {
+        "name": str(tool.get("name", "")),
+        "description": str(tool.get("description", "")),
+        "parameters": tool["input_schema"],
+    }
+    return {"type": "function", "function": function}
+
+
+def _messages_of(message: Any) -> Iterator[ChatMessage]:
+    """The messages in OpenAI's form that one of Anthropic's stands for: results of tools come
+    before what the user says. Raises Refused (400) for blocks other than text and tools."""
+    if not isinstance(message, dict):
+        raise Refused(400, "Each message is an object with role and content.")
+    blocks = _blocks(message.get("content"))
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            content = _text_of(block.get("content") or "")
+            call_id = str(block.get("tool_use_id", ""))
+            yield {"role": "tool", "content": content, "tool_call_id": call_id}
+    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    texts = [block for block in blocks if block.get("type") == "text"]
+    others = {str(block.get("type")) for block in blocks}
+    unknown = others - {"text", "tool_use", "tool_result", *_THOUGHTS}
+    if unknown:
+        raise Refused(400, f"Not supported by this gateway: content of type {min(unknown)}.")
+    if texts or calls or not blocks:
+        own: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
+        yield own | ({"tool_calls": calls} if calls else {})
+
+
+def _blocks(content: Any) -> list[Mapping[str, Any]]:
+    """The blocks of a content; a text is one block. Raises Refused (400) for anything else."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise Refused(400, "content is a text or a list of blocks.")
+    return content
+
+
+def _text_of(content: Any) -> str:
+    """The text of a content. Raises Refused (400) where a block of it is none."""
+    texts = [block.get("text") for block in _blocks(content)]
+    if not all(isinstance(text, str) for text in texts):
+        raise Refused(400, "Only text can be read here.")
+    return "".join(str(text) for text in texts)
+
+
+def _call(block: Mapping[str, Any]) -> JsonObject:
+    """A block `tool_use` as a call in OpenAI's form."""
+    function = {
+        "name": str(block.get("name", "")),
+        "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
+    }
+    return {"type": "function", "id": str(block.get("id", "")), "function": function}
+
+
+def whole(asked: Asked, answered: Answered) -> JsonObject:
+    """The answer as Anthropic's message object."""
+    return _message(asked, answered) | {
+        "content": _content(answered),
+        "stop_reason": _FINISH[answered.finish],
+        "usage": _usage(answered),
+    }
+
+
+def _message(asked: Asked, answered: Answered) -> JsonObject:
+    """The message before anything of it was written."""
+    return {
+        "id": f"msg_{uuid.uuid4().hex[:24]}",
+        "type": "message",
+        "role": "assistant",
+        "model": asked.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(answered) | {"output_tokens": 0},
+    }
+
+
+def _usage(answered: Answered) -> JsonObject:
+    return {
+        "input_tokens": answered.prompt_tokens,
+        "output_tokens": answered.completion_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+    }
+
+
+def _content(answered: Answered) -> list[JsonObject]:
+    """The blocks of the answer. An answer of nothing is one empty text."""
+    blocks: list[JsonObject] = []
+    if answered.text or not answered.tool_calls:
+        blocks.append({"type": "text", "text": answered.text})
+    for call in answered.tool_calls:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        blocks.append(
+            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
+        )
+    return blocks
+
+
+def events(asked: Asked, answered: Answered) -> list[str]:
+    """The answer as server-sent events, each with its name; see `openai_chat.events`."""
+    steps: list[JsonObject] = [
+        {"type": "message_start", "message": _message(asked, answered)},
+    ]
+    for index, block in enumerate(_content(answered)):
+        begun, delta = _begun(block)
+        steps += [
+            {"type": "content_block_start", "index": index, "content_block": begun},
+            {"type": "content_block_delta", "index": index, "delta": delta},
+            {"type": "content_block_stop", "index": index},
+        ]
+    ending = {"stop_reason": _FINISH[answered.finish], "stop_sequence": None}
+    steps += [
+        {"type": "message_delta", "delta": ending, "usage": _usage(answered)},
+        {"type": "message_stop"},
+    ]
+    return [f"event: {step['type']}\ndata: {json.dumps(step)}\n\n" for step in steps]
+
+
+def _begun(block: JsonObject) -> tuple[JsonObject, JsonObject]:
+    """(a block before anything of it was written, the delta with all of it)."""
+    if block["type"] == "text":
+        return {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
+    written = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+    return block | {"input": {}}, written

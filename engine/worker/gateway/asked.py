@@ -1,0 +1,130 @@
+"""What a program asks the model and what it gets, whatever protocol it speaks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from engine.serving.messages import BadMessages, check_size, checked_tools
+from engine.worker.gateway.chat_request import MAX_STOPS, MAX_TOKENS, Refused, checked_number
+from envs.base import Message
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for one assistant message.
+
+    Attributes:
+        model: what the request calls the model; any name does.
+        messages: the conversation, in the form of `envs.base.Message.to_dict`.
+        tools: what the model may call.
+        max_tokens: the most tokens of the answer; None leaves it to the run.
+        stop: texts that end the answer, beside those of the run.
+        stream: whether the answer is sent as events.
+        include_usage: whether a stream ends with the numbers of tokens.
+    """
+
+    model: str
+    messages: list[ChatMessage]
+    tools: list[ToolSchema]
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = True
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The model's answer.
+
+    Attributes:
+        text: its content.
+        reasoning: its thoughts, "" for none.
+        tool_calls: in OpenAI's form, each with an id.
+        finish: why it ended.
+        prompt_tokens, completion_tokens: how many there were.
+    """
+
+    text: str
+    reasoning: str
+    tool_calls: list[JsonObject]
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Dialect(Protocol):
+    """One way to ask over HTTP: a module with these functions."""
+
+    def read(self, body: Any) -> Asked: ...
+
+    def whole(self, asked: Asked, answered: Answered) -> JsonObject: ...
+
+    def events(self, asked: Asked, answered: Answered) -> list[str]: ...
+
+
+def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:
+    """The fields of a decoded request body that are acted on, without those that are null.
+
+    Args:
+        acted_on: names of fields that the caller reads.
+        decided: names of fields that are accepted and do nothing, because the run decides what
+            they ask for: how tokens are drawn, what is stored.
+
+    Raises:
+        Refused: 400 for a body that is no object, or for any other field: its absence in the answer
+            would be taken for an answer.
+    """
+    if not isinstance(body, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    given = {name: value for name, value in body.items() if value is not None}
+    unknown = sorted(given.keys() - {*acted_on, *decided})
+    if unknown:
+        raise Refused(400, f"Not supported by this gateway: {', '.join(unknown)}.")
+    return {name: value for name, value in given.items() if name in acted_on}
+
+
+def conversation(messages: Any) -> list[ChatMessage]:
+    """The messages of a request in one form. Raises Refused (400) where they have another."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "messages must be a list with at least one message.")
+    try:
+        return [same_form(message) for message in messages]
+    except (TypeError, ValueError) as error:
+        raise Refused(400, f"messages: {error}.") from error
+
+
+def same_form(message: Mapping[str, Any]) -> ChatMessage:
+    """A message in the form in which equal messages are equal. Raises ValueError for none."""
+    return Message.from_dict(message).to_dict()
+
+
+def sized(asked: Asked) -> Asked:
+    """The request itself. Raises Refused (400 or 413) for tools that are none, and where there are
+    too many messages, tools or characters."""
+    try:
+        checked_tools(asked.tools)
+        check_size(asked.messages, asked.tools)
+    except BadMessages as error:
+        raise Refused(413 if error.is_too_large else 400, str(error)) from error
+    return asked
+
+
+def token_limit(value: Any, name: str) -> int | None:
+    """The most tokens of an answer, from the field `name`; None where it names none. Raises Refused
+    (400) where it is no number from 1 to MAX_TOKENS; a larger one counts as MAX_TOKENS."""
+    if value is None:
+        return None
+    return int(min(MAX_TOKENS, checked_number(value, name, low=1, high=float(2**31))))
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """Stop strings from a text, a list of texts or None. Raises Refused (400) for anything else,
+    and for more than MAX_STOPS."""
+    listed = [value] if isinstance(value, str) else (value or [])
+    is_texts = isinstance(listed, list) and all(isinstance(item, str) and item for item in listed)
+    if not is_texts or len(listed) > MAX_STOPS:
+        raise Refused(400, f"stop must be a text or a list of at most {MAX_STOPS} texts.")
+    return tuple(listed)

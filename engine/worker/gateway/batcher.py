@@ -1,0 +1,109 @@
+"""Questions of many programs, sampled together: asked in any thread, answered in one."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.sampler import Sampler, SamplingParams
+
+# Seconds without a further question after which those that wait are sampled, and at most so long.
+LINGER_S, LONGEST_LINGER_S = 0.03, 0.2
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A completion that somebody waits for.
+
+    Attributes:
+        max_tokens: the most tokens of it.
+        stop: texts that end it.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    stop: tuple[str, ...]
+    future: "Future[Completion]" = field(default_factory=Future)
+
+
+class Batcher:
+    """Collects wishes and samples them in batches. `waiting_programs` says how many programs could
+    still ask: a batch with a question of each is complete and waits for nobody."""
+
+    def __init__(self, params: SamplingParams, waiting_programs: Callable[[], int]) -> None:
+        self._params = params
+        self._waiting_programs = waiting_programs
+        self._wishes: list[Wish] = []
+        self._changed = threading.Condition()
+        self._calls = 0  # of the sampler, each with a seed of its own
+        self._closed: BaseException | None = None  # why nothing is sampled any more
+
+    def ask(
+        self, prompt: list[int], max_tokens: int, stop: tuple[str, ...]
+    ) -> "Future[Completion]":
+        """Queue a question; the future gets the completion, or is cancelled where it came too
+        late."""
+        wish = Wish(prompt, max_tokens, stop)
+        with self._changed:
+            if self._closed is None:
+                self._wishes.append(wish)
+            else:
+                wish.future.cancel()
+            self._changed.notify()
+        return wish.future
+
+    def wake(self) -> None:
+        """End the wait of `take`, because a program has ended."""
+        with self._changed:
+            self._changed.notify()
+
+    def take(self, timeout: float) -> list[Wish]:
+        """Wait for questions and return those that are to be sampled together; [] if none came
+        within `timeout` seconds or `wake` was called."""
+        with self._changed:
+            if not self._wishes:
+                self._changed.wait(timeout)
+            began = time.monotonic()
+            while self._wishes and len(self._wishes) < self._waiting_programs():
+                left = began + LONGEST_LINGER_S - time.monotonic()
+                count = len(self._wishes)
+                self._changed.wait(min(LINGER_S, max(0.0, left)))
+                if len(self._wishes) == count or left <= 0:
+                    break
+            taken, self._wishes = self._wishes, []
+        return [wish for wish in taken if wish.future.set_running_or_notify_cancel()]
+
+    def sample(self, sampler: Sampler, wishes: Sequence[Wish]) -> None:
+        """Sample the wishes and fulfil them: one call of the sampler for those with the same
+        limits. In the thread that owns the sampler."""
+        by_limits: dict[tuple[int, tuple[str, ...]], list[Wish]] = {}
+        for wish in wishes:
+            by_limits.setdefault((wish.max_tokens, wish.stop), []).append(wish)
+        for (max_tokens, stop), alike in by_limits.items():
+            params = replace(self._params, max_tokens=max_tokens, stop=stop, seed=self._next_seed())
+            sampler.generate(
+                [wish.prompt for wish in alike],
+                n=1,
+                params=params,
+                done=lambda index, _, completion, alike=alike: alike[index].future.set_result(
+                    completion
+                ),
+            )
+
+    def close(self, reason: BaseException) -> None:
+        """Cancel every question that waits, and those that come later."""
+        with self._changed:
+            self._closed = reason
+            left, self._wishes = self._wishes, []
+        for wish in left:
+            wish.future.cancel()
+
+    def _next_seed(self) -> int:
+        """A seed that no other call of a run has: the sampler draws by seed and place in the batch,
+        so two calls with one seed would draw alike."""
+        self._calls += 1
+        text = f"{self._params.seed} {self._calls}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])

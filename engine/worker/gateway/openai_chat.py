@@ -1,0 +1,105 @@
+"""`/v1/chat/completions` as programs use it: read with more patience than a deployment has.
+
+Programs send fields that a run decides (how tokens are drawn) or that mean nothing here; those are
+accepted. What promises another form of answer than the one that is given is refused.
+"""
+
+import json
+from typing import Any
+
+from engine.worker.gateway.asked import (
+    Answered,
+    Asked,
+    conversation,
+    fields_of,
+    sized,
+    stop_strings,
+    token_limit,
+)
+from engine.worker.gateway.chat_request import Refused, Reply, reply_fields, usage
+from envs.json_types import JsonObject
+
+_ACTED_ON = (
+    "model messages tools tool_choice max_tokens max_completion_tokens stop n stream "
+    "stream_options response_format"
+).split()
+# How tokens are drawn is the run's; the others say nothing about the answer.
+DECIDED_BY_THE_RUN = (
+    "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
+    "user store metadata service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention "
+    "safety_identifier reasoning_effort verbosity"
+).split()
+
+
+def read(body: Any) -> Asked:
+    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
+    prompt that is too large."""
+    fields = fields_of(body, _ACTED_ON, DECIDED_BY_THE_RUN)
+    if fields.get("n", 1) != 1:
+        raise Refused(400, "n must be 1: a rollout has one answer to each question.")
+    kind = fields.get("response_format", {"type": "text"})
+    if not isinstance(kind, dict) or kind.get("type") != "text":
+        raise Refused(400, "response_format must be text: nothing else is enforced here.")
+    options = fields.get("stream_options", {})
+    tools = fields.get("tools", [])
+    return sized(
+        Asked(
+            model=str(fields.get("model", "")),
+            messages=conversation(fields.get("messages")),
+            tools=tools if _may_call(fields.get("tool_choice", "auto")) else [],
+            max_tokens=token_limit(
+                fields.get("max_completion_tokens", fields.get("max_tokens")), "max_tokens"
+            ),
+            stop=stop_strings(fields.get("stop")),
+            stream=bool(fields.get("stream")),
+            include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        )
+    )
+
+
+def _may_call(choice: Any) -> bool:
+    """Whether the model may call tools, by `tool_choice`. Raises Refused (400) where it must."""
+    if choice not in ("auto", "none"):
+        raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
+    return choice == "auto"
+
+
+def whole(asked: Asked, answered: Answered) -> Reply:
+    """The answer as OpenAI's chat.completion object."""
+    message: JsonObject = {"role": "assistant", "content": answered.text}
+    if answered.reasoning:
+        message["reasoning_content"] = answered.reasoning
+    if answered.tool_calls:
+        message["content"] = answered.text or None
+        message["tool_calls"] = answered.tool_calls
+    choice = {"index": 0, "message": message, "finish_reason": answered.finish, "logprobs": None}
+    counts = usage(answered.prompt_tokens, answered.completion_tokens)
+    fields = reply_fields("chat.completion", "chatcmpl", asked.model)
+    return fields | {"choices": [choice], "usage": counts}
+
+
+def events(asked: Asked, answered: Answered) -> list[str]:
+    """The answer as server-sent events: chat.completion.chunk objects, then [DONE].
+
+    A line of them is JSON, in which a line end of the answer is written as an escape: no text of
+    the model can end an event or begin another.
+    """
+    common = reply_fields("chat.completion.chunk", "chatcmpl", asked.model)
+    deltas: list[JsonObject] = [{"role": "assistant", "content": ""}]
+    if answered.reasoning:
+        deltas.append({"reasoning_content": answered.reasoning})
+    if answered.text:
+        deltas.append({"content": answered.text})
+    if answered.tool_calls:
+        numbered = [{**call, "index": index} for index, call in enumerate(answered.tool_calls)]
+        deltas.append({"tool_calls": numbered})
+    pieces = [_choice(delta, None) for delta in deltas] + [_choice({}, answered.finish)]
+    lines = [json.dumps(common | {"choices": [piece]}) for piece in pieces]
+    if asked.include_usage:
+        counts = usage(answered.prompt_tokens, answered.completion_tokens)
+        lines.append(json.dumps(common | {"choices": [], "usage": counts}))
+    return [f"data: {line}\n\n" for line in [*lines, "[DONE]"]]
+
+
+def _choice(delta: JsonObject, finish: str | None) -> JsonObject:
+    return {"index": 0, "delta": delta, "finish_reason": finish}

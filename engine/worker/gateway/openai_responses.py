@@ -1,0 +1,219 @@
+"""`/v1/responses` as programs use it, without what a server would have to remember: every request
+holds its whole conversation."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from engine.worker.gateway.asked import Answered, Asked, conversation, fields_of, sized, token_limit
+from engine.worker.gateway.chat_request import Refused
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
+
+_ACTED_ON = "model input instructions tools tool_choice max_output_tokens stream text".split()
+_DECIDED_BY_THE_RUN = (
+    "temperature top_p user store metadata service_tier parallel_tool_calls prompt_cache_key "
+    "prompt_cache_retention safety_identifier reasoning include truncation top_logprobs "
+    "client_metadata stream_options"
+).split()
+
+
+def read(body: Any) -> Asked:
+    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
+    prompt that is too large."""
+    fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
+    form = fields.get("text", {})
+    kind = form.get("format", {"type": "text"}) if isinstance(form, dict) else {}
+    if not isinstance(kind, dict) or kind.get("type") != "text":
+        raise Refused(400, "text.format must be text: nothing else is enforced here.")
+    choice = fields.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
+    tools = fields.get("tools", [])
+    if not isinstance(tools, list):
+        raise Refused(400, "tools must be a list of objects.")
+    messages = _messages(fields.get("input"))
+    if fields.get("instructions"):
+        messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
+    return sized(
+        Asked(
+            model=str(fields.get("model", "")),
+            messages=conversation(messages),
+            tools=[_tool(tool) for tool in tools] if choice == "auto" else [],
+            max_tokens=token_limit(fields.get("max_output_tokens"), "max_output_tokens"),
+            stream=bool(fields.get("stream")),
+        )
+    )
+
+
+def _tool(tool: Any) -> ToolSchema:
+    """A function in the form of chat completions. Raises Refused (400) for a tool of the vendor's
+    own."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise Refused(400, "Only tools of type function can be offered here.")
+    names = ("name", "description", "parameters")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _messages(given: Any) -> list[ChatMessage]:
+    """The items of a request as messages: the calls of functions that follow one another, or an
+    assistant's text, are one message. Raises Refused (400) for an item of another kind."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise Refused(400, "input must be a text or a list of items.")
+    messages: list[ChatMessage] = []
+    for item in given:
+        if not isinstance(item, dict):
+            raise Refused(400, "Each item of input is an object.")
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(_call(item))
+        elif kind == "function_call_output":
+            call_id = str(item.get("call_id", ""))
+            output = item.get("output", "")
+            messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
+        elif kind != "reasoning":  # thoughts that a program sends back
+            raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
+    return messages
+
+
+def _call(item: Mapping[str, Any]) -> JsonObject:
+    """An item `function_call` as a call in the form of chat completions."""
+    function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
+    return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
+
+
+def whole(asked: Asked, answered: Answered) -> JsonObject:
+    """The answer as OpenAI's response object."""
+    return _response(asked) | _ended(answered) | {"output": _output(answered)}
+
+
+def _response(asked: Asked) -> JsonObject:
+    """The response before anything of it was written."""
+    return {
+        "id": f"resp_{uuid.uuid4().hex[:24]}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": asked.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": None,
+    }
+
+
+def _ended(answered: Answered) -> JsonObject:
+    """What the end adds to a response."""
+    is_cut = answered.finish == "length"
+    return {
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "usage": {
+            "input_tokens": answered.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": answered.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answered.prompt_tokens + answered.completion_tokens,
+        },
+    }
+
+
+def _output(answered: Answered) -> list[JsonObject]:
+    """The items of the answer. An answer of nothing is one empty text."""
+    items: list[JsonObject] = []
+    if answered.text or not answered.tool_calls:
+        items.append(
+            {
+                "type": "message",
+                "id": f"msg_{uuid.uuid4().hex[:24]}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [_part(answered.text)],
+            }
+        )
+    for call in answered.tool_calls:
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{uuid.uuid4().hex[:24]}",
+                "call_id": call["id"],
+                "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _part(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def events(asked: Asked, answered: Answered) -> list[str]:
+    """The answer as server-sent events, each with its name; see `openai_chat.events`."""
+    response = _response(asked)
+    items = _output(answered)
+    steps: list[JsonObject] = [{"type": "response.created", "response": response}]
+    for index, item in enumerate(items):
+        steps += _steps_of_item(index, item)
+    ended = response | _ended(answered) | {"output": items}
+    kind = "response.incomplete" if answered.finish == "length" else "response.completed"
+    steps.append({"type": kind, "response": ended})
+    return [
+        f"event: {step['type']}\ndata: {json.dumps(step | {'sequence_number': number})}\n\n"
+        for number, step in enumerate(steps)
+    ]
+
+
+def _steps_of_item(index: int, item: JsonObject) -> list[JsonObject]:
+    """The events in which one item of the answer is written."""
+    place: JsonObject = {"item_id": item["id"], "output_index": index}
+    begun = item | {"status": "in_progress"}
+    if item["type"] == "message":
+        (part,) = item["content"]
+        inside = place | {"content_index": 0}
+        begun["content"] = []
+        text = {"text": part["text"], "logprobs": []}
+        written = [
+            {"type": "response.content_part.added", **inside, "part": _part("")},
+            {
+                "type": "response.output_text.delta",
+                **inside,
+                "delta": part["text"],
+                "logprobs": [],
+            },
+            {"type": "response.output_text.done", **inside, **text},
+            {"type": "response.content_part.done", **inside, "part": part},
+        ]
+    else:
+        begun["arguments"] = ""
+        arguments = item["arguments"]
+        written = [
+            {"type": "response.function_call_arguments.delta", **place, "delta": arguments},
+            {
+                "type": "response.function_call_arguments.done",
+                **place,
+                "name": item["name"],
+                "arguments": arguments,
+            },
+        ]
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": begun},
+        *written,
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    ]

@@ -1,0 +1,206 @@
+"""The rollouts of a command: one process of it plays one task, several at once.
+
+The processes run beside the sampler, which samples what they ask in batches, in the thread that
+calls `play`. A process that hangs, crashes or asks nothing costs its own rollout.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+from engine.worker.core import pulse
+from engine.worker.core.trajectory import Group, Trajectory
+from engine.worker.gateway.batcher import Batcher
+from engine.worker.gateway.server import MODEL, Loop, RolloutServer
+from engine.worker.gateway.session import Rules, Session
+from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.rollouts.collect import PlayPrograms, RolloutContext, Times, set_error, set_score
+from envs.base import Task
+from envs.config.problem import EnvProblem
+from envs.config.settings import read_settings
+from envs.host.command import CommandRun, Commands, Ending, score_of
+from envs.host.pipe import Fault
+from envs.host.process import EnvProcess
+from envs.json_types import ChatMessage, TaskRow
+
+BEAT_S = 0.5  # between two signs of life while the programs work
+PROMPT_CHARS = 30_000  # of a prompt that is also given as a variable; the system limits its bytes
+
+
+@dataclass
+class Programs:
+    """Plays rollouts of one environment's command. Its method `play` is what `collect` calls."""
+
+    commands: Commands
+
+    def play(
+        self,
+        tasks: Sequence[TaskRow],
+        groups: list[Group],
+        context: RolloutContext,
+        sampler: Sampler,
+        params: SamplingParams,
+    ) -> Times:
+        """Play every trajectory of `groups` and score it; returns the seconds spent. `tasks` are
+        those of the groups, in the same order. Raises what the sampler raises."""
+        times = Times()
+        rules = Rules(context.renderer, params, context.max_length, context.max_turns)
+        with Loop() as loop, _Playground(self.commands, rules, loop) as ground:
+            played = [
+                ground.begin(task, trajectory)
+                for task, group in zip(tasks, groups, strict=True)
+                for trajectory in group.members
+            ]
+            began = time.monotonic()
+            while not all(future.done() for future in played):
+                wishes = ground.batcher.take(BEAT_S)
+                pulse.beat()
+                if wishes:
+                    sampling_began = time.monotonic()
+                    ground.batcher.sample(sampler, wishes)
+                    times.sample_s += time.monotonic() - sampling_began
+            for future in played:
+                future.result()  # raises a fault of ours
+            times.reward_s = time.monotonic() - began - times.sample_s
+        return times
+
+
+@dataclass
+class _Playground:
+    """A context in which rollouts are played; on exit every process of theirs is dead."""
+
+    commands: Commands
+    rules: Rules
+    loop: Loop
+    running: set[CommandRun] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        at_once = self.commands.rollout.at_once
+        self.threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollout")
+        self.batcher = Batcher(self.rules.params, lambda: len(self.running))
+        self.futures: list[Future[None]] = []
+
+    def __enter__(self) -> "_Playground":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """End what is still running: after an error nobody needs it."""
+        self.is_over = True
+        self.batcher.close(error or RuntimeError("the rollouts are over"))
+        with self.lock:
+            for run in self.running:
+                run.close_lifeline()
+        self.threads.shutdown(cancel_futures=True)
+        wait(self.futures)
+
+    def begin(self, task: TaskRow, trajectory: Trajectory) -> "Future[None]":
+        """Queue one rollout; the future is done once it was scored."""
+        future = self.threads.submit(self._play, task, trajectory)
+        self.futures.append(future)
+        future.add_done_callback(lambda _: self._count_played())
+        return future
+
+    def _count_played(self) -> None:
+        pulse.advance()
+        self.batcher.wake()
+
+    def _play(self, task: TaskRow, trajectory: Trajectory) -> None:
+        """Play one rollout to its score."""
+        session = Session(trajectory, self.rules)
+        try:
+            ending = self._run(task, session)
+        except (EnvProblem, Fault, OSError) as error:  # the box could not be made
+            set_error(
+                trajectory, str(error), timed_out=isinstance(error, Fault) and error.timed_out
+            )
+            return
+        stopped_by = trajectory.stop_reason
+        set_score(trajectory, score_of(self.commands.rollout, ending))
+        if trajectory.error is None and not trajectory.turns:
+            set_error(trajectory, "the command asked the model nothing", timed_out=False)
+        elif trajectory.error is None:
+            trajectory.stop_reason = stopped_by
+
+    def _run(self, task: TaskRow, session: Session) -> Ending:
+        """Run the command for one task; everything of it is dead on return."""
+        prompt = session.trajectory.prompt  # the task's own, until the program has asked
+        with closing(self.commands.start()) as run, self._counted(run):
+            key = f"hs-{secrets.token_urlsafe(24)}"
+            app = RolloutServer(session, self.batcher, key).app()
+            stop = self.loop.serve(app, run.listener)
+            try:
+                row = _row_for_program(task, prompt)
+                run.begin(row, _variables(row, run.base_url, key))
+                return run.wait()
+            finally:
+                session.close()
+                stop()
+
+    @contextmanager
+    def _counted(self, run: CommandRun) -> Iterator[None]:
+        """A context in which `run` counts as running."""
+        with self.lock:
+            self.running.add(run)
+            if self.is_over:
+                run.close_lifeline()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running.discard(run)
+            self.batcher.wake()
+
+
+def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
+    """The task as its program sees it: `prompt` is that of the row, or the same in other words."""
+    shown = {name: value for name, value in task.items() if name not in ("gold", "asked")}
+    return shown | {"prompt": prompt}
+
+
+def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
+    """The environment variables by which a program finds the model and its task."""
+    variables = {
+        "OPENAI_BASE_URL": f"{base_url}/v1",
+        "OPENAI_API_BASE": f"{base_url}/v1",
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": base_url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": MODEL,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        "HONESMITH_TASK_ID": task["id"],
+        "HONESMITH_PROMPT": Task.from_row(task).prompt_text,
+    }
+    # A variable cannot hold a zero byte, nor much text; HONESMITH_TASK has it all.
+    return {
+        name: value
+        for name, value in variables.items()
+        if "\0" not in value and len(value) <= PROMPT_CHARS
+    }
+
+
+def programs_of(process: EnvProcess) -> PlayPrograms:
+    """What plays the rollouts of an environment's command, under the limits of its process.
+
+    Raises EnvProblem if environment.toml cannot be read, and ValueError if it names no command.
+    """
+    rollout = read_settings(process.source).rollout
+    if rollout is None:
+        raise ValueError(f"{process.source} names no command")
+    commands = Commands(
+        source=process.source,
+        rollout=rollout,
+        python=process.python,
+        limits=process.limits,
+        secrets=process.secrets,
+        log=process.log,
+        sandbox=process.sandbox,
+    )
+    return Programs(commands).play

@@ -1,0 +1,183 @@
+"""One HTTP server for each rollout: it answers on the socket that this rollout's program alone can
+reach, and takes this rollout's key alone, as long as the rollout lasts.
+
+All of them run in one thread. A question waits there until the batch that holds it was sampled.
+"""
+
+import asyncio
+import hmac
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engine.core.slow_clients import ImpatientProtocol
+from engine.worker.core.trajectory import Completion
+from engine.worker.gateway import anthropic_messages, openai_chat, openai_responses
+from engine.worker.gateway.asked import Answered, Dialect
+from engine.worker.gateway.batcher import Batcher
+from engine.worker.gateway.chat_request import Refused
+from engine.worker.gateway.http_parts import (
+    BEAT_S,
+    ImpatientStream,
+    body_of,
+    is_bearer_of,
+    problem,
+    refusal_of_place,
+)
+from engine.worker.gateway.session import Session, Turn
+
+MODEL = "policy"  # what the model is called where a program asks for its name
+MAX_CONNECTIONS = 32  # of one program
+MAX_HEADERS = 64 * 1024  # bytes
+_STOP_S = 5.0  # for the thread to end
+_DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": openai_chat,
+    "/v1/messages": anthropic_messages,
+    "/v1/responses": openai_responses,
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class RolloutServer:
+    """The routes of one rollout.
+
+    Args:
+        session: takes its questions.
+        batcher: has them sampled.
+        key: the only one that is accepted, as a bearer token or in `x-api-key`.
+    """
+
+    def __init__(self, session: Session, batcher: Batcher, key: str) -> None:
+        self.session = session
+        self.batcher = batcher
+        self.key = key.encode()
+
+    def app(self) -> Starlette:
+        """The application with all routes."""
+        routes = [Route("/v1/models", self.guarded(self.models))]
+        for path, dialect in _DIALECTS.items():
+            routes.append(Route(path, self.guarded(self.asker(dialect)), methods=["POST"]))
+        return Starlette(routes=routes)
+
+    def guarded(self, handler: Handler) -> Handler:
+        """Wrap `handler` so that it answers this rollout's program alone; a `Refused` becomes an
+        error response."""
+
+        async def check_and_handle(request: Request) -> Response:
+            refusal = refusal_of_place(request)
+            if refusal is not None:
+                return refusal
+            other = request.headers.get("x-api-key", "").encode("utf-8", "replace")
+            if not is_bearer_of(request, self.key) and not hmac.compare_digest(other, self.key):
+                return problem(401, "This is not the key of this rollout.")
+            try:
+                return await handler(request)
+            except Refused as refused:
+                return problem(refused.status, refused.message)
+
+        return check_and_handle
+
+    async def models(self, _: Request) -> Response:
+        """The one model there is, as OpenAI's list of models."""
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "honesmith"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    def asker(self, dialect: Dialect) -> Handler:
+        """The handler of a route that asks the model in one protocol."""
+
+        async def ask(request: Request) -> Response:
+            asked = dialect.read(await body_of(request))
+            turn = await run_in_threadpool(self.session.prepare, asked)
+            future = self.batcher.ask(turn.prompt, turn.max_tokens, turn.stop)
+            if asked.stream:
+                return ImpatientStream(
+                    self.events(dialect, turn, future), media_type="text/event-stream"
+                )
+            answered = await self.answered(turn, future)
+            return JSONResponse(dialect.whole(asked, answered))
+
+        return ask
+
+    async def answered(self, turn: Turn, future: "Future[Completion]") -> Answered:
+        """Wait for the completion and record it. Raises Refused: 401 where the rollout is over."""
+        try:
+            completion = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            raise Refused(401, "This rollout is over; its key is no longer valid.") from None
+        return await run_in_threadpool(self.session.record, turn, completion)
+
+    async def events(
+        self, dialect: Dialect, turn: Turn, future: "Future[Completion]"
+    ) -> AsyncIterator[str]:
+        """The answer as server-sent events. Until it is sampled a comment is sent every `BEAT_S`
+        seconds, which clients skip."""
+        answering = asyncio.ensure_future(self.answered(turn, future))
+        while not (await asyncio.wait({answering}, timeout=BEAT_S))[0]:
+            yield ": waiting\n\n"
+        try:
+            for event in dialect.events(turn.asked, answering.result()):
+                yield event
+        except Refused as refused:
+            yield f"data: {json.dumps({'error': {'message': refused.message}})}\n\n"
+
+
+class Loop:
+    """A context with the thread in which the servers of rollouts run."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway", daemon=True)
+
+    def __enter__(self) -> "Loop":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every server that is left, then the thread."""
+        ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        ended.result(_STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def serve(self, app: Starlette, listener: socket.socket) -> Callable[[], None]:
+        """Answer on `listener` with `app`; returns the function that ends that."""
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http=ImpatientProtocol,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        # A descriptor of its own, which the server closes at its end.
+        socket_of_server = listener.dup()
+        asyncio.run_coroutine_threadsafe(server.serve(sockets=[socket_of_server]), self._loop)
+
+        def stop() -> None:
+            server.should_exit = True
+            server.force_exit = True
+
+        return stop
+
+
+async def _cancel_all() -> None:
+    """Cancel all other tasks of the loop and wait for them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others, timeout=1.0) if others else None

@@ -1,0 +1,116 @@
+"""A rank's part of a batch, for each kind of pass: what travels to another rank, and what becomes
+of it there.
+
+A part knows the sizes of the whole batch that its loss is divided by: the gradients of all parts
+add up to that of the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from engine.records.settings import GRPOSettings
+from engine.worker.core.batch import Row
+from engine.worker.core.trajectory import Trajectory
+from engine.worker.network.policy import Policy
+from engine.worker.ranks.shares import cut
+from engine.worker.update.losses import Normaliser
+from engine.worker.update.policy_update import PolicyPass
+from engine.worker.update.preference import Pair, PreferencePass
+from engine.worker.update.supervised import SupervisedPass
+
+# All ranks do a part of these passes; a teacher reads on rank 0 alone.
+Shareable = SupervisedPass | PreferencePass | PolicyPass
+SHAREABLE = (SupervisedPass, PreferencePass, PolicyPass)
+
+
+class Part(Protocol):
+    """A rank's part of a batch, as it travels."""
+
+    def on(self, policy: Policy) -> Shareable:
+        """Passes over this part that add to the gradients of `policy`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SupervisedPart:
+    """Rows of an SFT step; the loss is divided by the `supervised_tokens` of the whole step."""
+
+    rows: Sequence[Row]
+    packing: bool
+    supervised_tokens: int
+
+    def on(self, policy: Policy) -> SupervisedPass:
+        return SupervisedPass(
+            policy, self.rows, packing=self.packing, supervised_tokens=self.supervised_tokens
+        )
+
+
+@dataclass(frozen=True)
+class PreferencePart:
+    """Pairs of a DPO step; the loss is divided by the number of pairs of the whole step."""
+
+    pairs: Sequence[Pair]
+    beta: float
+    sft_weight: float
+    pairs_in_batch: int
+
+    def on(self, policy: Policy) -> PreferencePass:
+        return PreferencePass(policy, self.pairs, self.beta, self.sft_weight, self.pairs_in_batch)
+
+
+@dataclass(frozen=True)
+class PolicyPart:
+    """Trajectories of a GRPO step; the loss is divided by the sizes of the whole step."""
+
+    settings: GRPOSettings
+    trajectories: Sequence[Trajectory]
+    normaliser: Normaliser
+
+    def on(self, policy: Policy) -> PolicyPass:
+        return PolicyPass(policy, self.settings, self.trajectories, self.normaliser)
+
+
+def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
+    """The part of each rank; None for one that gets nothing, which rank 0 never is."""
+    if isinstance(batch_pass, SupervisedPass):
+        costs = [len(row.ids) for row in batch_pass.batch]
+    elif isinstance(batch_pass, PreferencePass):
+        costs = [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in batch_pass.pairs]
+    else:
+        costs = [len(t.prompt_ids) + len(t.ids) for t in batch_pass.trajectories]
+    return [_part(batch_pass, indices) if indices else None for indices in cut(costs, ranks)]
+
+
+def _part(batch_pass: Shareable, indices: range) -> Part:
+    """The part of the pass with the items at these indices."""
+    if isinstance(batch_pass, SupervisedPass):
+        rows = [batch_pass.batch[i] for i in indices]
+        return SupervisedPart(rows, batch_pass.packing, batch_pass.supervised_tokens)
+    if isinstance(batch_pass, PreferencePass):
+        return PreferencePart(
+            [batch_pass.pairs[i] for i in indices],
+            batch_pass.beta,
+            batch_pass.sft_weight,
+            batch_pass.pairs_in_batch,
+        )
+    trajectories = [_without_texts(batch_pass.trajectories[i]) for i in indices]
+    return PolicyPart(batch_pass.settings, trajectories, batch_pass.normaliser)
+
+
+def _without_texts(trajectory: Trajectory) -> Trajectory:
+    """The trajectory without what no pass reads, so that less travels."""
+    return replace(trajectory, prompt=[], messages=[], completion="", tools=[], metrics={})
+
+
+def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
+    """What the pass over the whole batch returns, from what those over its parts returned, rank 0's
+    first. Microbatches are those of rank 0: as many follow each other on a device."""
+    if isinstance(batch_pass, SupervisedPass):
+        return sum(loss for loss, _ in results), results[0][1]
+    if isinstance(batch_pass, PreferencePass):
+        total = results[0]
+        for sums in results[1:]:
+            total = total + sums
+        return replace(total, microbatches=results[0].microbatches)
+    return [sums for part in results for sums in part]

@@ -1,0 +1,76 @@
+"""A pass over a batch by all ranks; rank 0's side.
+
+Each rank adds the gradients of its part to its own copy of the adapter. Nothing is exchanged before
+the optimizer step, whose all-reduce makes them those of the whole batch.
+"""
+
+from typing import Any
+
+import torch
+
+from engine.worker.core.failures import out_of_memory
+from engine.worker.ranks.leader import Ranks
+from engine.worker.ranks.messages import Begin, Done, OutOfMemory, Run
+from engine.worker.ranks.parts import Shareable, merged, parts_of
+from engine.worker.update.policy_update import PolicyPass
+
+
+class SharedPass:
+    """Passes over the batch of one step; a `BatchPass` (update/memory_retry.py)."""
+
+    def __init__(self, ranks: Ranks, batch_pass: Shareable, seed: int) -> None:
+        """Hand each rank its part of the batch in `batch_pass`. `seed` decides what the others
+        draw (dropout); rank 0 draws from its own generator."""
+        self.ranks = ranks
+        self.whole = batch_pass
+        self.seed = seed
+        self.passes = 0
+        parts = parts_of(batch_pass, ranks.count)
+        assert parts[0] is not None  # it gets the first item of any batch
+        self.first_part = parts[0].on(batch_pass.policy)
+        self.helpers: list[int] = []  # the other ranks that have a part
+        for rank, part in enumerate(parts[1:], start=1):
+            if part is not None:
+                self.helpers.append(rank)
+                ranks.tell(rank, Begin(part))
+
+    def run(self, token_limit: int) -> Any:
+        """Add the gradients of all parts, at most `token_limit` tokens at a time on each rank.
+        Returns what `batch_pass.run` would. Raises torch.OutOfMemoryError where memory ran out on
+        any rank, after all have ended the pass."""
+        first = self.whole.is_first_pass if isinstance(self.whole, PolicyPass) else True
+        self.passes += 1
+        for rank in self.helpers:
+            # Far apart for all ranks and passes of a step; steps have neighbouring seeds.
+            seed = self.seed + (rank << 40) + (self.passes << 32)
+            self.ranks.tell(rank, Run(token_limit, first, seed))
+        memory_error = ""
+        results: list[Any] = []
+        try:
+            results.append(self._run_first_part(token_limit, first=first))
+        except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+            if not out_of_memory(error):
+                raise
+            memory_error = str(error) or type(error).__name__
+        for rank in self.helpers:
+            answer = self.ranks.answer(rank)
+            if isinstance(answer, OutOfMemory):
+                memory_error = memory_error or f"rank {rank}: {answer.message}"
+            elif isinstance(answer, Done):
+                results.append(answer.result)
+        if memory_error:
+            raise torch.OutOfMemoryError(memory_error)
+        return merged(self.whole, results)
+
+    def _run_first_part(self, token_limit: int, *, first: bool) -> Any:
+        """The pass over rank 0's part."""
+        if isinstance(self.first_part, PolicyPass) and isinstance(self.whole, PolicyPass):
+            self.first_part.is_first_pass = first
+            sums = self.first_part.run(token_limit)
+            self.whole.microbatches = self.first_part.microbatches  # the loop counts them
+            return sums
+        return self.first_part.run(token_limit)
+
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every item of the batch already goes alone."""
+        return self.whole.is_finest(token_limit)

@@ -1,0 +1,40 @@
+"""GRPO's pass over a batch with a supervised pass over replayed rows beside it (`keep`)."""
+
+from collections.abc import Sequence
+
+from engine.worker.core.batch import Row
+from engine.worker.update.memory_retry import BatchPass
+from engine.worker.update.policy_update import PassSums, PolicyPass
+from engine.worker.update.supervised import SupervisedPass
+
+
+class PassWithReplay:
+    """GRPO's pass over a batch and then a supervised pass over replayed rows; a `BatchPass`
+    (memory_retry.py). The gradients add up.
+
+    Attributes:
+        first: what does GRPO's pass: `policy_pass`, or all ranks of a run together. The replayed
+            rows, a small share, are read by rank 0 alone.
+        replayed_rows: of this step.
+        replay_loss: of the replayed rows in the last pass, in nats per token; None without any.
+    """
+
+    def __init__(self, policy_pass: PolicyPass, replayed_rows: Sequence[Row]) -> None:
+        """Prepare both passes; the second does nothing where there are no replayed rows."""
+        self.policy_pass = policy_pass
+        self.first: BatchPass[list[PassSums]] = policy_pass
+        self.replay_loss: float | None = None
+        self.replayed_rows = replayed_rows
+        self._replay = SupervisedPass(policy_pass.policy, replayed_rows, packing=True)
+
+    def run(self, token_limit: int) -> list[PassSums]:
+        """Add the gradients of both passes, in microbatches of at most `token_limit` tokens.
+        Returns the sums of GRPO's."""
+        sums = self.first.run(token_limit)
+        if self.replayed_rows:
+            self.replay_loss, _ = self._replay.run(token_limit)
+        return sums
+
+    def is_finest(self, token_limit: int) -> bool:
+        """Whether with `token_limit` every row of both passes already goes alone."""
+        return self.policy_pass.is_finest(token_limit) and self._replay.is_finest(token_limit)
