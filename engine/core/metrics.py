@@ -218,6 +218,12 @@ _LIST = (
         "seconds",
         SAMPLED,
     ),
+    Metric(
+        "export_s",
+        "Time to hand the policy's weights on to what samples the batch.",
+        "seconds",
+        SAMPLED,
+    ),
     Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", ALL),
     Metric("microbatches", "Forward passes that one optimizer step was split into.", "passes", ALL),
     Metric(

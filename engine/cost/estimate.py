@@ -34,7 +34,7 @@ from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import GivenSettings, RowSettings, TrainSettings
-from engine.settings import gpu_count, start_models, teachers
+from engine.settings import gpu_count, run_size, start_models, teachers
 from engine.settings import resolution as settings_schema
 from engine.settings.teachers import ResolvedTeacher
 
@@ -108,6 +108,7 @@ def estimate_cost(
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
     warnings = [*resolved.warnings, *unmeasured_warning(home, forecast.estimate)]
     reply = _estimate_reply(forecast, misfit, submit_call, warnings)
+    reply |= run_size.roles(resolved.settings)
     return reply | ({"by_gpus": [option.shown() for option in on_gpus]} if on_gpus else {})
 
 
@@ -216,6 +217,7 @@ def estimate(
         teacher=teacher_model.facts if teacher_model else None,
         teacher_shares_base=teacher is not None and teacher.shares_base,
     )
+    plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     return _forecast(
         plan,
         with_score_time(speed, env),
@@ -226,6 +228,21 @@ def estimate(
         disk_free=hardware.disk_free,
         load=hardware.load,
     )
+
+
+def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
+    """The plan on the share of a GPU that a run gets where several may hold one; on all of it where
+    the run does not fit into a share. `factor` corrects the bytes that are planned."""
+    runs = int(home.user_config().runs_per_gpu) if plan.device.kind == "cuda" else 1
+    if runs <= 1:
+        return plan
+    share = plan.device.memory_total // runs
+    device = replace(
+        plan.device, memory_total=share, memory_free=min(plan.device.memory_free, share)
+    )
+    on_share = replace(plan, device=device)
+    least_bytes = int(footprint.least_memory(on_share).total * factor)
+    return on_share if lowering.fit_of(least_bytes, share) != "too_big" else plan
 
 
 def speed_here(

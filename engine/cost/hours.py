@@ -98,7 +98,11 @@ def _corrected_phases(
             seconds_by_phase[name] *= factors.get(name, 1.0)
     # Processes on one CPU take each other's cores.
     gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1
-    return {level: ranks.seconds_on(seconds, gpus) for level, seconds in phases.items()}
+    beside, sharded = plan.job.sampling_gpus > 0, plan.loaded.shards > 1
+    return {
+        level: ranks.seconds_on(seconds, gpus, beside=beside, sharded=sharded)
+        for level, seconds in phases.items()
+    }
 
 
 def hours_by_level(

@@ -52,6 +52,8 @@ def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemo
     sampling = held if job.has_server else held + kv_cache + sampled_logits
     training_peak = training + _overhead_bytes(plan, training) + job.asleep_bytes
     sampling_peak = sampling + _overhead_bytes(plan, sampling) + of_server
+    if job.has_server and job.sampling_gpus:  # of a GPU where nothing else is
+        sampling_peak = of_server
     trains_at_peak = training_peak >= sampling_peak
     return PeakMemory(
         weights=int(_weight_bytes(plan)),
@@ -78,7 +80,8 @@ def _awake_bytes(plan: Plan) -> float:
     """Bytes of a vLLM server that samples, its keys and values left out; 0 without one."""
     if not plan.job.has_server:
         return 0.0
-    return servers.server_weights(plan.loaded) + servers.AWAKE_BYTES
+    weights = servers.server_weights(plan.loaded) / plan.job.server.gpus_of_model
+    return weights + servers.AWAKE_BYTES
 
 
 def _largest_pass_tokens(plan: Plan, microbatch_tokens: float) -> float:
@@ -151,7 +154,8 @@ def _sampling_bytes(plan: Plan, rows_at_once: int, longest: float) -> tuple[floa
         return 0.0, 0.0
     at_once = min(_sampled_completions(plan), rows_at_once)
     if plan.job.has_server:  # its logits are among its buffers, and it copies no cache
-        return at_once * longest * plan.loaded.cache_token_bytes, 0.0
+        cache_bytes = at_once * longest * plan.loaded.cache_token_bytes
+        return cache_bytes / plan.job.server.gpus_of_model, 0.0
     cache_bytes, logit_bytes = layers.sampled_row_bytes(plan.loaded, plan.device.kind, longest)
     return at_once * cache_bytes, at_once * logit_bytes
 

@@ -111,6 +111,10 @@ _RECOMPUTED = {"gradient_checkpointing": True}
 _FOUR_BITS = {"quantization": "nf4", "gradient_checkpointing": False}
 CHANGES: tuple[Mapping[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
 
+# Numbers of GPUs over which a base is sharded in the tables, and of which tasks.
+SHARDS = (2, 4, 8)
+SHARDED_TASKS = ("SFT, rows of 2,048", "GRPO, 16 x 8, 512 + 512")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -158,12 +162,28 @@ def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | 
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
+def fewest_shards(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
+    """Plan a task with the base sharded over the fewest such GPUs that admit it, recomputing where
+    it must; None where none of `SHARDS` does."""
+    for gpus in SHARDS:
+        for change in ({}, _RECOMPUTED):
+            cell = planned(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
+            if cell.is_admitted:
+                return cell
+    return None
+
+
 @cache
 def page() -> str:
-    """Return the page as Markdown: an introduction, then a table for each task."""
+    """Return the page as Markdown: an introduction, a table for each task on one GPU, and one for
+    each of `SHARDED_TASKS` on several that share the base."""
     sections = [_INTRODUCTION]
     for name, task in TASKS.items():
         sections.append(f"## {name}\n\n{_HEAD}" + "\n".join(_lines(task)) + "\n")
+    sections.append(_SHARDED)
+    for name in SHARDED_TASKS:
+        lines = "\n".join(_sharded_lines(TASKS[name]))
+        sections.append(f"### {name}, sharded\n\n{_HEAD}{lines}\n")
     return "\n".join(sections)
 
 
@@ -180,6 +200,15 @@ row. Where a run as asked would be refused, the row shows the first that is not 
 most. Memory is in GB (1e9 bytes). Sampling and training alternate, so the peak counts the larger of
 the two; *server* is a vLLM server that samples, without its cache. *least* is what has to fit.
 """
+_SHARDED = """## Several GPUs for one base
+
+Where the weights fit one GPU, each of several (`gpus`) has all of them, and the tables above hold
+for each. A model whose weights in bfloat16 fit none of these is sharded over several
+(`shard_base`): each keeps a part of every layer, all train on their share of the batch, and layers
+travel between them in every pass, forward and back. The rows show the fewest of 2, 4 and 8 GPUs on
+which the run is admitted, with the memory of each. Without vLLM on GPUs of its own
+(`async_sampling`) every drawn token moves all layers once.
+"""
 _HEAD = (
     "| model | GPU | weights | recomputes | sampler | rows | microbatch | weights | adapter | "
     "activations | logits | cache | server | overhead | peak | least |\n"
@@ -193,6 +222,20 @@ def _lines(task: Task) -> Iterator[str]:
         for gpu_name, memory_gib in GPUS.items():
             cell = first_admitted(task, model, machine(memory_gib))
             yield _line(model_name, f"{gpu_name}, {memory_gib}", cell)
+
+
+def _sharded_lines(task: Task) -> Iterator[str]:
+    """Yield the rows of a task's table for every model and GPU on which it is not admitted whole in
+    bfloat16, and is sharded."""
+    for model_name, model in MODELS.items():
+        for gpu_name, memory_gib in GPUS.items():
+            hardware = machine(memory_gib)
+            if any(planned(task, model, hardware, each).is_admitted for each in CHANGES[:2]):
+                continue
+            cell = fewest_shards(task, model, hardware)
+            if cell is not None:
+                gpus = cell.plan.settings.gpus
+                yield _line(model_name, f"{gpus} x {gpu_name}, {memory_gib}", cell)
 
 
 def _line(model: str, gpu: str, cell: Cell | None) -> str:

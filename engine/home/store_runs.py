@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -213,6 +214,7 @@ class RunTable(Connection):
         claim: Callable[[RunRow], bool] | None = None,
         choose: Callable[[RunRow, Sequence[str]], str] | None = None,
         can_start: Callable[[RunRow], bool] | None = None,
+        runs_per_device: int = 1,
     ) -> RunRow | None:
         """Assign free devices to the oldest queued run and set its state to "preparing".
 
@@ -228,13 +230,15 @@ class RunTable(Connection):
                 where none has room for it; the run then stays queued. None takes the first.
             can_start: whether a run for which too few devices are free could start otherwise; for
                 one that could not none are kept. None: every one could.
+            runs_per_device: how many runs may hold a device; with more than one `choose` says
+                whether it has room for another.
 
         A run that waits for others is passed over. Returns the changed row; None where no device is
         free or no queued run can start.
         """
         with self._write():
-            busy_devices = self._busy_devices()
-            free_devices = [device for device in devices if device not in busy_devices]
+            holders = self._holders()
+            free_devices = [d for d in devices if holders[d] < runs_per_device]
             if not free_devices:
                 return None
             for row in self.queue():
@@ -253,13 +257,13 @@ class RunTable(Connection):
                     return self._run(row.run_id)
         return None
 
-    def _busy_devices(self) -> set[str]:
-        """The devices that runs hold now."""
+    def _holders(self) -> Counter[str]:
+        """How many runs hold each device now."""
         question_marks = placeholders(HOLDS_DEVICE)
         leased = self._db.execute(
             f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
         )
-        return {device for (leased_devices,) in leased for device in leased_devices.split(",")}
+        return Counter(device for (devices,) in leased for device in devices.split(","))
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
         """Set the state of a run to `to`, and the fields in `values`, if its state is one of

@@ -39,6 +39,8 @@ class UserConfig:
     # What an environment may ask for that another key than the owner's pushes.
     key_secrets: tuple[str, ...] = ()
     key_network: bool = False
+    # How many runs may hold a GPU at once, where its memory has room for all of them.
+    runs_per_gpu: float = 1.0
     # In how many processes a run on a CPU may be shared (its setting `gpus`): for tests of that.
     cpu_ranks: float = 1.0
     # A trainer that is silent for so long, and for far longer than it usually is, is ended; 0: no.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.progress import write_status
-from engine.processes import deployments, outcome, programs, waiting
+from engine.processes import deployments, device_shares, outcome, programs, waiting
 
 if TYPE_CHECKING:
     from engine.core.hardware import Hardware
@@ -147,6 +148,7 @@ def start_queued(home: Home) -> list[str]:
 
         machine = hardware.detect(home.root)
         devices = [device.id for device in machine.devices]
+        shared_by = device_shares.runs_per_device(home, machine)
         while True:
             # Run id -> descriptor of its lock. `lease_next` calls the lambda, in which `_claim`
             # fills this dict; the default argument binds the dict of this round.
@@ -156,9 +158,14 @@ def start_queued(home: Home) -> list[str]:
                     devices,
                     claim=lambda row, locks=locks: _claim(home, row, locks),
                     choose=lambda row, free: devices_for(
-                        home.run(row.run_id), machine, free, row.gpus
+                        home.run(row.run_id),
+                        machine,
+                        free,
+                        row.gpus,
+                        device_shares.promised_bytes(home, store, machine),
                     ),
                     can_start=lambda row: not missing_secrets(home.run(row.run_id)),
+                    runs_per_device=shared_by,
                 )
                 if row is None:
                     return started_ids
@@ -169,7 +176,13 @@ def start_queued(home: Home) -> list[str]:
                     os.close(lock)
 
 
-def devices_for(run: RunDir, machine: "Hardware", free_ids: Sequence[str], gpus: int = 1) -> str:
+def devices_for(
+    run: RunDir,
+    machine: "Hardware",
+    free_ids: Sequence[str],
+    gpus: int = 1,
+    promised: Counter[str] | None = None,
+) -> str:
     """The ids of the devices among `free_ids` that a run gets, with commas between them, or ""
     where it has to wait for memory.
 
@@ -178,10 +191,22 @@ def devices_for(run: RunDir, machine: "Hardware", free_ids: Sequence[str], gpus:
     the run needs at least, what holds the memory is not ours: idle deployments give way, and are
     waited for by the supervisor. A run that no device could ever hold is started, and says so
     itself.
+
+    Args:
+        free_ids: ids of the devices that another run may hold.
+        gpus: how many devices it is to have.
+        promised: bytes of each device that the runs which hold it were planned with
+            (device_shares.py); None where nobody holds any of them.
     """
+    promised = promised or Counter()
     free = [device for device in machine.devices if device.id in free_ids]
-    free.sort(key=lambda device: -device.memory_free)  # equal ones in the machine's order
-    count = min(gpus, len(free))
+    free = device_shares.with_room(run, free, promised)
+    count = min(gpus, len(machine.devices))
+    if not free or (len(free) < count and any(promised.values())):
+        return ""
+    # Those with most room; equal ones in the machine's order.
+    free.sort(key=lambda device: promised[device.id] - device.memory_free)
+    count = min(count, len(free))
     alike = [[d for d in free if d.name == device.name][:count] for device in free]
     chosen = next((same for same in alike if len(same) == count), free[:count])
     config = run.find_config() if chosen[0].kind != "cpu" else None
@@ -204,16 +229,23 @@ def awaited_memory(run: RunDir) -> str:
     with Store(run.home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
         gpus = next((row.gpus for row in store.queue() if row.run_id == run.id), 1)
-    busy = {device for row in rows for device in row.devices}
-    ids = [device.id for device in machine.devices if device.id not in busy]
+        promised = device_shares.promised_bytes(run.home, store, machine)
+    holders = Counter(device for row in rows for device in row.devices)
+    most = device_shares.runs_per_device(run.home, machine)
+    ids = [device.id for device in machine.devices if holders[device.id] < most]
     wanted = min(gpus, len(machine.devices))
     if wanted > 1 and len(ids) < wanted:
         return f"it waits for {wanted} devices: {len(ids)} are free, and kept for it"
-    if config is None or not ids or devices_for(run, machine, ids, gpus):
+    if config is None or not ids or devices_for(run, machine, ids, gpus, promised):
         return ""
-    free_bytes = max(device.memory_free for device in machine.devices if device.id in ids)
+    free_bytes = max(
+        min(device.memory_free, device.memory_total - promised[device.id])
+        for device in machine.devices
+        if device.id in ids
+    )
+    needed = config.planned_memory if any(promised.values()) else config.least_memory
     return (
-        f"it waits for memory: it needs {config.least_memory / 1e9:.1f} GB at least, and other "
+        f"it waits for memory: it needs {needed / 1e9:.1f} GB at least, and other "
         f"processes leave {free_bytes / 1e9:.1f} GB"
     )
 

@@ -74,6 +74,9 @@ class Plan:
         sleeps: whether its memory can be handed back between uses (CUDA only).
         memory: bytes for the key-value cache on a CPU; the share of a GPU in 0..1.
         threads: of a CPU server.
+        visible: the value of CUDA_VISIBLE_DEVICES for it; "" for that of this process.
+        tensor_parallel: over how many GPUs each weight is cut.
+        data_parallel: how many copies of the model, each on GPUs of its own, share the requests.
     """
 
     python: Path
@@ -87,6 +90,9 @@ class Plan:
     sleeps: bool = False
     memory: float = 1_073_741_824
     threads: int = 1
+    visible: str = ""
+    tensor_parallel: int = 1
+    data_parallel: int = 1
 
 
 def rank_limit(rank: int) -> int:
@@ -131,8 +137,13 @@ def _device_options(plan: Plan) -> list[str]:
         batch_tokens = max(plan.max_length, 4096)
         argv = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
         return [*argv, "--enforce-eager"]  # compiling gains nothing there
-    sleep_options = ["--enable-sleep-mode"] if plan.sleeps else []
-    return ["--gpu-memory-utilization", f"{plan.memory:.3f}", *sleep_options]
+    argv = ["--gpu-memory-utilization", f"{plan.memory:.3f}"]
+    argv += ["--enable-sleep-mode"] if plan.sleeps else []
+    if plan.tensor_parallel > 1:
+        argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
+    if plan.data_parallel > 1:
+        argv += ["--data-parallel-size", str(plan.data_parallel)]
+    return argv
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
@@ -163,6 +174,8 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
     }
     if plan.sleeps:
         result["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
+    if plan.visible:
+        result["CUDA_VISIBLE_DEVICES"] = plan.visible
     if plan.device == "cpu":
         result |= _cpu_variables(plan)
     return result

@@ -143,6 +143,11 @@ class RunConfigBase(Record):
         known."""
         return 0
 
+    @property
+    def planned_memory(self) -> int:
+        """The bytes of a device that the run was planned to have; 0 for all of it."""
+        return 0
+
 
 class _TrainConfig(RunConfigBase):
     """A training run.
@@ -176,6 +181,10 @@ class _TrainConfig(RunConfigBase):
     @property
     def least_memory(self) -> int:
         return self.estimate.least_memory
+
+    @property
+    def planned_memory(self) -> int:
+        return self.estimate.memory_available
 
 
 class SFTConfig(_TrainConfig):

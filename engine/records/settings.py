@@ -9,16 +9,8 @@ engine/settings/resolution.py's.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    create_model,
-)
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, create_model
+from pydantic.fields import Field, FieldInfo
 
 ALGORITHMS = ("sft", "dpo", "grpo", "distill")
 ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist
@@ -252,12 +244,16 @@ class CommonSettings(Settings):
         "none",
     )
     gpus: int = _setting(
-        "Devices that do the run together, each with the whole model: they share every batch, and "
-        "the updates are those of one.",
+        "Devices that share every batch of the run; with async_sampling half of them only sample.",
         "as many of the machine's GPUs as pay; 1 on a CPU",
         default=1,
         ge=1,
         le=64,
+    )
+    shard_base: bool = _setting(
+        "Cut the frozen layers over the devices that train (FSDP2), where none holds all; slower.",
+        "true where the model fits only so",
+        default=False,
     )
     stop_early: Literal["none", "heldout", "alert"] = _setting(
         "heldout: end the run once three evaluations in a row brought neither a better score nor, "
@@ -416,7 +412,7 @@ class GRPOSettings(RolloutSettings, RehearsalSettings):
         le=8,
     )
     async_sampling: bool = _setting(
-        "Sample the next batch while training on this one, by the policy one update behind.",
+        "Sample the next batch, one update behind, beside training: with gpus above 1 on others.",
         "false",
     )
     curriculum: Literal["none", "rollouts"] = _setting(

@@ -31,6 +31,7 @@ FOREIGN: dict[str, str] = {
     "eval_steps": "eval_every",
     "fp16": "precision",
     "fp32": "precision",
+    "fsdp": "shard_base",
     "global_batch_size": "batch_size|prompts_per_step",
     "gradient_clip": "max_grad_norm",
     "gradient_clipping": "max_grad_norm",
@@ -49,6 +50,7 @@ FOREIGN: dict[str, str] = {
     "lr": "learning_rate",
     "lr_scheduler": "lr_schedule",
     "lr_scheduler_type": "lr_schedule",
+    "num_gpus": "gpus",
     "teacher_model_name_or_path": "teacher",
     "max_completion_length": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -123,7 +125,7 @@ _ARGUMENT = "It is an argument of its own, beside settings."
 REFUSED: dict[str, str] = {
     "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
     "arm": "Submit one run per variant and compare them.",
-    "deepspeed": "One device trains one run.",
+    "deepspeed": "gpus says how many devices train; shard_base cuts a base too large for one.",
     "disk": "An estimate says how much disk a run takes; nothing is rented.",
     "environment": "The environment is the argument env_id (in a file: env); its parameters stand "
     "in its own environment.toml.",
@@ -140,7 +142,6 @@ REFUSED: dict[str, str] = {
     "max_gpu_hours": _ARGUMENT,
     "micro_batch_size": "Micro-batches are chosen to fit memory and do not change the gradient.",
     "note": _ARGUMENT,
-    "num_gpus": "One device trains one run.",
     "optim": "The optimizer is AdamW.",
     "optimizer": "The optimizer is AdamW.",
     "parent": _ARGUMENT,

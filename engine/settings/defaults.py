@@ -345,7 +345,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     longest_sequence = min(filled["max_length"], prompt_tokens + answer_tokens + other_words)
     _sampler_default(filled, facts, longest_sequence)
     if algorithm != "distill":
-        _warn_of_grpo_sampling(filled)
+        _warn_of_grpo_sampling(filled, facts)
 
 
 def _grpo_defaults(filled: Filled) -> None:
@@ -376,12 +376,15 @@ def _loss_defaults(filled: Filled) -> None:
     filled.default("clip_high", clip_high)
 
 
-def _warn_of_grpo_sampling(filled: Filled) -> None:
+def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
     """Warn of sampling settings that gain nothing or that distort the training.
 
     `async_sampling` gains nothing on one device; `top_p`, `top_k` and `min_p` change probabilities.
     """
-    if filled["async_sampling"] and filled["sampler"] == "torch":
+    # Left out, the number of devices is chosen by the estimate, among those of the machine.
+    most = len(facts.hardware.devices) if facts.hardware else 1
+    is_on_one = filled.values.get("gpus", most) == 1
+    if filled["async_sampling"] and filled["sampler"] == "torch" and is_on_one:
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
@@ -571,6 +574,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
     filled.default("gpus", 1)
+    filled.default("shard_base", False)
     filled.default("skill_rows", SKILL_ROWS)
 
 

@@ -12,6 +12,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.estimate import Estimate
 from engine.records.settings import RowSettings, TrainSettings
+from engine.settings import run_size
 from engine.settings.defaults import HARDWARE, USER
 from engine.settings.resolution import Resolved
 from engine.sizing import ranks
@@ -21,14 +22,21 @@ from engine.sizing import ranks
 class OnGpus:
     """What a run would take on so many devices, and whether they are free now."""
 
-    gpus: int
+    resolved: Resolved
     figures: Estimate
     free_now: bool
+
+    @property
+    def gpus(self) -> int:
+        """The number of devices."""
+        return self.resolved.settings.gpus
 
     def shown(self) -> Reply:
         """As a reply shows it."""
         return {
             "gpus": self.gpus,
+            **run_size.roles(self.resolved.settings),
+            "fits": self.figures.fits,
             "hours": self.figures.hours.likely,
             "gpu_hours": self.figures.gpu_hours.likely,
             "money": self.figures.money.likely,
@@ -52,16 +60,25 @@ def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
         there_are = "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {most}"
         message = f"gpus = {settings.gpus}, but {there_are}"
         raise _too_many(message, min(most, rows))
-    if settings.gpus > 1 and _samples_beside(settings):
-        raise UserError(
-            "SETTING_INVALID",
-            f"gpus = {settings.gpus} with async_sampling, which one process does beside training",
-            hint=Hint("Leave one of them out.", change=Change(without=("async_sampling",))),
-            field="settings.gpus",
-        )
     if settings.gpus > rows:
         message = f"gpus = {settings.gpus}, but a batch has {rows} rows to share"
         raise _too_many(message, min(most, rows))
+    if settings.shard_base:
+        _check_shards(settings)
+
+
+def _check_shards(settings: TrainSettings) -> None:
+    """Raise UserError SETTING_INVALID where the base cannot be sharded as the settings ask."""
+    if run_size.shards(settings) < 2:
+        why, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
+    elif settings.quantization != "none":
+        why, hint = "weights of 4 bits are not sharded", "Leave one of the two out."
+    elif run_size.sampling_gpus(settings) and not run_size.wants_server(settings):
+        why = "our own sampler beside training needs the whole base on each of its devices"
+        hint = "Set sampler vllm, or leave async_sampling out."
+    else:
+        return
+    raise UserError("SETTING_INVALID", f"shard_base: {why}", hint=hint, field="settings.shard_base")
 
 
 def _too_many(message: str, most: int) -> UserError:
@@ -83,9 +100,10 @@ def decide(
     """The settings with the number of devices that the run takes, and what it would take on every
     other number ([] where it may have only one). `estimate` gives the figures for settings. Raises
     UserError SETTING_INVALID as `check_gpus`."""
-    check_gpus(home, resolved.settings, hardware)
     on_gpus = _options(home, resolved, hardware, estimate)
-    return _chosen(resolved, on_gpus), on_gpus
+    chosen = _chosen(resolved, on_gpus)
+    check_gpus(home, chosen.settings, hardware)
+    return chosen, on_gpus
 
 
 def _options(
@@ -94,41 +112,62 @@ def _options(
     """What the run would take on every number of devices that it may have; [] where it may have
     only one."""
     most = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
-    if hardware.device.kind == "cpu" or most < 2 or _samples_beside(resolved.settings):
+    if hardware.device.kind == "cpu" or most < 2:
         return []
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     busy = {device for row in rows for device in row.devices}
     free = sum(d.name == hardware.device.name and d.id not in busy for d in hardware.devices)
     return [
-        OnGpus(gpus, estimate(with_gpus(resolved, gpus)), free_now=gpus <= free)
+        OnGpus(*_fitting(with_gpus(resolved, gpus), estimate), free_now=gpus <= free)
         for gpus in range(1, most + 1)
     ]
 
 
+def _fitting(
+    resolved: Resolved, estimate: Callable[[Resolved], Estimate]
+) -> tuple[Resolved, Estimate]:
+    """The settings, with the base sharded over the devices where the run fits only so and nobody
+    said otherwise, and their figures."""
+    figures = estimate(resolved)
+    if figures.fits or resolved.sources.get("shard_base") == USER:
+        return resolved, figures
+    sharded = _changed(resolved, "shard_base", True)
+    try:
+        _check_shards(sharded.settings)
+    except UserError:
+        return resolved, figures
+    sharded_figures = estimate(sharded)
+    return (sharded, sharded_figures) if sharded_figures.fits else (resolved, figures)
+
+
 def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
-    """The settings with as many devices as are free and pay, where nobody gave their number."""
-    if resolved.sources.get("gpus") == USER or not on_gpus:
+    """The settings with as many devices as are free and pay, where nobody gave their number; at
+    least as many as the run fits on."""
+    if not on_gpus:
         return resolved
+    options = {option.gpus: option for option in on_gpus}
+    if resolved.sources.get("gpus") == USER:
+        given = options.get(resolved.settings.gpus)
+        return given.resolved if given else resolved
+    fewest = next((option.gpus for option in on_gpus if option.figures.fits), 1)
     seconds = {
         option.gpus: 3600 * option.figures.hours.likely
         for option in on_gpus
-        if option.free_now or option.gpus == 1
+        if option.gpus == fewest or (option.gpus > fewest and option.free_now)
     }
-    return with_gpus(resolved, ranks.paying(seconds))
+    return options[ranks.paying(seconds)].resolved
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
     """The settings with this number of devices."""
-    if gpus == resolved.settings.gpus:
-        return resolved
+    return resolved if gpus == resolved.settings.gpus else _changed(resolved, "gpus", gpus)
+
+
+def _changed(resolved: Resolved, name: str, value: object) -> Resolved:
+    """The settings with another value of one, which the hardware decides."""
     return replace(
         resolved,
-        settings=resolved.settings.model_copy(update={"gpus": gpus}),
-        sources=resolved.sources | {"gpus": HARDWARE},
+        settings=resolved.settings.model_copy(update={name: value}),
+        sources=resolved.sources | {name: HARDWARE},
     )
-
-
-def _samples_beside(settings: TrainSettings) -> bool:
-    """Whether the next batch is sampled while one is trained on, which one process does."""
-    return bool(getattr(settings, "async_sampling", False))

@@ -8,6 +8,7 @@ from engine.records.settings import GRPOSettings, RolloutSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 from engine.sizing.layers import ADAPTER_BYTES, LoadedModel
 from engine.sizing.plan import Job
+from engine.sizing.ranks import training_devices
 
 BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
 
@@ -31,7 +32,13 @@ def loaded_model(settings: TrainSettings, model: ModelFacts) -> LoadedModel:
         quantization=settings.quantization,
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
+        shards=shards(settings),
     )
+
+
+def shards(settings: TrainSettings) -> int:
+    """Over how many devices the layers of the base are cut; 1 where each has all of it."""
+    return settings.gpus - sampling_gpus(settings) if settings.shard_base else 1
 
 
 def training_job(
@@ -56,7 +63,8 @@ def training_job(
     """
     adapter_bytes = loaded.adapter * ADAPTER_BYTES
     float32_copy_bytes = loaded.adapter * 4
-    if isinstance(settings, GRPOSettings) and settings.async_sampling:
+    beside = sampling_gpus(settings)
+    if isinstance(settings, GRPOSettings) and settings.async_sampling and not beside:
         adapter_bytes += float32_copy_bytes  # the one that samples while the other is trained
     teacher_weights = 0.0
     if teacher is not None:
@@ -71,5 +79,24 @@ def training_job(
         recomputes=settings.gradient_checkpointing,
         adapter_bytes=adapter_bytes,
         other_weights=teacher_weights,
-        wants_server=isinstance(settings, RolloutSettings) and settings.sampler == "vllm",
+        wants_server=wants_server(settings),
+        sampling_gpus=beside,
     )
+
+
+def wants_server(settings: TrainSettings) -> bool:
+    """Whether the settings name a vLLM server as the sampler."""
+    return isinstance(settings, RolloutSettings) and settings.sampler == "vllm"
+
+
+def roles(settings: TrainSettings) -> dict[str, object]:
+    """What the devices of a run do, as an estimate shows it; {} where all do the same."""
+    beside = sampling_gpus(settings)
+    shown: dict[str, object] = {"sampling": beside} if beside else {}
+    return shown | ({"shard_base": True} if settings.shard_base else {})
+
+
+def sampling_gpus(settings: TrainSettings) -> int:
+    """How many of a run's devices do nothing but sample; 0 where those that train sample too."""
+    beside = isinstance(settings, GRPOSettings) and settings.async_sampling
+    return settings.gpus - training_devices(settings.gpus, beside=beside)

@@ -31,6 +31,7 @@ class LoadedModel:
     Attributes:
         precision: float32 or bfloat16.
         quantization: none or nf4.
+        shards: over how many devices each layer is cut; 1 keeps all on one.
     """
 
     model: ModelFacts
@@ -38,6 +39,7 @@ class LoadedModel:
     quantization: str
     lora_rank: int
     lora_targets: Sequence[str]
+    shards: int = 1
 
     @property
     def width(self) -> int:
@@ -46,8 +48,17 @@ class LoadedModel:
 
     @property
     def weights(self) -> float:
-        """Bytes of the frozen weights, all experts included; quantization puts the layers' matrices
-        into 4 bits, but not those of experts."""
+        """Bytes of the frozen weights on a device, all experts included; quantization puts the
+        layers' matrices into 4 bits, but not those of experts.
+
+        Of sharded layers there are the device's parts, and whole the layer that is computed and the
+        next, which comes meanwhile.
+        """
+        if self.shards > 1:
+            outside = self.model.vocab * self.model.hidden * (1 if self.model.tied else 2)
+            in_layers = max(0, self.model.params - outside)
+            gathered = 2 * in_layers / max(1, self.model.layers)
+            return (outside + in_layers / self.shards + gathered) * self.width
         if self.quantization == "none":
             return self.model.params * self.width
         quantized = self.model.dense_params
@@ -60,8 +71,8 @@ class LoadedModel:
 
     @property
     def own_forward(self) -> bool:
-        """Whether our own forward computes it; it knows no 4-bit weights."""
-        return self.model.own_forward and self.quantization == "none"
+        """Whether our own forward computes it; it knows no 4-bit weights and no shards."""
+        return self.model.own_forward and self.quantization == "none" and self.shards == 1
 
     @property
     def cache_token_bytes(self) -> int:

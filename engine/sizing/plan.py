@@ -38,6 +38,8 @@ class Job:
         wants_server: whether a vLLM server samples.
         ram: bytes of the machine's memory; 0 if that is not known.
         own_forward: whether our own forward computes the model; None: as its family says.
+        sampling_gpus: devices of the same size that do nothing but sample; 0 where the device that
+            trains samples too.
     """
 
     loaded: LoadedModel
@@ -51,6 +53,7 @@ class Job:
     wants_server: bool = False
     ram: int = 0
     own_forward: bool | None = None
+    sampling_gpus: int = 0
 
     @property
     def is_own(self) -> bool:
@@ -71,6 +74,8 @@ class Job:
     @cached_property
     def server(self) -> ServerPlan:
         """The vLLM server that would sample for the run."""
+        if self.sampling_gpus:
+            return servers.alone(self.loaded, self.memory, self.sampling_gpus, self.longest)
         held = servers.trainer_bytes(self.loaded, self.adapters, self.other_weights)
         return servers.beside_training(self.loaded, self.memory, held, self.longest, self.ram)
 
@@ -117,8 +122,8 @@ class Job:
 
     @property
     def asleep_bytes(self) -> float:
-        """Bytes that a sleeping server holds of the GPU."""
-        return servers.ASLEEP_BYTES if self.has_server else 0.0
+        """Bytes that a sleeping server holds of the GPU that trains."""
+        return servers.ASLEEP_BYTES if self.has_server and not self.sampling_gpus else 0.0
 
     def _room(self, asleep: float) -> float:
         """Bytes of a GPU that weights, adapters, overhead and a sleeping server leave free; what is

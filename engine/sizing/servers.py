@@ -18,23 +18,25 @@ ASLEEP_BYTES = 2_000_000_000  # of the GPU while it sleeps: its context and what
 LEAST_ROWS = 8  # whole sequences that must fit, or our own sampler is used
 MOST_ROWS = 1024  # sequences under way at once; with more its graphs only grow
 USUAL_ROWS = 256  # answers at once of a deployment
-_LARGEST_SHARE = 0.9  # of a GPU that a deployment may take
+ALONE_SHARE = 0.9  # of a GPU that a server without a trainer may take
 _DEPLOYED_SEQUENCES = 4  # whole ones that a deployment has room for, where there is so much memory
 
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A server beside a trainer.
+    """A server that samples for a run.
 
     Attributes:
         bytes: of the GPU that it may take awake.
         rows: sequences under way at once.
         why_not: why it cannot run, in words; "" if it can.
+        gpus_of_model: over how many GPUs each copy of the model is cut.
     """
 
     bytes: float
     rows: int
     why_not: str = ""
+    gpus_of_model: int = 1
 
 
 def beside_training(
@@ -69,6 +71,32 @@ def beside_training(
     return ServerPlan(granted, rows, why_not)
 
 
+def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> ServerPlan:
+    """The server that samples for a run on GPUs of its own: as many copies of the model as there is
+    room for, each cut over the fewest GPUs on which it fits with `LEAST_ROWS` sequences.
+
+    Args:
+        memory: bytes of each of the `gpus`.
+        length: tokens of the longest sequence, prompt and completion together.
+    """
+    granted = ALONE_SHARE * memory
+    row_bytes = max(1.0, length * loaded.cache_token_bytes)
+    heads = loaded.model.kv_heads
+    # vLLM cuts a model by its heads; copies on unequal numbers of GPUs it does not know.
+    cuts = [cut for cut in range(1, gpus + 1) if gpus % cut == 0 and heads % cut == 0]
+    room = 0.0
+    for cut in cuts:
+        room = granted - AWAKE_BYTES - server_weights(loaded) / cut
+        rows = int(min(MOST_ROWS, max(0.0, room) * cut / row_bytes))
+        if rows >= LEAST_ROWS:
+            return ServerPlan(granted, rows, gpus_of_model=cut)
+    why_not = (
+        f"vLLM needs {_gb(server_weights(loaded) / cuts[-1] + AWAKE_BYTES)} GB and {LEAST_ROWS} "
+        f"sequences of {length:.0f} tokens on each GPU, of which it may take {_gb(granted)}"
+    )
+    return ServerPlan(granted, 0, why_not, gpus_of_model=cuts[-1])
+
+
 def trainer_bytes(loaded: LoadedModel, adapter_bytes: float, others: float = 0.0) -> float:
     """Bytes of a GPU that a trainer holds while it samples: weights, adapters, its context, and the
     weights of other models (`others`, of a teacher)."""
@@ -95,7 +123,7 @@ def deployed_bytes(
     # 10 % for what vLLM counts against its share beside these.
     least = 1.1 * fixed + sequence
     wished = 1.1 * fixed + _DEPLOYED_SEQUENCES * sequence
-    return least, max(least, min(wished, _LARGEST_SHARE * memory))
+    return least, max(least, min(wished, ALONE_SHARE * memory))
 
 
 def _gb(count: float) -> str:

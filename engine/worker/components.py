@@ -5,8 +5,9 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -39,7 +40,13 @@ from engine.worker.gateway.play import programs_of
 from engine.worker.network import room
 from engine.worker.network.policy import Base, Policy, load_base, pick_device
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
-from engine.worker.ranks.leader import Ranks, devices_of, rank_count
+from engine.worker.ranks.leader import (
+    Ranks,
+    devices_of,
+    is_sharded,
+    rank_count,
+    training_ranks,
+)
 from engine.worker.ranks.shared_sampler import SharedSampler
 from engine.worker.rollouts import samplers
 from engine.worker.rollouts.collect import RolloutContext, fits
@@ -145,6 +152,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
             is gone.
     """
     devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
+    training = training_ranks(job.config, len(devices))
     count = max(len(devices), rank_count())
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
@@ -153,17 +161,15 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     memory = room.usable_bytes(device)
     if device.type == "cpu":
         memory //= count  # ranks share the machine's memory
+    elif job.run.home.user_config().runs_per_gpu > 1:
+        memory = room.keep_to(device, min(memory, job.config.planned_memory or memory))
     switch_off_what_fails(job, device)
-    ranks = Ranks(job, devices) if devices else None  # they load while this process does
+    others = devices[training:]  # which sample beside training
+    ranks = Ranks(job, devices, training) if devices else None  # they load while this process does
+    if ranks is not None and others and not samplers.wants_server(job.config):
+        ranks.start_samplers()
     loading = loading_of(job.config)
-    base = load_base(
-        base_path,
-        device,
-        precision=loading.precision,
-        quantization=loading.quantization,
-        comparisons_file=job.run.home.comparisons,
-        steps=loading.steps,
-    )
+    base = _load(job, base_path, device, loading, ranks)
     if base.network.kernels_why:
         job.event(
             "kernels",
@@ -172,11 +178,63 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
     env = pinned_env(job)
-    size = room.size_of_run(job, base, env, memory)
-    sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer, size), size)
-    if ranks is not None:
-        sampler = SharedSampler(sampler, ranks)
+    size = replace(room.size_of_run(job, base, env, memory), sampling_gpus=len(others))
+    needs = sampler_needs(base, renderer, size)
+    sampler = _sampler_of(job, base, needs, size, ranks)
+    if ranks is not None and is_sharded(job.config, len(devices)):
+        network: Any = base.network  # transformers', whose import is dear
+        ranks.keep_step(network)
     return Components(base, renderer, sampler, env, size, ranks)
+
+
+def _load(
+    job: Job[RunConfig],
+    path: Path,
+    device: torch.device,
+    loading: Loading,
+    ranks: Ranks | None,
+) -> Base:
+    """Load the base model in `path`; where it is sharded, together with all ranks that train."""
+    if is_sharded(job.config, ranks.devices if ranks is not None else rank_count()):
+        # Imported late: torch's distributed tensors and PEFT take seconds, and are rarely needed.
+        from engine.worker.ranks.sharding import load_in_step  # noqa: PLC0415
+
+        return load_in_step(job, path, device, loading.precision, ranks)
+    return load_base(
+        path,
+        device,
+        precision=loading.precision,
+        quantization=loading.quantization,
+        comparisons_file=job.run.home.comparisons,
+        steps=loading.steps,
+    )
+
+
+def _sampler_of(
+    job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
+) -> Sampler:
+    """The sampler of this process: its own, one on all ranks, or one beside training."""
+    if ranks is None:
+        if training_ranks(job.config, rank_count()) < rank_count():
+            return base.network.sampler(needs)  # of a rank that samples alone, or not at all
+        return samplers.make_sampler(job, base, needs, size)
+    if not ranks.sampling_devices:
+        return SharedSampler(samplers.make_sampler(job, base, needs, size), ranks)
+    if is_sharded(job.config, ranks.devices):
+        base.network.sampler(needs)  # is checked by passes that all ranks do together
+    return _sampler_beside(job, base, needs, size, ranks)
+
+
+def _sampler_beside(
+    job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
+) -> Sampler:
+    """The sampler of a run some of whose devices do nothing but sample: a vLLM server on all of
+    them, or a rank with our own sampler on each."""
+    if samplers.wants_server(job.config) and not samplers.why_no_server(job, size):
+        return samplers.start_vllm(job, base, needs, size, ranks.sampling_devices)
+    if not ranks.samples_beside:
+        ranks.start_samplers()
+    return SharedSampler(None, ranks)
 
 
 def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:

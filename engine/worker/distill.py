@@ -88,7 +88,8 @@ def train(job: Job[DistillConfig]) -> Result:
             measured |= batch_metrics(batch, time.monotonic() - step_began)
             measured |= {"tasks_left_out": left_out}
             values = own_metrics(measured) | teacher_metrics
-            training.log(step, values | {"train_s": train_s}, records)
+            values |= {"train_s": train_s, "export_s": source.load_s}
+            training.log(step, values, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
 

@@ -99,8 +99,8 @@ def train(job: Job[GRPOConfig]) -> Result:
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
             measured |= batch_metrics(batch, time.monotonic() - step_began)
-            values = measured | {"train_s": train_s, "tasks_left_out": left_out}
-            training.log(step, values, records)
+            measured |= {"train_s": train_s, "export_s": source.load_s, "tasks_left_out": left_out}
+            training.log(step, measured, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
 

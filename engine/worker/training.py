@@ -4,7 +4,6 @@ A loop iterates over `steps()`, does its own forward and backward, calls `optimi
 more per step and `log` once; everything that happens between steps happens in `log` and `steps`.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ from engine.worker.evaluation.during_training import (
 )
 from engine.worker.evaluation.heldout_loss import HeldoutLoss
 from engine.worker.manifest import write_manifest
-from engine.worker.network.adapter import read_adapter
+from engine.worker.network.adapter import fingerprint, read_adapter
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.ranks.messages import Step
@@ -97,7 +96,7 @@ class Training:
         self.replayed: ReplayUsed | None = None  # what the loop replays, set before `start`
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
-        self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
+        self._start_fingerprint = fingerprint(self.parameters)  # `finish` compares
         self._last_saved_step = -1  # none yet
 
     def _starting_policy(self) -> Policy:
@@ -124,9 +123,11 @@ class Training:
         try:
             if isinstance(error, Stopped) and self.done > 0:
                 self.save()
+            if self.ranks is not None and isinstance(error, RuntimeError):
+                self.ranks.explain(error)
         finally:
             if self.ranks is not None:
-                self.ranks.close()
+                self.ranks.close(failed=not isinstance(error, Stopped | None))
 
     def start(
         self,
@@ -275,12 +276,16 @@ class Training:
         any_pass: object = batch_pass
         if isinstance(any_pass, PassWithReplay):  # the replayed rows are rank 0's alone
             any_pass.first = self._shared(step, any_pass.policy_pass)
-        return retry.run(self._shared(step, batch_pass))
+        shared = self._shared(step, batch_pass)
+        if self.ranks is not None and self.ranks.lockstep is not None:
+            # A sharded pass cannot be done again: the others wait in the middle of it.
+            return shared.run(tokens_at_once(budget, self.state))
+        return retry.run(shared)
 
     def _shared(self, step: int, batch_pass: BatchPass[Sums]) -> BatchPass[Sums]:
         """The pass as all ranks do it together; the pass itself where this process is the whole
         run, or where it is no pass of which ranks can do parts."""
-        if self.ranks is None or not isinstance(batch_pass, SHAREABLE):
+        if self.ranks is None or not self.ranks.trainers or not isinstance(batch_pass, SHAREABLE):
             return batch_pass
         if self._shared_pass is None or self._shared_pass.whole is not batch_pass:
             seed = self.settings.seed * 1_000_003 + step
@@ -386,7 +391,7 @@ class Training:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
         if self.ranks is not None:
-            self.ranks.require_same_weights(self._fingerprint())
+            self.ranks.require_same_weights(fingerprint(self.parameters))
         best = self.evaluation.best if self.evaluation is not None else Best()
         progress = checkpoint.Progress(self.done, self._state_with_best(best))
         keep = {best.step, self.done}
@@ -500,7 +505,7 @@ class Training:
     def _require_changed_weights(self) -> None:
         """Raises WorkerFailure (kind no_update) when the adapter has the weights it had at the
         start of the run."""
-        if self._fingerprint() == self._start_fingerprint:
+        if fingerprint(self.parameters) == self._start_fingerprint:
             raise WorkerFailure(
                 "no_update",
                 "The adapter did not change.",
@@ -590,10 +595,3 @@ class Training:
                     "the one before it is used",
                     checkpoint=folder.name,
                 )
-
-    def _fingerprint(self) -> bytes:
-        """The SHA-256 of the adapter's weights; a different one means that they have changed."""
-        digest = hashlib.sha256()
-        for parameter in self.parameters:
-            digest.update(parameter.detach().cpu().numpy().tobytes())
-        return digest.digest()

@@ -30,7 +30,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperature": 1.5,
     },
 }
-CLOCKS = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
+CLOCKS = {
+    "time",
+    "tokens_per_s",
+    "sample_s",
+    "reward_s",
+    "export_s",
+    "train_s",
+    "mfu",
+    "peak_memory",
+}
 
 
 def submit(home: Home, env: str, algorithm: str) -> RunDir:

@@ -17,7 +17,16 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 
-CLOCKS = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
+CLOCKS = {
+    "time",
+    "tokens_per_s",
+    "sample_s",
+    "reward_s",
+    "export_s",
+    "train_s",
+    "mfu",
+    "peak_memory",
+}
 
 
 class Witness:

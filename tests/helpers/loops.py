@@ -75,6 +75,7 @@ FIXED = {
     "tokens_per_s",
     "sample_s",
     "reward_s",
+    "export_s",
     "teacher_s",
     "train_s",
     "mfu",
@@ -202,6 +203,10 @@ def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
 
 def metrics(run: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def rollouts(run: RunDir, step: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.rollouts(step).read_text().splitlines()]
 
 
 def curve(run: RunDir) -> list[dict[str, Any]]:

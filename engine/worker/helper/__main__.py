@@ -6,11 +6,13 @@ told to end or the trainer is gone. It writes no file of the run: what it prints
 trainer's console, and a failure is told to the trainer, which fails with it.
 """
 
-import hashlib
+import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,14 @@ from engine.worker.core import pulse
 from engine.worker.core.failures import explain, out_of_memory
 from engine.worker.core.job import Job
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.adapter import Adapter
+from engine.worker.network.adapter import Adapter, LoraSpec, fingerprint
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler
 from engine.worker.ranks import collective, messages
-from engine.worker.ranks.leader import RANK_FD, own_rank, rank_count
+from engine.worker.ranks.leader import RANK_FD, is_sharded, own_rank, rank_count
+from engine.worker.ranks.lockstep import Lockstep
 from engine.worker.ranks.parts import Shareable
+from engine.worker.update.optimizer import AdamW
 from engine.worker.update.policy_update import PolicyPass
 from engine.worker.update.schedule import apply_step, make_optimizer
 from envs.isolation import kernel
@@ -51,14 +55,11 @@ class Helper:
     """Carries out the orders of rank 0."""
 
     def __init__(self, job: Job[TrainConfig], socket: Connection) -> None:
-        """Load model, adapter and sampler. The adapter's weights are those of a run that begins:
-        rank 0 hands on its own before they count."""
+        """Load model and sampler."""
         self.socket = socket
+        self.config = job.config
         components = prepare(job, Path(job.config.base.path))
-        start = job.config.start_adapter
-        settings = job.config.settings
-        self.policy = Policy(components.base, settings, Path(start) if start else None)
-        self.optimizer = make_optimizer(self.policy.parameters(), settings)
+        self.base = components.base
         self.sampler: Sampler = components.sampler
         self._handed_on: Adapter | None = None  # for weights that are not the policy's
         self._pass: Shareable | None = None
@@ -72,7 +73,23 @@ class Helper:
             messages.ReleaseMemory: self._release_memory,
             messages.Fingerprint: self._fingerprint,
             messages.Join: self._join,
+            messages.Accompany: self._accompany,
         }
+        self._lockstep: Lockstep | None = None
+        if is_sharded(job.config, rank_count()):
+            self._lockstep = self._keep_step()
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy of a rank that trains. Its weights are those of a run that begins: rank 0
+        hands on its own before they count."""
+        start = self.config.start_adapter
+        return Policy(self.base, self.config.settings, Path(start) if start else None)
+
+    @cached_property
+    def optimizer(self) -> AdamW:
+        """The optimizer of the policy."""
+        return make_optimizer(self.policy.parameters(), self.config.settings)
 
     def serve(self) -> None:
         """Carry out orders until rank 0 says that the run is over. Raises EOFError where it is
@@ -88,10 +105,25 @@ class Helper:
 
     def _join(self, order: messages.Join) -> None:
         self._tell(messages.Done())  # rank 0 connects once all are ready to
-        collective.join(order.store, own_rank(), rank_count(), self.policy.device)
+        with collective.together():
+            collective.join(order.meeting, own_rank(), self.base.network.device)
+
+    def _keep_step(self) -> Lockstep:
+        """Come to all passes through the sharded base together with the other ranks."""
+        network: Any = self.base.network  # transformers', whose import is not needed elsewhere
+        lockstep = Lockstep(network, collective.lockstep_group(), _together)
+        network.take_turn = lockstep.turn
+        return lockstep
+
+    def _accompany(self, _order: messages.Accompany | None = None) -> None:
+        """Where the base is sharded: do the passes of other ranks until all are idle."""
+        if self._lockstep is not None:
+            _ = self.policy  # an empty pass goes back through its adapter
+            self._lockstep.idle()
 
     def _take_state(self, order: messages.TakeState) -> None:
-        collective.hand_on_state(self.policy.adapter, self.optimizer, order.has_moments)
+        with collective.together():
+            collective.hand_on_state(self.policy.adapter, self.optimizer, order.has_moments)
         self._tell(messages.Done())
 
     def _begin(self, order: messages.Begin) -> None:
@@ -110,16 +142,19 @@ class Helper:
         try:
             answer = messages.Done(batch_pass.run(order.token_limit))
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            # A sharded pass cannot be left halfway: the others wait for its layers.
+            if not out_of_memory(error) or self._lockstep is not None:
                 raise
             answer = messages.OutOfMemory(str(error).strip() or type(error).__name__)
         if isinstance(answer, messages.OutOfMemory) and torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # after the except block, which keeps activations alive
         self._tell(answer)
+        self._accompany()
 
     def _step(self, order: messages.Step) -> None:
         adapter = self.policy.adapter
-        collective.sum_gradients(adapter.parameters())
+        with collective.together():
+            collective.sum_gradients(adapter.parameters())
         apply_step(self.optimizer, adapter, order.learning_rate, order.max_grad_norm)
         self._tell(messages.Done())
 
@@ -129,13 +164,14 @@ class Helper:
             adapter = self.policy.adapter
         elif order.what == "handed on":
             adapter = self._handed_on = self._handed_on or self._new_adapter()
-            collective.hand_on(adapter)
+            with collective.together():
+                collective.hand_on(adapter)
         self.sampler.load(adapter)
         self._tell(messages.Done())
 
     def _new_adapter(self) -> Adapter:
         """An adapter of the policy's shape, whose weights are replaced before it is used."""
-        return self.policy.base.network.new_adapter(self.policy.adapter.spec, seed=0)
+        return self.base.network.new_adapter(LoraSpec.from_settings(self.config.settings), seed=0)
 
     def _generate(self, order: messages.Generate) -> None:
         def on_completion(index: int, _member: int, completion: Completion) -> None:
@@ -143,21 +179,21 @@ class Helper:
 
         self.sampler.generate(order.prompts, 1, order.params, on_completion)
         self._tell(messages.Done())
+        self._accompany()
 
     def _release_memory(self, _order: messages.ReleaseMemory) -> None:
         self.sampler.release_memory()
         self._tell(messages.Done())
 
     def _fingerprint(self, _order: messages.Fingerprint) -> None:
-        digest = hashlib.sha256()
-        for parameter in self.policy.parameters():
-            digest.update(parameter.detach().cpu().numpy().tobytes())
-        self._tell(messages.Done(digest.digest()))
+        self._tell(messages.Done(fingerprint(self.policy.parameters())))
 
 
 def main(folder: Path) -> int:
     """Serve rank 0 of the run in `folder` to the end. Returns the exit status, DONE or FAILED."""
     kernel.die_with_parent()  # whatever this process is doing then
+    for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when the run is over
+        signal.signal(number, lambda *_: None)
     quiet_libraries()
     socket = Connection(int(os.environ[RANK_FD]))
     pulse.begin_for(lambda: socket.send(messages.Beat()))
@@ -167,13 +203,30 @@ def main(folder: Path) -> int:
         return FAILED
     except Exception as error:  # noqa: BLE001 - the top of the process: every failure is told
         traceback.print_exc()
-        failure = explain(error)
-        told = messages.Failed(failure.kind, failure.message, failure.evidence, failure.hint)
-        socket.send(told)
+        with contextlib.suppress(OSError):  # rank 0 may be gone by now
+            socket.send(_told(error))
         return FAILED
     collective.leave()
     return DONE
 
 
+def _together(call: Callable[[], None]) -> None:
+    """Do this rank's side of a collective call."""
+    with collective.together():
+        call()
+
+
+def _told(error: Exception) -> messages.Failed:
+    """What rank 0 is told of an error that ends this rank."""
+    failure = explain(error)
+    is_consequence = isinstance(error, collective.Disconnected)
+    return messages.Failed(
+        failure.kind, failure.message, failure.evidence, failure.hint, is_consequence
+    )
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # no thread of a library may keep a process that is done

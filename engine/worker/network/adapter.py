@@ -5,6 +5,7 @@ tensor and the gradient norm is the norm of one tensor. On disk an adapter is a 
 format.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -170,6 +171,14 @@ class Adapter(Protocol):
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Replace the weights by `state`. Raises WorkerFailure (config) where they do not fit."""
         ...
+
+
+def fingerprint(parameters: Sequence[torch.nn.Parameter]) -> bytes:
+    """The SHA-256 of the weights; a different one means that they have changed."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.digest()
 
 
 @dataclass(frozen=True)

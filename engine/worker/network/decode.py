@@ -50,6 +50,12 @@ class DecoderSampler:
     """See the module and `Sampler`."""
 
     name = "torch"
+    elsewhere = False
+
+    @property
+    def beside(self) -> bool:
+        """See `Sampler`."""
+        return self.decoder.device.type == "cpu"
 
     def __init__(
         self,

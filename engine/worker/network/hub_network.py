@@ -5,7 +5,7 @@ and over a hundred megabytes.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -150,6 +150,9 @@ class HubNetwork:
         self._recomputes = False  # activations, in the backward pass
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
+        self._first_adapter: HubAdapter | None = None
+        # Where its layers are sharded: called before each pass, with whether a backward follows.
+        self.take_turn: Callable[[bool], None] = _alone
 
     @property
     def peft(self) -> PeftModel:
@@ -188,7 +191,25 @@ class HubNetwork:
             raise WorkerFailure(
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
-        return HubAdapter(self, name, spec)
+        adapter = HubAdapter(self, name, spec)
+        self._first_adapter = self._first_adapter or adapter
+        return adapter
+
+    def empty_pass(self, *, trains: bool) -> None:
+        """Run one token through the layers, and back where it `trains`, for the sake of other ranks
+        that hold a part of them. No gradient changes.
+
+        With a backward pass there must be an adapter, whose gradients get zeros added.
+        """
+        self.model.eval()
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        if not trains:
+            with torch.no_grad():
+                self.model(input_ids=ids, use_cache=False)
+            return
+        with self.with_adapter(self._first_adapter):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+            (0.0 * logits.float().sum()).backward()
 
     def _excluded(self, spec: LoraSpec) -> str:
         """Return the pattern of modules that get no adapter, or "" if it matches no target.
@@ -238,7 +259,8 @@ class HubNetwork:
         assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
         if checkpointing:
-            self._enable_checkpointing()
+            self.enable_checkpointing()
+        self.take_turn(adapter is not None and torch.is_grad_enabled())
         with self.with_adapter(adapter):
             self.model.train(training)
             if self._head is None:
@@ -253,7 +275,7 @@ class HubNetwork:
                 entropies,
             )
 
-    def _enable_checkpointing(self) -> None:
+    def enable_checkpointing(self) -> None:
         """From now on activations are recomputed in the backward pass."""
         if self._recomputes:
             return
@@ -315,6 +337,7 @@ class HubNetwork:
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        self.take_turn(False)
         with self.with_adapter(adapter):
             self.model.eval()
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
@@ -327,13 +350,17 @@ class HubNetwork:
             WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
                 than reading whole rows does, or does not work at all.
         """
-        sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
+        sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter, self._before_read)
         if not self._sampling_checked:
-            probe = HubSampler(self.model, needs, self.vocab, self.with_adapter)
+            probe = HubSampler(self.model, needs, self.vocab, self.with_adapter, self._before_read)
             probe.prompts_at_once = 1  # so that later prompts join rows under way, as in a run
             self._check_sampling(probe)
             self._sampling_checked = True
         return sampler
+
+    def _before_read(self) -> None:
+        """Come to a pass without gradients."""
+        self.take_turn(False)
 
     def _check_sampling(self, sampler: HubSampler) -> None:
         """Sample a few tokens from prompts of different lengths and compute their
@@ -378,6 +405,10 @@ class HubNetwork:
         else:
             self._peft.set_adapter(_require_hub(adapter).name)
             yield
+
+
+def _alone(_trains: bool) -> None:
+    """Nothing: this process holds the whole model."""
 
 
 def _not_sampled(evidence: str) -> WorkerFailure:

@@ -125,6 +125,7 @@ class HubSampler:
     """See the module and `Sampler`."""
 
     name = "torch"
+    elsewhere = beside = False
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class HubSampler:
         needs: SamplerNeeds,
         vocab: int,
         with_adapter: Callable[[Any], AbstractContextManager[None]],
+        before_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """Sample from `model`.
 
@@ -141,11 +143,13 @@ class HubSampler:
                 token).
             with_adapter: opens a context in which the model has exactly the given adapter (None:
                 none).
+            before_pass: called before each pass through the model.
         """
         self.model = model
         self.needs = needs
         self.vocab = vocab
         self.with_adapter = with_adapter
+        self.before_pass = before_pass
         self._adapter: Any = None
         self.prompts_at_once = needs.max_rows  # read together at most
         # Some families number the positions by the mask alone, or compute all logits.
@@ -308,6 +312,7 @@ class HubSampler:
         # Not every family takes these.
         optional = {"position_ids": positions, "logits_to_keep": 1}
         accepted = {k: v for k, v in optional.items() if k in self._accepted_arguments}
+        self.before_pass()
         out = self.model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **accepted
         )

@@ -6,7 +6,7 @@ a frozen copy of the adapter the run started from.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,8 +220,33 @@ def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
     )
 
 
+def load_base_with(path: Path, network: Callable[[int], Network]) -> Base:
+    """The base in the folder `path` whose network the caller loads: `network` makes it, for so many
+    ids that have a token."""
+    tokenizer, config = _load_tokenizer_and_config(path)
+    stop_ids = stop_ids_of(config, tokenizer, path)
+    return Base(network(known_ids(config, tokenizer)), tokenizer, stop_ids, path)
+
+
+def empty_transformers(path: Path, precision: str, runs_on: torch.device) -> "PreTrainedModel":
+    """The model in `path` with transformers' own classes, frozen, with tensors that have no memory
+    yet. Arguments as of `load_transformers`."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = _model_class(path).from_config(config, dtype=pick_dtype(precision, runs_on))
+    model.requires_grad_(False)
+    model.eval()
+    _forbid_repacking(model)
+    return model
+
+
 def load_transformers(
-    path: Path, device: torch.device, precision: str, quantization: str = "none"
+    path: Path,
+    device: torch.device,
+    precision: str,
+    quantization: str = "none",
+    *,
+    runs_on: torch.device | None = None,
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a model with transformers' own classes. Returns (the model, frozen and on the device;
     its tokenizer).
@@ -229,6 +254,7 @@ def load_transformers(
     Args:
         precision: see `pick_dtype`.
         quantization: "nf4" loads 4-bit weights, "none" those of the precision.
+        runs_on: the device that decides the number format, where it is another than `device`.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
@@ -238,7 +264,7 @@ def load_transformers(
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = _model_class(path).from_pretrained(
             path,
-            dtype=pick_dtype(precision, device),
+            dtype=pick_dtype(precision, runs_on or device),
             use_safetensors=True,
             trust_remote_code=False,
             **_placement_arguments(device, quantization),

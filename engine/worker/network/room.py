@@ -97,6 +97,7 @@ def _training_size(
             quantization=settings.quantization,
             lora_rank=settings.lora_rank,
             lora_targets=settings.lora_targets,
+            shards=run_size.shards(settings),
         ),
         kind=base.network.device.type,
         memory=memory,
@@ -138,6 +139,14 @@ def _loaded(base: Base) -> LoadedModel:
     facts = read_facts(base.path)
     precision = "float32" if base.network.dtype == torch.float32 else "bfloat16"
     return LoadedModel(facts, precision, "none", lora_rank=16, lora_targets=facts.targets)
+
+
+def keep_to(device: torch.device, memory: int) -> int:
+    """Let this process take no more than `memory` bytes of a GPU that other runs hold too: what is
+    beyond fails here and not there. Returns `memory`."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
+    return memory
 
 
 def usable_bytes(device: torch.device) -> int:

@@ -81,9 +81,23 @@ class SamplingParams:
 
 
 class Sampler(Protocol):
-    """Samples from a base model with one adapter on it, or none."""
+    """Samples from a base model with one adapter on it, or none.
+
+    Attributes:
+        elsewhere: whether it samples in other processes, with the weights as they were when they
+            were loaded.
+        beside: whether it may sample while this process trains: elsewhere, or with our own forward
+            on a CPU. Otherwise two threads would share PEFT's switch between adapters, or a GPU
+            while its kernels are being recorded.
+    """
 
     name: str
+
+    @property
+    def elsewhere(self) -> bool: ...
+
+    @property
+    def beside(self) -> bool: ...
 
     def load(self, adapter: Any) -> None:
         """Sample from now on with `adapter` as it is now; None is the base alone."""

@@ -5,38 +5,114 @@ sockets listen on the loopback interface alone. Every call is made by all ranks 
 rank 0 told the others to; none waits longer than PATIENCE for one that does not come.
 """
 
+import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
 
+from engine.worker.core.failures import out_of_memory
 from engine.worker.network.adapter import Adapter
 from engine.worker.update.optimizer import AdamW
 
 PATIENCE = timedelta(minutes=5)
+LOADING_PATIENCE = timedelta(hours=2)  # while rank 0 reads a large model from its disk
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def join(store: str, rank: int, count: int, device: torch.device) -> None:
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks find each other.
+
+    Attributes:
+        store: path of a file in a folder of this user alone.
+        count: how many ranks there are.
+        training: how many of them train, the first ones; where others sample beside them, the two
+            kinds do collective calls of their own.
+    """
+
+    store: str
+    count: int
+    training: int
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Which ranks do a collective call together; None for all.
+
+    Attributes:
+        training: those that train.
+        sampling: rank 0 and those that sample.
+    """
+
+    training: Any = None
+    sampling: Any = None
+
+
+_groups = _Groups()
+
+
+class Disconnected(RuntimeError):
+    """A collective call failed: another rank is gone, or has not come in time."""
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """A context for this process's side of a collective call.
+
+    Raises:
+        OSError: where ranks cannot write the file by which they find each other.
+        Disconnected: where the call fails for anything else but memory.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for all backends
+        if out_of_memory(error):
+            raise
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if os.strerror(code) in str(error):
+                raise OSError(code, str(error)) from error
+        raise Disconnected(str(error)) from error
+
+
+def join(meeting: Meeting, rank: int, device: torch.device, patience: timedelta = PATIENCE) -> None:
     """Connect this process to the other ranks of its run; returns when all are there.
 
     Args:
-        store: path of the file, in a folder of this user alone, by which they find each other.
-        count: how many ranks there are.
+        patience: how long a call waits for a rank that does not come.
     """
+    global _groups
     on_gpu = device.type == "cuda"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
-        store=distributed.FileStore(store, count),  # pyright: ignore[reportPrivateImportUsage]
+        store=distributed.FileStore(meeting.store, meeting.count),  # pyright: ignore[reportPrivateImportUsage]
         rank=rank,
-        world_size=count,
-        timeout=PATIENCE,
+        world_size=meeting.count,
+        timeout=patience,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )
+    _groups = _Groups()
+    if meeting.training < meeting.count:
+        # Every rank makes both, in this order: so torch demands.
+        samplers = range(meeting.training, meeting.count)
+        _groups = _Groups(
+            distributed.new_group(list(range(meeting.training)), timeout=patience),
+            distributed.new_group([0, *samplers], timeout=patience),
+        )
+
+
+def lockstep_group() -> "distributed.ProcessGroup":
+    """A group of all ranks for calls on the CPU that wait for however long a rank takes."""
+    group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
 
 
 def leave(*, broken: bool = False) -> None:
@@ -53,17 +129,17 @@ def leave(*, broken: bool = False) -> None:
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Replace the gradients on every rank by their sum over all ranks, bit for bit the same on
-    each. A parameter without a gradient on any rank is left without one."""
+    """Replace the gradients on every rank that trains by their sum over all of these, bit for bit
+    the same on each. A parameter without a gradient on any rank is left without one."""
     if len(parameters) == 1 and parameters[0].grad is not None:  # our own adapter: one buffer
-        distributed.all_reduce(parameters[0].grad)
+        distributed.all_reduce(parameters[0].grad, group=_groups.training)
         return
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
     has_gradient = torch.tensor(
         [float(p.grad is not None) for p in parameters], device=parameters[0].device
     )
     flat = torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient])
-    distributed.all_reduce(flat)
+    distributed.all_reduce(flat, group=_groups.training)
     counts = flat[-len(parameters) :].tolist()
     place = 0
     for parameter, count in zip(parameters, counts, strict=True):
@@ -75,25 +151,31 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 @torch.no_grad()
 def hand_on(adapter: Adapter) -> None:
-    """Give the adapter of every rank the weights of rank 0's."""
-    for parameter in adapter.parameters():
-        distributed.broadcast(parameter.detach(), src=0)
-    # The call does not raise autograd's version counters, by which samplers notice new weights.
-    torch.autograd.graph.increment_version(adapter.parameters())
+    """Give the adapter of every rank that samples the weights of rank 0's."""
+    _hand_on_weights(adapter, _groups.sampling)
 
 
 @torch.no_grad()
 def hand_on_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool]) -> None:
-    """Give adapter and optimizer of every rank the weights and moments of rank 0's.
+    """Give adapter and optimizer of every rank that trains the weights and moments of rank 0's.
 
     Args:
         has_moments: for each parameter whether rank 0 has moments for it.
     """
-    hand_on(adapter)
+    group = _groups.training
+    _hand_on_weights(adapter, group)
     for parameter, has_state in zip(adapter.parameters(), has_moments, strict=True):
         if has_state:
             state = optimizer.state_of(parameter)
             for name in sorted(state):  # a state read from a checkpoint has another order
-                distributed.broadcast(state[name], src=0)
+                distributed.broadcast(state[name], src=0, group=group)
         else:
             optimizer.state.pop(parameter, None)
+
+
+def _hand_on_weights(adapter: Adapter, group: "distributed.ProcessGroup | None") -> None:
+    """Give the adapter of every rank of the group the weights of rank 0's."""
+    for parameter in adapter.parameters():
+        distributed.broadcast(parameter.detach(), src=0, group=group)
+    # The call does not raise autograd's version counters, by which samplers notice new weights.
+    torch.autograd.graph.increment_version(adapter.parameters())

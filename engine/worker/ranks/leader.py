@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -22,13 +23,16 @@ from engine.core.hints import Hint
 from engine.processes import programs
 from engine.processes.outcome import Failure
 from engine.processes.trainer_variables import visible_devices
-from engine.records.run_config import DistillConfig, DPOConfig, GRPOConfig, RunConfig, SFTConfig
+from engine.records.run_config import GRPOConfig, RunConfig, TrainConfig
+from engine.sizing.ranks import training_devices
 from engine.worker.core import pulse
-from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.failures import WorkerFailure, out_of_memory
 from engine.worker.core.job import Job
 from engine.worker.network.adapter import Adapter
 from engine.worker.ranks import collective
+from engine.worker.ranks.lockstep import EmptyPasses, Lockstep
 from engine.worker.ranks.messages import (
+    Accompany,
     Beat,
     End,
     Failed,
@@ -42,6 +46,7 @@ RANK, RANKS, RANK_FD = "HONESMITH_RANK", "HONESMITH_RANKS", "HONESMITH_RANK_FD"
 FAILED = 3  # exit status of a trainer that has written why it failed
 LEAVE_S = 10.0  # that a rank may take to end by itself
 STUCK_S = 15.0  # that rank 0 may take to notice that another is gone
+CAUSE_S = 2.0  # that the end of the rank which ended first may take to be noticed
 _HINT = "Read the end of the console log; resume continues from the last checkpoint."
 
 Message = TypeVar("Message")
@@ -54,6 +59,19 @@ class RankDevice(NamedTuple):
     visible: str
 
 
+def training_ranks(config: RunConfig, ranks: int) -> int:
+    """How many of a run's ranks train, the first ones; with `async_sampling` the others sample
+    beside them."""
+    beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
+    return training_devices(ranks, beside=beside)
+
+
+def is_sharded(config: RunConfig, ranks: int) -> bool:
+    """Whether the layers of the base are cut over those of a run's ranks that train."""
+    wanted = isinstance(config, TrainConfig) and config.settings.shard_base
+    return wanted and training_ranks(config, ranks) > 1
+
+
 def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
     """The device of each rank of a run, rank 0's first; one for a run in one process.
 
@@ -61,8 +79,7 @@ def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
     """
     ids = os.environ.get("HONESMITH_DEVICE", "").split(",")
     config = job.config
-    is_shared = isinstance(config, SFTConfig | DPOConfig | GRPOConfig | DistillConfig)
-    if own_rank() or not is_shared:
+    if own_rank() or not isinstance(config, TrainConfig):
         ids = [job.device]
     elif job.device == "cpu":
         ids = ["cpu"] * config.settings.gpus
@@ -86,9 +103,18 @@ class _Helper:
         self.failed: Failed | None = None
         self.gone = threading.Event()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, or has said that it cannot go on."""
+        return self.failed is not None or self.gone.is_set()
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it ended by itself, and not because another rank did."""
+        return self.has_ended and not (self.failed is not None and self.failed.is_consequence)
+
     def failure(self) -> WorkerFailure:
         """The failure of the run, of which this rank is gone or about to be."""
-        self.gone.wait(LEAVE_S)  # by then its last words are read
         failed = self.failed
         if failed is not None:
             message = f"Rank {self.rank}: {failed.message}"
@@ -114,26 +140,56 @@ class Ranks:
     """The ranks of a run, this process among them.
 
     Attributes:
-        count: how many they are, this one included.
+        count: how many of them train, this one included.
+        trainers: the numbers of the others that train.
+        samplers: the numbers of the others that sample: the same, or such that do nothing else.
     """
 
-    def __init__(self, job: Job[RunConfig], devices: Sequence[RankDevice]) -> None:
-        """Start a process for each rank but this one.
+    def __init__(self, job: Job[RunConfig], devices: Sequence[RankDevice], training: int) -> None:
+        """Start a process for each rank that trains but this one.
 
         Args:
             devices: the device of every rank, this one's first.
+            training: how many of them train, the first ones; on the others `start_samplers` starts
+                ranks that sample beside them.
         """
-        self.count = len(devices)
+        self.count = training
+        self.trainers = self.samplers = range(1, training)
+        self._devices = devices
         self._job = job
         self._known: tuple[Adapter, int] | None = None  # adapter and version the others have
-        self._is_joined = self._is_closed = False
+        self._is_joined = self._is_closed = self._is_accompanied = False
+        self.lockstep: Lockstep | None = None
         self._timers: list[threading.Timer] = []
+        self._news = threading.Condition()  # notified when a rank has ended
         self._folder = job.run.ranks
         shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
         self._folder.mkdir(mode=0o700)
-        names = ", ".join(device.id for device in devices)
-        job.event("ranks", f"{self.count} ranks, on {names}", ranks=self.count)
-        self._helpers = {rank: self._start(rank, devices[rank]) for rank in range(1, self.count)}
+        names = ", ".join(device.id for device in devices[:training])
+        job.event("ranks", f"training on {names}", ranks=training)
+        self._helpers = {rank: self._start(rank, devices[rank]) for rank in self.trainers}
+
+    def start_samplers(self) -> None:
+        """Start a process on each device that does not train: ranks that do nothing but sample."""
+        self.samplers = range(self.count, len(self._devices))
+        names = ", ".join(self.sampling_devices)
+        self._job.event("ranks", f"sampling beside on {names}", ranks=len(self._devices))
+        self._helpers |= {rank: self._start(rank, self._devices[rank]) for rank in self.samplers}
+
+    @property
+    def devices(self) -> int:
+        """How many devices the run has."""
+        return len(self._devices)
+
+    @property
+    def sampling_devices(self) -> list[str]:
+        """The ids of the devices that only sample."""
+        return [device.id for device in self._devices[self.count :]]
+
+    @property
+    def samples_beside(self) -> bool:
+        """Whether some ranks do nothing but sample, and rank 0 does not."""
+        return self.samplers != self.trainers
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -163,7 +219,7 @@ class Ranks:
             "HONESMITH_DEVICE": device.id,
             "CUDA_VISIBLE_DEVICES": device.visible,
             RANK: str(rank),
-            RANKS: str(self.count),
+            RANKS: str(len(self._devices)),
             RANK_FD: str(socket),
         }
         variables.pop("HONESMITH_LIFELINE_FD", None)  # it has its own way to learn of our end
@@ -176,9 +232,17 @@ class Ranks:
                 message = helper.socket.recv()
                 if isinstance(message, Failed):
                     helper.failed = message
+                    self._note_end(helper)
                 else:
                     helper.messages.put(message)
         helper.gone.set()
+        self._note_end(helper)
+
+    def _note_end(self, helper: _Helper) -> None:
+        """Wake up whoever waits for a rank that has ended or is about to; see that this process
+        ends too, wherever it waits."""
+        with self._news:
+            self._news.notify_all()
         helper.messages.put(None)
         if not self._is_closed:
             timer = threading.Timer(STUCK_S, self._end_stuck, args=(helper,))
@@ -191,18 +255,24 @@ class Ranks:
         interrupts it. Its failure is written first."""
         if self._is_closed:
             return
-        why = helper.failure()
+        why = self._failure(f"rank {helper.rank} is gone")
         failure = Failure(why.kind, why.message, why.evidence, why.advice)
         with contextlib.suppress(OSError):  # a full disk
             self._job.fail(failure)
             self._job.event("failed", failure.message, kind=failure.kind)
         os._exit(FAILED)
 
-    def close(self) -> None:
-        """End the other ranks; returns when they are gone."""
+    def close(self, *, failed: bool = False) -> None:
+        """End the other ranks; returns when they are gone. `failed`: the run has, and others may
+        wait for this rank in the middle of a sharded pass, where no order reaches them."""
         self._is_closed = True
         for timer in self._timers:
             timer.cancel()
+        for helper in self._helpers.values():
+            if failed and self.lockstep is not None:
+                helper.process.kill()
+        if not failed:
+            self._end_company()
         for helper in self._helpers.values():
             with contextlib.suppress(OSError):
                 helper.socket.send(End())
@@ -220,21 +290,23 @@ class Ranks:
 
     def tell(self, rank: int, order: Any) -> None:
         """Send an order to a rank. Raises WorkerFailure where it is gone."""
+        self._end_company()
         helper = self._helpers[rank]
         try:
             helper.socket.send(order)
-        except OSError:
-            raise helper.failure() from None
+        except OSError as error:
+            raise self._failure(f"rank {rank}: {error}") from error
 
     def answer(self, rank: int) -> Any:
         """The next answer of a rank, which is waited for. Raises WorkerFailure where the rank
         cannot go on or is gone."""
+        self._end_company()
         helper = self._helpers[rank]
         while True:
             message = helper.messages.get()
             pulse.beat()
             if message is None:
-                raise helper.failure()
+                raise self._failure(f"rank {rank} has ended")
             if not isinstance(message, Beat):
                 return message
 
@@ -255,41 +327,103 @@ class Ranks:
             helper.messages.put(message)
         return taken
 
-    def carry_out(self, order: Any, beside: Callable[[], None] | None = None) -> list[Any]:
-        """Have every other rank carry out an order; returns their results, rank by rank. `beside`
-        is called meanwhile: this rank's side of a collective call."""
+    def carry_out(
+        self, order: Any, ranks: Iterable[int], beside: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """Have other ranks carry out an order; returns their results, rank by rank. `beside` is
+        called meanwhile: this rank's side of a collective call."""
+        ranks = list(ranks)
         if beside is not None:
             self._join()
-        for rank in self._helpers:
+        for rank in ranks:
             self.tell(rank, order)
         if beside is not None:
             self._together(beside)
-        return [self.answer(rank).result for rank in self._helpers]
+        return [self.answer(rank).result for rank in ranks]
 
     def _join(self) -> None:
         """Connect all ranks for collective calls, where that was not done before."""
         if self._is_joined:
             return
-        store = str(self._folder / "store")
+        meeting = collective.Meeting(store_of(self._job), 1 + len(self._helpers), self.count)
+        self.carry_out(Join(meeting), self._helpers)  # loaded, and about to connect
+        self._connect(meeting, collective.PATIENCE)
+
+    def join_at_once(self) -> None:
+        """Connect all ranks before they load, as they do themselves: a sharded base is loaded by
+        all together."""
+        meeting = collective.Meeting(store_of(self._job), self.count, self.count)
+        self._connect(meeting, collective.LOADING_PATIENCE)
+
+    def _connect(self, meeting: collective.Meeting, patience: timedelta) -> None:
+        """Do this rank's side of connecting all."""
         device = torch.device("cuda" if self._job.device.startswith("cuda") else "cpu")
-        for rank in self._helpers:
-            self.tell(rank, Join(store))
-        for rank in self._helpers:  # loaded, and about to connect
-            self.answer(rank)
-        self._together(lambda: collective.join(store, 0, self.count, device))
+        self._together(lambda: collective.join(meeting, 0, device, patience))
         self._is_joined = True
+
+    # --- a sharded base ---------------------------------------------------------------------------
+
+    def keep_step(self, network: EmptyPasses) -> None:
+        """From now on the passes of all ranks through `network`, whose layers are sharded, are in
+        step (lockstep.py)."""
+        group = collective.lockstep_group()
+        self.lockstep = Lockstep(network, group, self._together, before=self.accompany)
+        network.take_turn = self.lockstep.turn
+
+    def accompany(self, busy: Collection[int] = ()) -> None:
+        """Where the base is sharded: have the other ranks do the passes that come, those too that
+        are not `busy` with passes of their own, until the next order."""
+        if self.lockstep is None or self._is_accompanied:
+            return
+        for rank in self._helpers:
+            if rank not in busy:
+                self.tell(rank, Accompany())
+        self._is_accompanied = True
+
+    def _end_company(self) -> None:
+        """Let the other ranks end their passes, so that they listen to orders again."""
+        if self.lockstep is not None and self._is_accompanied:
+            self._is_accompanied = False
+            self.lockstep.idle()
 
     def _together(self, call: Callable[[], None]) -> None:
         """Do this rank's side of a collective call. Raises WorkerFailure where another rank is
-        gone, whatever the call itself raises then."""
+        gone, or does not come."""
         try:
-            call()
-        except RuntimeError as error:
-            for helper in self._helpers.values():
-                # A rank that is gone closes its socket at once.
-                if helper.gone.wait(1):
-                    raise helper.failure() from error
-            raise
+            with collective.together():
+                call()
+        except collective.Disconnected as error:
+            raise self._failure(str(error)) from error
+
+    def explain(self, error: RuntimeError) -> None:
+        """Raise the WorkerFailure of a rank that has ended, which explains an error of a call that
+        waited for it; nothing where none has."""
+        helpers = self._helpers.values()
+        with self._news:
+            self._news.wait_for(lambda: any(helper.has_ended for helper in helpers), CAUSE_S)
+        if not out_of_memory(error) and any(helper.has_ended for helper in helpers):
+            raise self._failure(str(error)) from error
+
+    def _failure(self, evidence: str) -> WorkerFailure:
+        """The failure of the run: that of the rank that ended first, since the others end for want
+        of it; where none has ended by itself, that one does not come. `evidence`: what this
+        process noticed of it."""
+        helpers = self._helpers.values()
+        with self._news:  # a rank that is gone closes its socket at once
+            self._news.wait_for(lambda: any(helper.is_cause for helper in helpers), CAUSE_S)
+        for helper in helpers:
+            if helper.is_cause:
+                return helper.failure()
+        missing = [helper.rank for helper in helpers if not helper.has_ended]
+        if not missing:  # all ended for want of another: of this one
+            return next(iter(helpers)).failure()
+        ranks = " and ".join(f"rank {rank}" for rank in missing)
+        return WorkerFailure(
+            "stalled",
+            f"{ranks.capitalize()} did not come to what all ranks do together.",
+            evidence=evidence,
+            hint=Hint(_HINT),
+        )
 
     # --- weights ----------------------------------------------------------------------------------
 
@@ -298,30 +432,36 @@ class Ranks:
         return self._known is not None and self._known == (adapter, adapter.version)
 
     def hand_on_state(self, adapter: Adapter, optimizer: AdamW) -> None:
-        """Give the policy and the optimizer of all ranks the state of this rank's."""
+        """Give the policy and the optimizer of all ranks that train the state of this rank's."""
+        if not self.trainers:
+            return
         has_moments = [parameter in optimizer.state for parameter in adapter.parameters()]
         self.carry_out(
             TakeState(has_moments),
+            self.trainers,
             beside=lambda: collective.hand_on_state(adapter, optimizer, has_moments),
         )
         self._known = (adapter, adapter.version)
 
     def step(self, order: Any, adapter: Adapter, apply: Callable[[], float]) -> float:
-        """Do an optimizer step on every rank: the gradients are added up, then each applies the
-        same step. Returns the gradient's norm, which `apply` returns here."""
-        for rank in self._helpers:
+        """Do an optimizer step on every rank that trains: the gradients are added up, then each
+        applies the same step. Returns the gradient's norm, which `apply` returns here."""
+        if not self.trainers:
+            return apply()
+        for rank in self.trainers:
             self.tell(rank, order)
         self._together(lambda: collective.sum_gradients(adapter.parameters()))
         norm = apply()
-        for rank in self._helpers:
+        for rank in self.trainers:
             self.answer(rank)
         self._known = (adapter, adapter.version)
         return norm
 
     def require_same_weights(self, fingerprint: bytes) -> None:
-        """Check that all ranks have the weights with this fingerprint. Raises WorkerFailure (kind
-        internal) where one has others: its updates would count for a model that is not saved."""
-        for rank, other in enumerate(self.carry_out(Fingerprint()), start=1):
+        """Check that all ranks that train have the weights with this fingerprint. Raises
+        WorkerFailure (kind internal) where one has others: its updates would count for a model that
+        is not saved."""
+        for rank, other in enumerate(self.carry_out(Fingerprint(), self.trainers), start=1):
             if other != fingerprint:
                 raise WorkerFailure(
                     "internal",
@@ -337,6 +477,11 @@ def _copy_marked(lines: IO[bytes], rank: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.buffer.write(f"[rank {rank}] ".encode() + line)
             sys.stderr.buffer.flush()
+
+
+def store_of(job: Job[RunConfig]) -> str:
+    """The path of the file by which the ranks of a run find each other."""
+    return str(job.run.ranks / "store")
 
 
 def own_rank() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from engine.core.hints import Hint
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import SamplingParams
+from engine.worker.ranks.collective import Meeting
 from engine.worker.ranks.parts import Part
 
 # --- orders of rank 0 -----------------------------------------------------------------------------
@@ -19,9 +20,9 @@ from engine.worker.ranks.parts import Part
 
 @dataclass(frozen=True)
 class Join:
-    """Connect to the other ranks for collective calls, through the file `store`."""
+    """Connect to the other ranks for collective calls."""
 
-    store: str
+    meeting: Meeting
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Accompany:
+    """Do the passes of other ranks, which hold parts of each other's layers (lockstep.py), until
+    all are idle. No answer."""
+
+
+@dataclass(frozen=True)
 class ReleaseMemory:
     """Release memory that the sampler does not need until the next call."""
 
@@ -125,9 +132,11 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Failed:
-    """The rank cannot go on; the fields are those of a failure record."""
+    """The rank cannot go on. The first fields are those of a failure record; `is_consequence` says
+    that a collective call failed, for which another rank is to blame."""
 
     kind: str
     message: str
     evidence: str
     hint: Hint
+    is_consequence: bool = False

@@ -44,12 +44,14 @@ class SharedPass:
             # Far apart for all ranks and passes of a step; steps have neighbouring seeds.
             seed = self.seed + (rank << 40) + (self.passes << 32)
             self.ranks.tell(rank, Run(token_limit, first, seed))
+        self.ranks.accompany(self.helpers)
         memory_error = ""
         results: list[Any] = []
         try:
             results.append(self._run_first_part(token_limit, first=first))
         except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
-            if not out_of_memory(error):
+            # A sharded pass cannot be left halfway: the others wait for its layers.
+            if not out_of_memory(error) or self.ranks.lockstep is not None:
                 raise
             memory_error = str(error) or type(error).__name__
         for rank in self.helpers:

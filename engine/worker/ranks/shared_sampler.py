@@ -1,11 +1,14 @@
-"""A sampler that samples on all ranks; rank 0's side.
+"""A sampler that samples on several ranks; rank 0's side.
 
-A completion's random numbers follow from the numbers of its prompt and of itself in the whole call
-(network/sampler.py), so it does not matter which rank samples it.
+Either all ranks of a run sample, rank 0 with them, or some do nothing else, and the next batch can
+be sampled while the others train. A completion's random numbers follow from the numbers of its
+prompt and of itself in the whole call (network/sampler.py), so it does not matter which rank
+samples it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from engine.worker.core import pulse
@@ -19,22 +22,32 @@ from engine.worker.ranks.shares import cut
 
 
 class SharedSampler:
-    """Samples with `sampler` and with those of the other ranks; see `Sampler`."""
+    """Samples with `sampler` and with those of the other ranks; see `Sampler`.
 
-    def __init__(self, sampler: Sampler, ranks: Ranks) -> None:
+    Without a `sampler` the ranks that do nothing else sample alone (`elsewhere`), one thread
+    telling them what.
+    """
+
+    def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
         self.sampler = sampler
         self.ranks = ranks
-        self.name = sampler.name
+        self.name = sampler.name if sampler else "torch"
+        self.elsewhere = self.beside = sampler is None
+        self._loaded: tuple[Any, int] | None = None  # adapter and version of ranks elsewhere
 
     def load(self, adapter: Any) -> None:
         """See `Sampler`. The weights travel unless the other ranks have them already."""
-        self.sampler.load(adapter)
+        if self.sampler is not None:
+            self.sampler.load(adapter)
+        version = (adapter, adapter.version) if adapter is not None else None
         if adapter is None:
-            self.ranks.carry_out(Load("base"))
-        elif self.ranks.have(adapter):
-            self.ranks.carry_out(Load("policy"))
-        else:
-            self.ranks.carry_out(Load("handed on"), beside=lambda: collective.hand_on(adapter))
+            self.ranks.carry_out(Load("base"), self.ranks.samplers)
+        elif self.sampler is not None and self.ranks.have(adapter):
+            self.ranks.carry_out(Load("policy"), self.ranks.samplers)
+        elif self.sampler is not None or version != self._loaded:
+            hand_on = partial(collective.hand_on, adapter)
+            self.ranks.carry_out(Load("handed on"), self.ranks.samplers, beside=hand_on)
+        self._loaded = version
 
     def generate(
         self,
@@ -48,17 +61,21 @@ class SharedSampler:
         return call.sample(self.sampler)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """See `Sampler`; one completion is sampled here alone."""
+        """See `Sampler`; one completion is sampled here alone, or comes whole from elsewhere."""
+        if self.sampler is None:
+            return iter(self.generate([prompt], 1, params)[0][0].ids)
         return self.sampler.stream(prompt, params)
 
     def release_memory(self) -> None:
-        """See `Sampler`."""
-        self.sampler.release_memory()
-        self.ranks.carry_out(ReleaseMemory())
+        """See `Sampler`; ranks that do nothing else keep theirs."""
+        if self.sampler is not None:
+            self.sampler.release_memory()
+            self.ranks.carry_out(ReleaseMemory(), self.ranks.samplers)
 
     def close(self) -> None:
         """Close the sampler of this rank; the others go with their processes."""
-        self.sampler.close()
+        if self.sampler is not None:
+            self.sampler.close()
 
 
 class _Call:
@@ -78,30 +95,35 @@ class _Call:
         self.ranks = ranks
         # (prompt, completion) of everything that is sampled.
         self.places = [(prompt, member) for prompt in range(len(prompts)) for member in range(n)]
-        self.parts = cut([1.0] * len(self.places), ranks.count)
+        members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
+        parts = cut([1.0] * len(self.places), len(members))
+        # What each rank samples that samples anything: a range of `places`.
+        self.parts = {rank: part for rank, part in zip(members, parts, strict=True) if part}
         self.completions: dict[tuple[int, int], Completion] = {}
-        self.helpers = [rank for rank, part in enumerate(self.parts) if part and rank > 0]
+        self.helpers = [rank for rank in self.parts if rank > 0]
         self.n = n
 
-    def sample(self, sampler: Sampler) -> list[list[Completion]]:
+    def sample(self, sampler: Sampler | None) -> list[list[Completion]]:
         """Sample rank 0's part with `sampler` while the others sample theirs."""
         for rank in self.helpers:
             self.ranks.tell(rank, self._order(self.parts[rank]))
-        order = self._order(self.parts[0])
-
-        def on_completion(index: int, _member: int, completion: Completion) -> None:
-            self._take(0, index, completion)
-            for rank in self.helpers:  # what has come from elsewhere meanwhile
-                for ended in self.ranks.come_so_far(rank, Ended):
-                    self._take(rank, ended.index, ended.completion)
-
-        sampler.generate(order.prompts, 1, order.params, on_completion)
+        self.ranks.accompany(self.helpers)
+        if sampler is not None and 0 in self.parts:
+            order = self._order(self.parts[0])
+            sampler.generate(order.prompts, 1, order.params, self._on_completion)
         for rank in self.helpers:
             self._take_rest(rank)
         return [
             [self.completions[prompt, member] for member in range(self.n)]
             for prompt in range(len(self.prompts))
         ]
+
+    def _on_completion(self, index: int, _member: int, completion: Completion) -> None:
+        """Take a completion of rank 0, and what has come from elsewhere meanwhile."""
+        self._take(0, index, completion)
+        for rank in self.helpers:
+            for ended in self.ranks.come_so_far(rank, Ended):
+                self._take(rank, ended.index, ended.completion)
 
     def _order(self, part: range) -> Generate:
         """What a rank is told to sample."""

@@ -6,6 +6,7 @@ of DAPO, arXiv 2503.14476, with a cap). With `async_sampling` the next batch is 
 policy trains on this one, by the policy as it was before: one step off, never more.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from engine.records.settings import GRPOSettings
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Group, Trajectory
+from engine.worker.network.adapter import Adapter
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.advantages import assign
@@ -140,13 +142,14 @@ class BatchSource:
 
     def __init__(self, collector: Collector, policy: Policy, last_step: int) -> None:
         """Sample with `collector` for the training of `policy`, up to `last_step`. With the setting
-        `async_sampling` a second adapter is made here, for a copy of the policy."""
+        `async_sampling` a copy of its adapter is made here, unless it is sampled elsewhere."""
         self.collector = collector
         self.policy = policy
         self.last_step = last_step
         self._ahead: tuple[int, RolloutBatch] | None = None  # the step sampled ahead, its batch
+        self.load_s = 0.0  # that handing the weights on took the last time
         self._policy_copy = None
-        if collector.settings.async_sampling:
+        if collector.settings.async_sampling and not collector.sampler.elsewhere:
             # Any seed: the initial weights are replaced before the copy is used.
             self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
 
@@ -161,8 +164,7 @@ class BatchSource:
 
     def _sampled(self, step: int) -> RolloutBatch:
         """Return the batch of `step`: the one that was sampled ahead, or else one sampled now."""
-        sampled_ahead = self._ahead
-        self._ahead = None  # each is used once
+        sampled_ahead, self._ahead = self._ahead, None  # each is used once
         if sampled_ahead is not None:
             batch_step, batch = sampled_ahead
             if batch_step == step:  # that of another step is not used
@@ -170,7 +172,7 @@ class BatchSource:
         sampler = self.collector.sampler
         rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
         with pulse.phase("sampling", of=rows):
-            sampler.load(self.policy.adapter)
+            self._load(self.policy.adapter)
             batch = self.collector.batch(step, policy_step=step - 1)
             sampler.release_memory()  # the update comes next
         return batch
@@ -178,16 +180,16 @@ class BatchSource:
     @contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
         """A context for the update of the step before `step`. With the setting `async_sampling` the
-        batch of `step` is sampled meanwhile, by a copy of the policy as it is on entry. Without
-        that setting, or if `step` is beyond the last one, it does nothing."""
-        if self._policy_copy is None or step > self.last_step:
+        batch of `step` is sampled meanwhile, by the policy as it is on entry. Without that setting,
+        or if `step` is beyond the last one, it does nothing."""
+        if not self.collector.settings.async_sampling or step > self.last_step:
             yield
             return
-        # A copy, since the update changes the policy while the batch is sampled.
-        self._policy_copy.load(self.policy.adapter.state())
-        self.collector.sampler.load(self._policy_copy)
+        if self._policy_copy is not None:  # the update changes the policy itself meanwhile
+            self._policy_copy.load(self.policy.adapter.state())
+        self._load(self._policy_copy or self.policy.adapter)
         policy_step = step - 2  # the copy's last update; that of step - 1 comes next
-        if not self._can_share_process():  # then before the update instead of beside it
+        if not self.collector.sampler.beside:  # then before the update
             self._ahead = step, self.collector.batch(step, policy_step)
             yield
             return
@@ -196,10 +198,8 @@ class BatchSource:
             yield
             self._ahead = step, future.result()
 
-    def _can_share_process(self) -> bool:
-        """Whether the next batch can be sampled while this process trains: true with vLLM, which is
-        another process, and with our own forward on a CPU. Otherwise two threads would share PEFT's
-        switch between adapters, or a GPU while its kernels are being recorded."""
-        network = self.policy.base.network
-        own_on_cpu = network.forward == "own" and network.device.type == "cpu"
-        return self.collector.sampler.name == "vllm" or own_on_cpu
+    def _load(self, adapter: Adapter) -> None:
+        """Hand the adapter's weights on to what samples."""
+        began = time.monotonic()
+        self.collector.sampler.load(adapter)
+        self.load_s = time.monotonic() - began

@@ -1,11 +1,14 @@
 """Which sampler a run gets, by its setting `sampler`: our own, or a vLLM server started for it."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.core.hardware import detect
 from engine.install import vllm_env
+from engine.processes.trainer_variables import visible_devices
 from engine.processes.vllm_process import Plan, VllmProcess, rank_limit
 from engine.records.run_config import RunConfig
 from engine.records.settings import RolloutSettings
@@ -32,28 +35,47 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: siz
     Raises:
         UserError: NO_VLLM, when vLLM is asked for and not set up.
     """
-    settings = job.config.settings
-    if not isinstance(settings, RolloutSettings) or settings.sampler != "vllm":
+    if not wants_server(job.config) or why_no_server(job, size):
         return base.network.sampler(needs)
-    if size.kind == "cuda" and size.server.why_not:
-        job.event("sampler", f"our own sampler is used: {size.server.why_not}", sampler="torch")
-        return base.network.sampler(needs)
-    return start_vllm(job, base, settings, needs, size)
+    return start_vllm(job, base, needs, size)
+
+
+def wants_server(config: RunConfig) -> bool:
+    """Whether the settings of a run name a vLLM server as its sampler."""
+    settings = config.settings
+    return isinstance(settings, RolloutSettings) and settings.sampler == "vllm"
+
+
+def why_no_server(job: Job[RunConfig], size: sizing.Job) -> str:
+    """Why the vLLM server that the settings name has no room on its GPU, which the event `sampler`
+    says too; "" where it has."""
+    if size.kind != "cuda" or not size.server.why_not:
+        return ""
+    job.event("sampler", f"our own sampler is used: {size.server.why_not}", sampler="torch")
+    return size.server.why_not
 
 
 def start_vllm(
     job: Job[RunConfig],
     base: Base,
-    settings: RolloutSettings,
     needs: SamplerNeeds,
     size: sizing.Job,
+    devices: Sequence[str] = (),
 ) -> VllmSampler:
     """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
-    with a sampler that waits for the server at its first use; a cancelled run ends that wait."""
+    with a sampler that waits for the server at its first use; a cancelled run ends that wait.
+
+    Args:
+        devices: ids of devices that it has to itself; () for that of this process, which it shares.
+    """
     rank = int(os.environ.get("HONESMITH_RANK") or 0)  # each has a server on its own GPU
     log = job.run.rank_vllm_log(rank) if rank else job.run.vllm_log
     folder = job.run.rank_sampled_adapters(rank) if rank else job.run.sampled_adapters
-    server = VllmProcess(run_plan(job, base, settings, needs, size), log)
+    plan = run_plan(job, base, needs, size)
+    if devices and plan.device == "cuda":
+        plan = plan_beside(plan, size, devices)
+        job.event("sampler", f"vLLM samples on {', '.join(devices)}", sampler="vllm")
+    server = VllmProcess(plan, log)
     return VllmSampler(
         server,
         folder=folder,
@@ -64,13 +86,21 @@ def start_vllm(
     )
 
 
-def run_plan(
-    job: Job[RunConfig],
-    base: Base,
-    settings: RolloutSettings,
-    needs: SamplerNeeds,
-    size: sizing.Job,
-) -> Plan:
+def plan_beside(plan: Plan, size: sizing.Job, devices: Sequence[str]) -> Plan:
+    """The plan of a server that has GPUs to itself and keeps their memory: as many copies of the
+    model as they have room for, each on as many GPUs as it needs."""
+    across = size.server.gpus_of_model
+    return replace(
+        plan,
+        visible=visible_devices(",".join(devices)),
+        memory=servers.ALONE_SHARE,
+        sleeps=False,
+        tensor_parallel=across,
+        data_parallel=len(devices) // across,
+    )
+
+
+def run_plan(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job) -> Plan:
     """The settings with which a run's vLLM server is started.
 
     It computes in the trainer's number format. On a CPU that is float32: log-probabilities of
@@ -79,6 +109,8 @@ def run_plan(
     Raises:
         UserError: NO_VLLM, when vLLM is not set up.
     """
+    settings = job.config.settings
+    assert isinstance(settings, RolloutSettings)  # no other settings name a server
     on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
     memory = _memory_share(size, base.network.device) if on_gpu else float(CPU_CACHE_BYTES)

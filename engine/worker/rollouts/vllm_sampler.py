@@ -34,6 +34,7 @@ class VllmSampler:
     """A sampler that runs on a vLLM server; see the module."""
 
     name = "vllm"
+    elsewhere = beside = True
 
     def __init__(
         self,

@@ -225,6 +225,17 @@ def test_a_model_too_large_for_the_device_does_not_fit_and_says_what_to_lower(ho
     assert figures(home, "sft", model=LARGE, hardware=GPU)["fits"]
 
 
+def test_a_run_that_shares_its_gpu_is_planned_with_a_share_where_it_fits_into_one(home: Home):
+    whole = figures(home, "sft", model=LARGE, hardware=GPU)
+    home.config_file.write_text("runs_per_gpu = 2\n")
+    shared = figures(home, "sft", model=LARGE, hardware=GPU)
+    assert shared["memory_available"] == 70 * GB and shared["fits"]
+    assert shared["peak_memory"]["total"] <= min(70 * GB, whole["peak_memory"]["total"])
+    small = replace(GPU, devices=(replace(GPU.devices[0], memory_total=24 * GB),))
+    alone = figures(home, "sft", model=LARGE, hardware=small)
+    assert alone["memory_available"] == 24 * GB  # half of it is too little
+
+
 def test_lowering_what_is_named_saves_most(home: Home):
     found = figures(home, "grpo", STILL)
     name, _, _, _, value = found["lower_this"].split()

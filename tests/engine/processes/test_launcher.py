@@ -239,6 +239,48 @@ def test_a_run_waits_for_memory_that_others_hold_and_says_so(home, monkeypatch):
     assert launcher.devices_for(needing(home, 0), full, ["cuda:0"]) == "cuda:0"  # needs unknown
 
 
+def planned_with(home, name: str, gib: int, state: str = "queued"):
+    """A run in the queue that was planned with so much memory of a GPU."""
+    config = train_config("sft")
+    config["estimate"] |= {"least_memory": 4 * GIB, "memory_available": gib * GIB}
+
+    def create(run_id: str) -> None:
+        home.run(run_id).create()
+        write_json(home.run(run_id).config, config)
+
+    with Store(home) as store:
+        return store.insert_run(NewRun(name, "train", "sft", "e@1", "pebble"), create).run_id
+
+
+def started_on(home, machine: Hardware, monkeypatch) -> dict[str, str]:
+    """Start what may start on this machine: the device of each run that was started."""
+    monkeypatch.setattr("engine.core.hardware.detect", lambda disk=None: machine)
+    monkeypatch.setattr(launcher, "_start", lambda *arguments: True)
+    started = launcher.start_queued(home)
+    with Store(home) as store:
+        return {run_id: store.get_run(run_id).device for run_id in started}
+
+
+def test_runs_share_a_gpu_as_long_as_their_bytes_fit_where_its_owner_says_so(home, monkeypatch):
+    """The driver shows nothing of a run that has just been started: its plan counts."""
+    runs = [planned_with(home, f"half-{i}", 40) for i in range(3)]
+    machine = machine_of((80, 80))
+    assert started_on(home, machine, monkeypatch) == {runs[0]: "cuda:0"}  # one run as a rule
+    home.config_file.write_text("runs_per_gpu = 3\n")
+    assert started_on(home, machine, monkeypatch) == {runs[1]: "cuda:0"}
+    assert started_on(home, machine, monkeypatch) == {}  # a third of 40 GiB has no room
+    reason = launcher.awaited_memory(home.run(runs[2]))
+    assert "it needs 42.9 GB at least, and other processes leave 0.0 GB" in reason
+
+
+def test_a_run_that_needs_a_whole_gpu_shares_none(home, monkeypatch):
+    home.config_file.parent.mkdir(parents=True, exist_ok=True)
+    home.config_file.write_text("runs_per_gpu = 2\n")
+    small, whole, other = (planned_with(home, str(gib), gib) for gib in (40, 80, 40))
+    two = machine_of((80, 80), (80, 30))  # other people hold most of the second
+    assert started_on(home, two, monkeypatch) == {small: "cuda:0", whole: "cuda:1", other: "cuda:0"}
+
+
 def test_several_gpus_for_a_run_are_of_one_model_where_there_are_enough(home):
     run = needing(home, 30)
     mixed = machine_of((80, 79), (80, 78), (24, 23), (80, 10))

@@ -149,6 +149,21 @@ def test_a_gpu_server_shares_the_device_and_can_sleep():
     assert "HF_TOKEN" not in set_for
 
 
+def test_a_server_with_gpus_to_itself_is_cut_and_copied_over_them():
+    alone = plan(
+        device="cuda",
+        dtype="bfloat16",
+        memory=0.9,
+        visible="GPU-2,GPU-3,GPU-4,GPU-5",
+        tensor_parallel=2,
+        data_parallel=2,
+    )
+    line = " ".join(command(alone, Path("/tmp/s")))
+    assert "--tensor-parallel-size 2 --data-parallel-size 2" in line and "sleep" not in line
+    given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert variables(alone, "key", given)["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-3,GPU-4,GPU-5"
+
+
 def test_developer_routes_exist_only_where_sleep_needs_them():
     found = variables(plan(), "key", dict(os.environ))
     assert "VLLM_SERVER_DEV_MODE" not in found

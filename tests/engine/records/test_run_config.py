@@ -20,6 +20,7 @@ LATER_SETTINGS: dict[str, object] = {
     "keep_env": "",
     "keep_answers": "reference",
     "gpus": 1,
+    "shard_base": False,
 }
 LATER: dict[str, object] = {
     "profile": False,

@@ -13,7 +13,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, Range
-from engine.settings import gpu_count, resolution
+from engine.settings import gpu_count, resolution, run_size
 from engine.settings.resolution import Resolved
 from engine.sizing import ranks
 
@@ -102,9 +102,40 @@ def test_the_owner_may_have_runs_on_a_cpu_shared(home: Home) -> None:
         gpu_count.decide(home, settings(CPU, gpus=4), CPU, hours_of(1.0))
 
 
-def test_sampling_beside_training_stays_on_one_device(home: Home) -> None:
+def test_devices_that_sample_beside_training_are_shown(home: Home) -> None:
     given = {"async_sampling": True, "steps": 10, "prompts_per_step": 8, "group_size": 4}
     resolved = resolution.resolve("grpo", given, model=MODEL, env=None, hardware=FOUR)
-    assert decided(home, 8.0, resolved) == 1
-    with pytest.raises(UserError, match="async_sampling"):
-        gpu_count.check_gpus(home, gpu_count.with_gpus(resolved, 2).settings, FOUR)
+    chosen, on_gpus = gpu_count.decide(home, resolved, FOUR, hours_of(8.0))
+    assert [option.shown().get("sampling") for option in on_gpus] == [None, 1, 2, 2]
+    assert run_size.sampling_gpus(chosen.settings) > 0
+
+
+def test_a_base_that_fits_no_gpu_is_sharded_over_the_fewest_that_hold_it(home: Home) -> None:
+    def figures(resolved: Resolved) -> Estimate:
+        fits = resolved.settings.shard_base and resolved.settings.gpus >= 3
+        return hours_of(0.1)(resolved).model_copy(update={"fits": fits})
+
+    chosen, on_gpus = gpu_count.decide(home, settings(), FOUR, figures)
+    assert chosen.settings.gpus == 3 and chosen.settings.shard_base
+    assert chosen.sources["shard_base"] == "hardware"
+    assert [option.figures.fits for option in on_gpus] == [False, False, True, True]
+    whole, _ = gpu_count.decide(home, settings(shard_base=False), FOUR, figures)
+    assert not whole.settings.shard_base  # as its user wants it
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"gpus": 1}, "one device to train"),
+        ({"gpus": 2, "quantization": "nf4"}, "4 bits"),
+        ({"gpus": 4, "async_sampling": True, "sampler": "torch"}, "our own sampler"),
+    ],
+)
+def test_a_base_that_cannot_be_sharded_so_is_refused(
+    home: Home, given: dict[str, object], why: str
+) -> None:
+    given = {"steps": 10, "prompts_per_step": 8, "shard_base": True} | given
+    resolved = resolution.resolve("grpo", given, model=MODEL, env=None, hardware=FOUR)
+    with pytest.raises(UserError, match=why) as refused:
+        gpu_count.check_gpus(home, resolved.settings, FOUR)
+    assert refused.value.field == "settings.shard_base"

@@ -207,6 +207,8 @@ def test_what_cannot_work_is_refused_with_a_hint(
         ("grpo", "per_device_train_batch_size", "prompts_per_step"),
         ("sft", "per_device_train_batch_size", "batch_size"),
         ("grpo", "max_new_tokens", "max_tokens"),
+        ("sft", "num_gpus", "gpus"),
+        ("grpo", "fsdp", "shard_base"),
         ("dpo", "rpo_alpha", "sft_weight"),
         ("sft", "num_train_epochs", "epochs"),
         ("sft", "target_modules", "lora_targets"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.cost import memory as footprint
-from engine.dry_run.gpu_plans import CHANGES, GPUS, MODELS, TASKS, machine, planned
+from engine.dry_run.gpu_plans import CHANGES, GPUS, MODELS, TASKS, fewest_shards, machine, planned
 from engine.sizing.layers import LoadedModel
 from engine.sizing.plan import LEAST_ROWS, MICRO_CEILING, MICRO_FLOOR, MOST_ROWS, Job
 
@@ -53,6 +53,15 @@ def test_a_70b_model_is_refused_where_not_even_its_4_bits_fit():
     for change in CHANGES:
         cell = planned(TASKS["SFT, rows of 2,048"], MODELS["Llama-3.3-70B"], machine(40), change)
         assert not cell.is_admitted
+
+
+def test_a_70b_model_is_admitted_where_its_layers_are_sharded():
+    model, task = MODELS["Llama-3.3-70B"], TASKS["SFT, rows of 2,048"]
+    cell = fewest_shards(task, model, machine(80))
+    assert cell is not None and cell.plan.settings.gpus == 4
+    share = cell.memory.weights / (2 * model.params)
+    assert 0.25 < share < 0.31  # a quarter of the layers, two of them whole, and what is outside
+    assert fewest_shards(task, model, machine(12)) is None
 
 
 @pytest.mark.parametrize(("model", "gpu"), EVERY)

@@ -17,6 +17,23 @@ def test_what_ranks_share_shrinks_and_the_rest_stays() -> None:
     assert on_four["rewards"] == 500.0 and on_four["startup"] == 65.0
 
 
+def test_of_rollouts_sampled_beside_only_what_training_waits_for_counts() -> None:
+    on_two = ranks.seconds_on(SECONDS | {"rollouts": 5000.0}, 2, beside=True)
+    assert on_two["training"] == 4000.0 and on_two["rollouts"] == 1000.0
+    assert ranks.seconds_on(SECONDS, 4, beside=True)["rollouts"] == 0.0
+
+
+@pytest.mark.parametrize(("devices", "training"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
+def test_half_of_the_devices_train_where_others_sample(devices: int, training: int) -> None:
+    assert ranks.training_devices(devices, beside=True) == training
+    assert ranks.training_devices(devices, beside=False) == devices
+
+
+def test_a_sharded_base_takes_longer() -> None:
+    whole, sharded = (ranks.seconds_on(SECONDS, 4, sharded=s) for s in (False, True))
+    assert sharded["training"] > whole["training"] and sharded["rollouts"] > whole["rollouts"]
+
+
 @pytest.mark.parametrize(
     ("alone", "others", "chosen"),
     [

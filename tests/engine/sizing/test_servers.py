@@ -44,6 +44,25 @@ def test_a_server_is_granted_what_training_leaves_but_for_a_reserve():
     assert found.server.bytes == 80 * GIB - held - 3e9
 
 
+@pytest.mark.parametrize(
+    ("model", "memory", "gpus", "cut"),
+    [
+        ("Qwen3-8B", 80, 2, 1),  # a copy on each
+        ("Qwen3-32B", 80, 3, 1),
+        ("Llama-3.3-70B", 80, 4, 2),  # two copies, each on two
+        ("Llama-3.3-70B", 80, 3, 0),  # three do not divide its 8 key heads
+        ("Llama-3.3-70B", 48, 4, 4),
+    ],
+)
+def test_a_server_with_gpus_to_itself_is_cut_over_as_few_as_hold_it(
+    model: str, memory: int, gpus: int, cut: int
+):
+    alone = replace(job(model, memory), sampling_gpus=gpus)
+    assert alone.has_server == bool(cut) and alone.asleep_bytes == 0
+    assert not cut or alone.server.gpus_of_model == cut
+    assert alone.server.bytes == pytest.approx(0.9 * memory * GIB)
+
+
 def test_weights_that_would_not_fit_into_the_machine_asleep_are_a_reason():
     found = replace(job("Qwen3-8B", 80), ram=24 * GIB)
     assert "machine's memory" in found.server.why_not

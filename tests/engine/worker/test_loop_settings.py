@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import curve, go, go_until, make_run, metrics, push
+from loops import curve, go, go_until, make_run, metrics, push, rollouts
 
 from engine.home.run_dir import Home, RunDir
 
@@ -27,10 +27,6 @@ GRPO: dict[str, Any] = SHORT | {
 @pytest.fixture
 def env_id(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "sums")
-
-
-def rollouts(run: RunDir, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.rollouts(step).read_text().splitlines()]
 
 
 def test_the_thinking_penalty_is_compared_by_and_shown(home: Home, env_id: str) -> None:

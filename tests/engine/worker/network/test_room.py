@@ -12,6 +12,7 @@ from engine.core import hardware
 from engine.core.hardware import Hardware
 from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, planned
 from engine.install import vllm_env
+from engine.processes.vllm_process import Plan
 from engine.records.run_config import GRPOConfig, SFTConfig
 from engine.worker.network import room
 from engine.worker.network.sampler import SamplerNeeds
@@ -66,9 +67,19 @@ def test_rows_and_tokens_of_the_estimate_are_those_of_worker_and_vllm(
     free = memory * GIB - 10**9
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, memory * GIB))
     needs = SamplerNeeds(0, [1], lambda ids: "", max_rows=size.sampler_rows)
-    plan = samplers.run_plan(job, base, settings, needs, size)  # pyright: ignore
+    plan = samplers.run_plan(job, base, needs, size)  # pyright: ignore
     assert plan.rows == cell.plan.job.sampler_rows
     assert plan.memory * memory * GIB == pytest.approx(min(size.server.bytes, free - 3e9))
+
+
+def test_a_server_beside_training_has_its_gpus_to_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(samplers, "visible_devices", lambda ids: ids.replace("cuda:", "GPU-"))
+    cell = planned(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-4B"], machine(80), {})
+    shared = Plan(Path("python"), Path("m"), "cuda", "bfloat16", 2048, sleeps=True, memory=0.4)
+    size = replace(cell.plan.job, sampling_gpus=2)
+    alone = samplers.plan_beside(shared, size, ["cuda:1", "cuda:3"])
+    assert alone.visible == "GPU-1,GPU-3" and not alone.sleeps and alone.memory == 0.9
+    assert (alone.tensor_parallel, alone.data_parallel) == (1, 2)
 
 
 def test_a_server_without_room_is_replaced_by_our_own_sampler_with_the_reason():

@@ -1,6 +1,5 @@
 """Whole small runs in several processes, on pebble: the same run as in one."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from loops import BASE, curve, go, make_run, push, weights
+from loops import curve, go, metrics, push, rollouts, weights
+from shared_runs import CLOSE, helpers, run_of
 
 from engine.core.files import read_json
 from engine.home.run_dir import Home, RunDir
@@ -19,8 +19,6 @@ from engine.worker import training
 from engine.worker.core.failures import WorkerFailure
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(90)]
-# Every rank has an adapter of its own, and all of them the same gradient but for rounding.
-CLOSE = {"rel": 1e-5, "abs": 1e-5}
 
 
 @pytest.fixture
@@ -28,53 +26,72 @@ def env_id(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "sums")
 
 
-# What keeps a run short: two steps, and few and short answers.
-SHORT = {"steps": 2, "eval_every": 2, "save_every": 2, "eval_rows": 4, "skill_rows": 0}
-SAMPLED = {"prompts_per_step": 4, "group_size": 3, "max_tokens": 12}
+# Of runs in one process, which several tests compare with: by algorithm and changes.
+CURVES: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
 
-def run_of(
-    home: Home, env_id: str, algorithm: str, ranks: int, run_id: str = "", **changes: Any
-) -> RunDir:
-    settings = BASE[algorithm] | SHORT | (SAMPLED if algorithm in ("grpo", "distill") else {})
-    settings |= {"gpus": ranks} | changes
-    run_id = run_id or f"sums-{algorithm}-{ranks}"
-    return make_run(home, env_id, algorithm, settings, run_id=run_id)
+def curve_alone(home: Home, env_id: str, algorithm: str, **changes: Any) -> list[dict[str, Any]]:
+    key = (algorithm, str(changes))
+    if key not in CURVES:
+        run = run_of(home, env_id, algorithm, 1, **changes)
+        go(run)
+        CURVES[key] = curve(run)
+    return CURVES[key]
 
 
-def helpers() -> list[psutil.Process]:
-    """The other ranks that live below this process."""
-    living = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "engine.worker.helper" in process.cmdline():
-                living.append(process)
-    return living
-
-
-def assert_same_curve(alone: RunDir, shared: RunDir) -> None:
-    """Every metric of every step is that of the run in one process, within 1e-5."""
-    for one, many in zip(curve(alone), curve(shared), strict=True):
+def assert_same_curve(
+    alone: list[dict[str, Any]], shared: RunDir, close: dict[str, float] = CLOSE
+) -> None:
+    """Every metric of every step is that of the run in one process, within rounding."""
+    for one, many in zip(alone, curve(shared), strict=True):
         # Those of rank 0, which has fewer.
         expected, got = (
             {k: v for k, v in line.items() if k != "microbatches"} for line in (one, many)
         )
         assert got == {
-            k: v if v is None else pytest.approx(v, **CLOSE) for k, v in expected.items()
+            k: v if v is None else pytest.approx(v, **close) for k, v in expected.items()
         }
 
 
 @pytest.mark.parametrize(
     ("algorithm", "ranks"),
-    [("sft", 2), ("sft", 4), ("grpo", 2), ("grpo", 3), ("dpo", 3), ("distill", 2)],
+    [
+        *(("sft", 2), ("sft", 3), ("sft", 4)),
+        *(("grpo", 2), ("grpo", 3), ("grpo", 4)),
+        *(("dpo", 3), ("distill", 2)),
+    ],
 )
 def test_a_run_on_several_ranks_has_the_curve_of_one(
     home: Home, env_id: str, algorithm: str, ranks: int
 ) -> None:
-    alone, shared = (run_of(home, env_id, algorithm, count) for count in (1, ranks))
-    go(alone)
+    shared = run_of(home, env_id, algorithm, ranks)
     go(shared)
-    assert_same_curve(alone, shared)
+    assert_same_curve(curve_alone(home, env_id, algorithm), shared)
+    assert helpers() == []
+
+
+@pytest.mark.parametrize(("algorithm", "ranks"), [("sft", 3), ("grpo", 2)])
+def test_a_base_sharded_over_ranks_gives_the_curve_of_a_whole_one(
+    home: Home, env_id: str, algorithm: str, ranks: int
+) -> None:
+    sharded = run_of(home, env_id, algorithm, ranks, shard_base=True)
+    go(sharded)
+    alone = curve_alone(home, env_id, algorithm)  # by our own forward, not by transformers'
+    assert_same_curve(alone, sharded, {"rel": 1e-4, "abs": 1e-4})
+    forward = read_json(sharded.manifest)["forward"]
+    assert forward["kind"] == "transformers" and "sharded" in forward["why"]
+
+
+def test_ranks_that_sample_beside_training_give_the_curve_of_one_process(
+    home: Home, env_id: str
+) -> None:
+    changes = {"async_sampling": True, "steps": 3, "eval_every": 3}
+    beside = run_of(home, env_id, "grpo", 4, **changes)  # two train, two sample
+    go(beside)
+    assert_same_curve(curve_alone(home, env_id, "grpo", **changes), beside)
+    stamped = [{row["policy_step"] for row in rollouts(beside, step)} for step in (1, 2, 3)]
+    assert stamped == [{0}, {0}, {1}]
+    assert [line["export_s"] > 0 for line in metrics(beside)[1:]] == [True] * 3
     assert helpers() == []
 
 
@@ -117,6 +134,15 @@ def started(run: RunDir) -> tuple["subprocess.Popen[bytes]", psutil.Process]:
         time.sleep(0.05)
     (helper,) = helpers()
     return trainer, helper
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends_with_all_ranks(home: Home, env_id: str) -> None:
+    run = run_of(home, env_id, "sft", 2, steps=100_000, eval_every=100_000, save_every=100_000)
+    trainer, helper = started(run)
+    for pid in (helper.pid, trainer.pid):  # as a machine that shuts down asks all of them
+        os.kill(pid, signal.SIGTERM)
+    assert trainer.wait(60) == 4 and not helper.is_running()
+    assert run.latest_checkpoint() is not None
 
 
 @pytest.mark.parametrize("killed", ["the trainer", "another rank"])
