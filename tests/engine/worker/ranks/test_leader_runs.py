@@ -70,13 +70,15 @@ def test_a_run_on_several_ranks_has_the_curve_of_one(
     assert helpers() == []
 
 
-@pytest.mark.parametrize(("algorithm", "ranks"), [("sft", 3), ("grpo", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "changes"), [("sft", 3, {}), ("grpo", 2, {"kl_coef": 0.05})]
+)
 def test_a_base_sharded_over_ranks_gives_the_curve_of_a_whole_one(
-    home: Home, env_id: str, algorithm: str, ranks: int
+    home: Home, env_id: str, algorithm: str, ranks: int, changes: dict[str, Any]
 ) -> None:
-    sharded = run_of(home, env_id, algorithm, ranks, shard_base=True)
+    sharded = run_of(home, env_id, algorithm, ranks, shard_base=True, **changes)
     go(sharded)
-    alone = curve_alone(home, env_id, algorithm)  # by our own forward, not by transformers'
+    alone = curve_alone(home, env_id, algorithm, **changes)  # by our own forward
     assert_same_curve(alone, sharded, {"rel": 1e-4, "abs": 1e-4})
     forward = read_json(sharded.manifest)["forward"]
     assert forward["kind"] == "transformers" and "sharded" in forward["why"]
