@@ -5,7 +5,7 @@ measured on GPUs yet: the shares are those of data parallel training with small 
 from collections.abc import Mapping
 
 # Phases whose work all ranks share; scores, checkpoints and the start stay with the first.
-SHARED_PHASES = ("training", "rollouts", "evaluation")
+SHARED_PHASES: tuple[str, ...] = ("training", "rollouts", "evaluation")
 # Of a shared phase, what does not shrink: ranks wait for the one with the longest rows, gradients
 # are added up, prompts that a group shares are read on more than one.
 SERIAL_SHARE = 0.05
