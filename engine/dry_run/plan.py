@@ -190,11 +190,12 @@ class _CheckedPlan:
         if failed:
             more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
             return f"Not ready: {_as_sentence(failed[0])}{more}."
-        hours = required(self.total).hours
+        hours, basis = required(self.total).hours, required(self.total).basis
+        by_table = ", by a table: this machine is not measured yet" if basis == "model" else ""
         count = len(self.runs) + bool(self.evaluation_step)
         sentence = (
             f"Ready to train: {count} runs, about {words(hours.likely)} in all "
-            f"({words(hours.low)} to {words(hours.high)}), one cap of "
+            f"({words(hours.low)} to {words(hours.high)}{by_table}), one cap of "
             f"{self.request.cap_hours:g} GPU-hours for all of them"
         )
         warned = [entry for entry in entries if entry["status"] == "warn"]

@@ -197,7 +197,7 @@ class Tools:
         settings: Settings,
         note: Annotated[str, Field(description="Why this run: what changed and what for.")] = "",
         expect: Annotated[
-            Literal["", "better", "no_difference"], Field(description="Your prediction.")
+            str, Field(description='better, no_difference, or a target: "90 %"')
         ] = "",
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
         max_gpu_hours: GpuHours = DEFAULT_GPU_HOURS,
