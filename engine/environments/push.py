@@ -482,7 +482,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         left_out=copied.left_out,
         audit=redact.value(shown_audit),
         problems=[ShownProblem(problem) for problem in problems],
-        isolation=record.isolation,
+        isolation=record.isolation.partition(":")[0],  # the level; doctor says what it holds
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
