@@ -198,12 +198,7 @@ def shortened(reply: Reply) -> Reply:
         passed = [check["name"] for check in reply["checks"] if check not in shown]
         short["passed"] = ", ".join(passed)
     if "steps" in reply:  # a plan
-        short["steps"] = [
-            step | {"settings": _shortened_settings(step["settings"], {})}
-            if "settings" in step
-            else step
-            for step in reply["steps"]
-        ]
+        short["steps"] = _shortened_steps(reply["steps"])
     else:
         sources = reply.get("sources") or {}
         short["settings"] = _shortened_settings(reply.get("settings") or {}, sources)
@@ -211,6 +206,19 @@ def shortened(reply: Reply) -> Reply:
         short["audit"] = _shortened_audit(reply.get("audit") or {})
         short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
     return short | {"left_out": "other settings, sources, what passed, the row: full=true"}
+
+
+def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
+    """The runs of a plan with fewer settings; a run that varies an earlier one of its step has only
+    those that differ, and they stay."""
+    short: list[Reply] = []
+    seen: set[int] = set()
+    for step in steps:
+        if step["step"] not in seen and "settings" in step:
+            step = step | {"settings": _shortened_settings(step["settings"], {})}
+        seen.add(step["step"])
+        short.append(step)
+    return short
 
 
 def _is_shown(check: Reply) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
-from engine.core.format import counted
+from engine.core.format import counted, percent
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.core.target import target_in
+from engine.evidence.stats.learnability import success_to_start
 from engine.evidence.verdict.side_notes import ENOUGH
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
@@ -20,7 +21,7 @@ from engine.home.store import Store
 from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
-from engine.records.run_config import EvaluateConfig
+from engine.records.run_config import EvaluateConfig, GRPOConfig
 from engine.runs.forecast import Forecast, forecast_of_plan
 
 _MAX_ALERTS = 10  # that a status shows, the newest
@@ -165,7 +166,10 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
             *(call.to_json() for call in _next_calls(look, alerts)),
             *_ways_on(home, look, verdict),
         ],
-        "warnings": [text for row in shown_rows for text in _warnings_of(home, row)],
+        "warnings": [
+            *_unready_starts(home, look.rows),
+            *(text for row in shown_rows for text in _warnings_of(home, row)),
+        ],
     }
     forecast = forecast_of_plan(home, look.rows)
     if forecast is not None:
@@ -294,6 +298,29 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
     if row.kind != "train" or row.state != "done":
         return []
     return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
+
+
+def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
+    """List a warning for each GRPO run under way or queued whose start, made by an SFT run of the
+    plan, solves too little for its groups to differ."""
+    done = {row.run_id: row for row in rows if row.kind == "train" and row.state == "done"}
+    warnings = []
+    for row in rows:
+        maker = done.get(row.model.partition("@")[0])
+        if row.algorithm != "grpo" or row.state not in OPEN or maker is None:
+            continue
+        config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
+        level = (evidence.get("after") or {}).get("value")
+        if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
+            continue
+        size = config.settings.group_size
+        if maker.algorithm == "sft" and level is not None and level < success_to_start(size):
+            warnings.append(
+                f"{row.run_id} starts from a model that solves {percent(level)}: hardly any of its "
+                f"groups of {size} differ below {percent(success_to_start(size))}, unless the "
+                f"reward pays part of the way. cancel_run, then more SFT from {maker.run_id}@best"
+            )
+    return warnings
 
 
 def _ways_on(home: Home, look: PlanLook, verdict: str) -> list[Reply]:

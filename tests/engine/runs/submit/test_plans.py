@@ -15,7 +15,7 @@ from engine.cost import estimate
 from engine.cost.estimate import estimate_cost
 from engine.home.store import Store
 from engine.processes import launcher
-from engine.runs import lifecycle
+from engine.runs import lifecycle, plan_status
 from engine.runs.deletion import delete_run
 from engine.runs.submit.requests import TrainRequest
 
@@ -141,6 +141,20 @@ def test_a_plan_says_whether_its_best_model_reaches_the_target(bench, env):
     assert said["target"].endswith("sums-sft-1@best.") and said["target"] in said["summary"]
     # The last step fell behind the one before it and misses the target: it is not served.
     assert "deploy" not in [call["tool"] for call in said["next"]]
+
+
+def test_a_plan_warns_of_grpo_whose_start_solves_too_little(bench, env):
+    plan(bench, env, then=[GRPO])
+    waited(bench)
+    with Store(bench.home) as store:
+        sft, grpo = store.plan_runs("sums-plan-1")
+    queued = dataclasses.replace(grpo, state="queued")
+    for value, said in ((0.01, ["sums-grpo-1 starts from a model that solves 1.0 %"]), (0.2, [])):
+        evidence = {"metric": "success", "after": {"value": value}}
+        write_json(bench.home.run("sums-sft-1").result, {"evidence": evidence})
+        warnings = plan_status._unready_starts(bench.home, [sft, queued])
+        assert [text[: len(said[0])] for text in warnings] == said if said else warnings == []
+    assert plan_status._unready_starts(bench.home, [sft, grpo]) == []  # it is done: too late
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
@@ -395,7 +409,7 @@ import os, sys
 from pathlib import Path
 from engine.home import store_runs
 from engine.home.run_dir import Home
-from engine.runs import lifecycle
+from engine.runs import lifecycle, plan_status
 from engine.runs.submit.requests import TrainRequest
 
 insert = store_runs.RunTable._insert_queued
