@@ -8,6 +8,7 @@ json_types.py   JSON objects that pass between processes, by name
 judge.py        rubrics; a model as judge behind hard checks
 rewards.py      scorers to combine
 row_shapes.py   the shapes of a data row, each as a task
+scored_rows.py  data files with a scorer named by a word
 strict_rows.py  rows of data files as tasks, none lost unseen
 tool_schemas.py  which functions a model may call on a task
 """

@@ -1,5 +1,6 @@
 """TRAINING.md in sections: judgement for an agent that has only the tools.
 
+Its contents begin with a core that is enough for most jobs.
 Each file of `sections/` is one section: `NN-slug.md`, its first line `# Title`, under 9 kB so that
 reading one costs an agent little. Every name in backticks is checked against the code by
 `tests/playbook/test_playbook.py`.
@@ -13,6 +14,20 @@ from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
 
 _FOLDER = Path(__file__).parent / "sections"
+# What most jobs need, so that no section has to be read before the first run.
+_CORE = """## Most jobs in six calls
+
+Nothing else has to be read before the first run; the sections are for what is unusual or goes wrong.
+
+1. A folder with `rows.jsonl`, 200 lines or more of `{"prompt": "...", "answer": "..."}`, and an `environment.toml` with `scorer = "exact"` (or number, json, contains). Scored by code: section `environments`; several turns, tools: `turns`.
+2. `push_env(path="envs/arith")`. Where its audit pays junk, mend the score first.
+3. `dry_run(env_id="arith", algorithm="sft", then=[{"algorithm": "grpo"}, {"algorithm": "evaluate"}])`. Leave `settings` out: the defaults are measured, and a run ends by itself when no exam improves.
+4. `submit_train` with the same arguments and a target, `expect="90 %"`: one plan, its steps wait for each other.
+5. `wait_run(run_id="arith-plan-1", until="news", timeout_s=600)`, again with the `cursor` of the answer until it has ended.
+6. `compare_runs` as `next` names it. Report its number with the interval and what was lost, never the training reward.
+
+SFT first where the model solves nothing; alone where it reaches the target. GRPO needs groups whose answers differ: of eight answers a third of the groups do at 5 % success, nearly all at 50 %, hardly any near 0 or 100 %. Short of the target do what `next` says, one change a run. `keep` holds old skills; the verdict says which were lost.
+"""  # noqa: E501 - one line a paragraph, as in the sections
 
 
 @cache
@@ -61,7 +76,8 @@ def read(slug: str = "") -> str:
 
 
 def _contents() -> str:
-    lines = ["# TRAINING.md", "", 'Read one section with `read_playbook(section="...")`.', ""]
+    one_section = 'Read one with `read_playbook(section="...")`.'
+    lines = ["# TRAINING.md", "", _CORE, "## Sections", "", one_section, ""]
     lines += [f"- `{slug}`: {title}" for slug, title in sections()]
     lines += [
         "",

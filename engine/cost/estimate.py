@@ -119,7 +119,7 @@ def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
         return []
     return [
         "this machine is still being measured (it is busy): the hours come from a table of "
-        "machines; the same call again gives measured ones"
+        "machines, times what others take of it; estimate_cost in a minute has measured ones"
     ]
 
 

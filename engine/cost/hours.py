@@ -55,7 +55,8 @@ def predicted_time(
 ) -> PredictedTime:
     """Predict the time of a run that downloads `download_bytes` before it starts. On a CPU that
     others keep busy (`load`, as engine/core/hardware.py measures it) it may take as much longer as
-    they take their share: only the high estimate counts on that."""
+    they take their share. The high estimate counts on that; where no speed was measured, which
+    would hold that share, so does the likely one."""
     phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download_bytes)
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
@@ -64,7 +65,8 @@ def predicted_time(
     earliest_end = _earliest_end(plan, phases["low"])
     hours |= {"low": hours["low"] * earliest_end}
     if plan.device.kind == "cpu":
-        hours |= {"high": hours["high"] * (1.0 + load)}
+        slowed = ("likely", "high") if basis == "model" else ("high",)
+        hours |= {level: hours[level] * (1.0 + load) for level in slowed}
     return PredictedTime(phases["likely"], hours, basis, runs)
 
 

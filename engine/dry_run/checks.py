@@ -318,8 +318,9 @@ class DryRun:
         """Estimate the run's time and memory; store the forecast.
 
         It warns if records of earlier runs could not be read, so that the forecast was made without
-        them. The machine is measured first, if the call has time left for that; it began at `began`
-        on the monotonic clock.
+        them; a machine that is not measured yet is no warning, since the summary says so. The
+        machine is measured first, if the call has time left for that; it began at `began` on the
+        monotonic clock.
         """
         wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -328,9 +329,8 @@ class DryRun:
         if forecast.left_out:
             fix = "Put the file back from a copy, or delete the run it belongs to."
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
-        for warning in estimate.unmeasured_warning(self.home, forecast.estimate):  # at most one
-            return Outcome("warn", f"{detail} {warning}", "Make the same dry run again.")
-        return Outcome("pass", detail)
+        unmeasured = estimate.unmeasured_warning(self.home, forecast.estimate)
+        return Outcome("pass", " ".join([detail, *unmeasured]))
 
     def _forecast(self) -> Forecast:
         """The estimate of the run with the settings that were chosen, and now on as many devices

@@ -6,17 +6,19 @@ words: each is said once.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.core.format import counted, size, words
+from engine.core.format import counted, percent, size, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate, plan_total
 from engine.cost.plan_total import NO_HOURS
 from engine.dry_run.planned_run import PlannedRun
 from engine.dry_run.trials import try_model
+from engine.evidence.stats.learnability import share_that_differs, success_to_start
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.judgements import Check, CheckList, Outcome, required
 from engine.records.estimate import Estimate, Range
+from engine.records.settings import GRPOSettings, TrainSettings
 from engine.runs.submit import evaluation
 from engine.runs.submit.plan_steps import PlannedEvaluation, steps_of
 from engine.runs.submit.requests import DryRunRequest
@@ -190,11 +192,12 @@ class _CheckedPlan:
         if failed:
             more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
             return f"Not ready: {_as_sentence(failed[0])}{more}."
-        hours = required(self.total).hours
+        hours, basis = required(self.total).hours, required(self.total).basis
+        by_table = ", by a table: this machine is not measured yet" if basis == "model" else ""
         count = len(self.runs) + bool(self.evaluation_step)
         sentence = (
             f"Ready to train: {count} runs, about {words(hours.likely)} in all "
-            f"({words(hours.low)} to {words(hours.high)}), one cap of "
+            f"({words(hours.low)} to {words(hours.high)}{by_table}), one cap of "
             f"{self.request.cap_hours:g} GPU-hours for all of them"
         )
         warned = [entry for entry in entries if entry["status"] == "warn"]
@@ -252,10 +255,27 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
     entry["algorithm"] = run.algorithm
     entry["env_id"] = record.env_id if record else run.env_id
     entry["model"] = run.model if run.maker is None else f"the best of step {run.maker.step}"
+    if run.maker is not None and run.facts.resolved is not None:
+        entry |= _start_of_grpo(run.facts.resolved.settings, run.maker.algorithm)
     if figures is not None:
         entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
         entry["memory"] = figures.peak_memory.total
     return entry | {"settings": dict(settings)}
+
+
+def _start_of_grpo(settings: TrainSettings, maker_algorithm: str) -> Reply:
+    """Return the field `starts_from`: which success the model of the step before needs, so that the
+    groups of a GRPO step differ. {} for a step that is no GRPO behind SFT."""
+    if not isinstance(settings, GRPOSettings) or maker_algorithm != "sft":
+        return {}
+    size = settings.group_size
+    least = success_to_start(size)
+    middle = share_that_differs(0.3, size)
+    return {
+        "starts_from": f"a quarter of groups of {size} differ at {percent(least)} success, "
+        f"{percent(middle, digits=0)} at 30 %; the SFT before it ends by itself when no exam "
+        "improves, and the plan warns if its model solves less"
+    }
 
 
 def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:

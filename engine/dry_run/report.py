@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from engine.core.format import whole_percent, words
 from engine.core.hints import Call
@@ -14,6 +15,33 @@ from engine.judgements import required, short_audit
 _FIX_CHARS = 240  # of the advice in the summary
 # What a short reply leaves out, and what it keeps of an estimate.
 _LEFT_OUT = ("sources", "row")
+_NONE = (None, "", [], {})
+_TRIED = ("probe", "smoke", "exam")  # checks that say more than passed
+_SHOWN_SETTINGS = frozenset(
+    {
+        "steps",
+        "epochs",
+        "learning_rate",
+        "batch_size",
+        "keep",
+        "eval_every",
+        "eval_rows",
+        "skill_rows",
+        "stop_early",
+        "max_length",
+        "lora_rank",
+        "prompts_per_step",
+        "group_size",
+        "max_tokens",
+        "temperature",
+        "kl_coef",
+        "loss",
+        "thinking",
+        "max_turns",
+        "beta",
+        "teacher",
+    }
+)
 _FAULTY = ("warn", "risk")  # verdicts of audit probes that stay in a shortened reply
 _ESTIMATE_KEYS = ("hours", "money", "fits", "basis")
 _HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
@@ -91,11 +119,9 @@ def _summary(run: DryRun) -> str:
     else:
         figures = required(run.facts.forecast).estimate
         sentence = f"Ready to train, about {words(figures.hours.likely)}"
-        if estimate.unmeasured_warning(run.home, figures):
-            return (
-                "Ready to train; how long it takes is not known yet, as this machine is still "
-                f"being measured: make the same dry run again{_others_to_look_at(run)}."
-            )
+        if figures.basis == "model":
+            between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
+            sentence += f" by a table ({between}: this machine is not measured yet)"
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     if not warned:
         return f"{sentence}."
@@ -103,13 +129,6 @@ def _summary(run: DryRun) -> str:
     fix = warned[0].fix.text
     first_fix = f": {fix[:_FIX_CHARS]}" if fix else "."
     return f"{sentence}; look at {names}{first_fix}"
-
-
-def _others_to_look_at(run: DryRun) -> str:
-    """Name the checks that warn besides the estimate, as the end of a sentence; "" without any."""
-    others = [check.name for check in run.check_list.checks if check.status == "warn"]
-    names = ", ".join(name for name in others if name != "estimate")
-    return f"; look at {names}" if names else ""
 
 
 def _little_to_learn(run: DryRun) -> str:
@@ -131,8 +150,7 @@ def _next_calls(run: DryRun) -> list[Call]:
 
     - Where a check failed: what mends it, or the section of the playbook about it.
     - Where GRPO would learn little: SFT, if possible, and the probe's answers.
-    - Otherwise: wait for an unfinished probe; the same dry run where the machine is not measured
-      yet; submit the run.
+    - Otherwise: wait for an unfinished probe; submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
@@ -142,8 +160,6 @@ def _next_calls(run: DryRun) -> list[Call]:
         calls = [Call("submit_train", sft)] if sft else []
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", run.arguments())]
-    if estimate.unmeasured_warning(run.home, required(facts.forecast).estimate):
-        calls.insert(0, check_list.dry_run_call())
     # `check_probe` returns "skip" for a probe that has not ended in time.
     if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
@@ -163,19 +179,72 @@ def _warnings(run: DryRun) -> list[str]:
 
 
 def shortened(reply: Reply) -> Reply:
-    """Return the reply to a dry run without what is rarely read; `left_out` says how to see that.
+    """Return the reply to a dry run of a run or a plan without what is rarely read; `left_out` says
+    how to see that.
 
-    Left out are the details of checks that passed, where each setting comes from, the row as it is
-    trained, faultless probes of the audit, the parts of the estimate. A reply about a plan is short
-    already and is returned as it is.
+    Left out are checks that passed (their names stay in `passed`), what a warning says already,
+    settings that hardly anybody changes, where each setting comes from, the row as it is trained,
+    faultless probes of the audit, the parts of the estimate, and counts of 0.
     """
-    if "steps" in reply or "checks" not in reply:
+    if "checks" not in reply:
         return reply
-    short = {name: value for name, value in reply.items() if name not in _LEFT_OUT}
-    short["checks"] = [_shortened_check(check) for check in reply["checks"]]
-    short["audit"] = _shortened_audit(reply.get("audit") or {})
-    short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
-    return short | {"left_out": "details of what passed, sources, audit, row: full=true"}
+    head = {name: reply[name] for name in ("summary", "next", "warnings") if name in reply}
+    short = head | {
+        name: value for name, value in reply.items() if name not in _LEFT_OUT and value not in _NONE
+    }
+    shown = [check for check in reply["checks"] if _is_shown(check)]
+    short["checks"] = [_shortened_check(check, reply["warnings"]) for check in shown]
+    if len(shown) < len(reply["checks"]):
+        passed = [check["name"] for check in reply["checks"] if check not in shown]
+        short["passed"] = ", ".join(passed)
+    if "steps" in reply:  # a plan
+        short["steps"] = _shortened_steps(reply["steps"])
+    else:
+        sources = reply.get("sources") or {}
+        short["settings"] = _shortened_settings(reply.get("settings") or {}, sources)
+        short["statistics"] = _shortened_statistics(reply.get("statistics") or {})
+        short["audit"] = _shortened_audit(reply.get("audit") or {})
+        short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
+    return short | {"left_out": "other settings, sources, what passed, the row: full=true"}
+
+
+def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
+    """The runs of a plan with fewer settings; a run that varies an earlier one of its step has only
+    those that differ, and they stay."""
+    short: list[Reply] = []
+    seen: set[int] = set()
+    for step in steps:
+        if step["step"] not in seen and "settings" in step:
+            step = step | {"settings": _shortened_settings(step["settings"], {})}
+        seen.add(step["step"])
+        short.append(step)
+    return short
+
+
+def _is_shown(check: Reply) -> bool:
+    """Whether a short reply shows a check by more than its name: it did not pass, or it tried or
+    measured something."""
+    return check["status"] not in ("pass", "skip") or check["name"] in _TRIED
+
+
+def _shortened_settings(settings: Reply, sources: Reply) -> Reply:
+    """The settings that decide most runs, and those that the user gave."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name in _SHOWN_SETTINGS or sources.get(name) == "user"
+    }
+
+
+def _shortened_statistics(statistics: Reply) -> Reply:
+    """The statistics of the rows without counts of 0 and the smallest lengths."""
+    short = {}
+    for name, value in statistics.items():
+        if isinstance(value, dict):
+            value = {key: count for key, count in value.items() if key != "min"}
+        if value:
+            short[name] = value
+    return short
 
 
 def _shortened_audit(audit: Reply) -> Reply:
@@ -198,8 +267,11 @@ def _shortened_estimate(figures: Reply) -> Reply:
     return short
 
 
-def _shortened_check(check: Reply) -> Reply:
-    """A check without its details where it passed and tried nothing."""
-    if check["status"] != "pass" or check["name"] in ("probe", "smoke", "exam"):
-        return check
-    return {"name": check["name"], "status": check["status"]}
+def _shortened_check(check: Reply, warnings: Sequence[str]) -> Reply:
+    """A check without its detail where a warning holds that already, and without empty fields."""
+    is_said = any(check["detail"] in warning for warning in warnings) if check["detail"] else False
+    return {
+        name: value
+        for name, value in check.items()
+        if value not in _NONE and not (name == "detail" and is_said)
+    }

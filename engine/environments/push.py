@@ -316,6 +316,7 @@ def _play(draft: Draft) -> _Played:
         if draft.settings.drop_leaks:
             split = task_rows.drop_leaks(rows, named_splits, split, draft)
         draft.warnings += family_hint(rows)
+        draft.problems += task_rows.scorer_problem(rows, kind, draft)
         audit = push_audit.run_audit(env, rows, env_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
@@ -362,6 +363,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         digest=copied.digest,
         kind=description["kind"],
         scored=description["scored"],
+        scorer=settings.scorer,
         tools=description["tools"],
         params=_params_as_json(settings),
         rows=played.split.counts(),
@@ -480,7 +482,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         left_out=copied.left_out,
         audit=redact.value(shown_audit),
         problems=[ShownProblem(problem) for problem in problems],
-        isolation=record.isolation,
+        isolation=record.isolation.partition(":")[0],  # the level; doctor says what it holds
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
@@ -493,9 +495,11 @@ def _summary(record: registry.EnvRecord) -> str:
     """One sentence about the version that was stored."""
     train, dev, heldout = (record.rows.get(name, 0) for name in ("train", "dev", "heldout"))
     counts = f"{train} train, {dev} dev" if dev else f"{train} train"
+    scorer = f", scored by {record.version.scorer}" if record.version.scorer else ""
+    audit = f"audit {record.audit.verdict}" if record.scored else "no scorer"
     return (
-        f"Pushed {record.env_id}: {counts} and {heldout} held-out rows, {record.kind}, "
-        f"audit {record.audit.verdict}."
+        f"Pushed {record.env_id}: {counts} and {heldout} held-out rows, {record.kind}{scorer}, "
+        f"{audit}."
     )
 
 

@@ -65,14 +65,19 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 def _refuse_split_settings(draft: Draft) -> None:
     """Raise UserError DATASET_INVALID for settings that act only on data that are copied.
 
-    These are `drop_leaks` and a share of the rows as dev tasks, in `environment.toml`.
+    These are `scorer`, `drop_leaks` and a share of the rows as dev tasks, in `environment.toml`.
     """
-    switched_on = {"drop_leaks": draft.settings.drop_leaks, "dev": draft.settings.dev_share > 0}
+    settings = draft.settings
+    switched_on = {
+        "scorer": bool(settings.scorer),
+        "drop_leaks under [split]": settings.drop_leaks,
+        "dev under [split]": settings.dev_share > 0,
+    }
     refused_names = [name for name, is_on in switched_on.items() if is_on]
     if refused_names:
         raise UserError(
             "DATASET_INVALID",
-            f"{' and '.join(refused_names)} under [split] in environment.toml: these data are too "
+            f"{' and '.join(refused_names)} in environment.toml: these data are too "
             "large to copy, so their rows stay as they are in the files",
             hint="Leave out those rows in the files themselves and take the setting away, or push "
             "fewer rows.",

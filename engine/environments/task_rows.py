@@ -14,9 +14,12 @@ from engine.evidence.stats import overlap
 from engine.evidence.stats.leaks import asked_once, leaking_pairs
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
+from envs.config.settings import SCORERS
 from envs.dataset import data_files, read_rows
+from envs.host.loader import ENTRY
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, TaskRow
+from envs.scored_rows import fitting_scorer
 
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 _MOST_PROBLEMS = 5  # failures that the reply lists
@@ -99,6 +102,29 @@ def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
     ]
     more = len(pairs) - len(texts)
     return [*texts, f"and {more} more such pairs"] if more else texts
+
+
+def scorer_problem(rows: Sequence[TaskRow], kind: str, draft: Draft) -> list[str]:
+    """Say, as a list of one problem, that rows of data files are not scored, and which word would
+    score them; [] where code of the environment reads them, and where no scorer fits."""
+    if kind != "sft" or (draft.source / ENTRY).is_file():
+        return []
+    scorer = fitting_scorer([_single_answer(row) for row in rows])
+    if not scorer:
+        return []
+    return [
+        "no scorer: a verdict can read the loss alone, which does not say that answers are right; "
+        f'scorer = "{scorer}" in environment.toml scores each row by its answer '
+        f"(others: {', '.join(name for name in SCORERS if name != scorer)})"
+    ]
+
+
+def _single_answer(row: TaskRow) -> str:
+    """The text of a row's answer; "" where that is not one message of text."""
+    messages = row["answer"] or []
+    if len(messages) != 1 or messages[0].get("tool_calls"):
+        return ""
+    return str(messages[0].get("content") or "")
 
 
 def _places(folder: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ from engine.home.run_dir import RunDir
 Phase = Literal[
     "loading", "sampling", "training", "evaluation", "skill check", "checkpoint", "finishing"
 ]
+EXAM_PHASES = ("evaluation", "skill check")  # in them answers are counted, and no step moves
 _LINE_BYTES = 3072
 
 

@@ -15,7 +15,7 @@ from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.user_config import DEFAULT_STOP_MINUTES
 from engine.pace.forecast import Remaining, estimated_seconds, remaining
-from engine.pace.heartbeat import Heartbeat, read_heartbeat
+from engine.pace.heartbeat import EXAM_PHASES, Heartbeat, read_heartbeat
 from engine.pace.staleness import patience
 
 _PACE_STEPS = 20  # the pace is measured over this many of the last steps
@@ -123,7 +123,7 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     heartbeat = _own_heartbeat(run, row) if has_process else None
     left = remaining(run, heartbeat) if heartbeat is not None else None
     quiet_s = _quiet_seconds(run, heartbeat) if has_process else None
-    counts_answers = heartbeat is not None and heartbeat.phase in ("evaluation", "skill check")
+    counts_answers = heartbeat is not None and heartbeat.phase in EXAM_PHASES
     return Progress(
         step=step,
         total_steps=total,

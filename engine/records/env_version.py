@@ -23,6 +23,8 @@ class EnvVersion(Record):
         kind: single, multi, command (a program plays the tasks), sft (answers to imitate) or
             preference (chosen and rejected ones).
         scored: whether it can score a completion.
+        scorer: how rows of data files are scored by their answers (envs/scored_rows.py); "" where
+            they are not, or where the environment's own code scores.
         tools: what its model may call.
         params: the arguments of `load_environment`, from environment.toml.
         rows: split (train, dev where there is one, heldout) -> number of task rows.
@@ -46,6 +48,7 @@ class EnvVersion(Record):
     digest: str = ""
     kind: str
     scored: bool
+    scorer: str = ""
     tools: list[ToolSchema]
     params: JsonObject = Field(default_factory=dict)
     rows: dict[str, int]

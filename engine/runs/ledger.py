@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core.files import read_json
+from engine.core.files import read_json, read_object
 from engine.core.reply import Reply
+from engine.core.target import target_in
 from engine.evidence.compare.settings_diff import changed_names, making_of_run
 from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.side_notes import audit_risk
@@ -27,19 +28,32 @@ _NO_PARENT = ""  # no run has this id
 def entry(home: Home, row: RunRow) -> Reply:
     """Make the ledger's entry of one run; fields that are unknown or empty are left out.
 
-    Returns `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict, and
-    `as_expected`, whether it came; `gpu_hours` spent, and `estimated_gpu_hours`.
+    Returns `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict or the
+    target, and `as_expected`, whether it came; `gpu_hours` spent, and `estimated_gpu_hours`.
     """
     fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
-        if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
-            fields["as_expected"] = row.verdict == row.expect
+        came = _came_as_expected(home, row)
+        if came is not None:
+            fields["as_expected"] = came
     if row.spent_hours:
         fields["gpu_hours"] = round(row.spent_hours, 4)
         if row.estimated_hours:
             fields["estimated_gpu_hours"] = round(row.estimated_hours, 4)
     return fields
+
+
+def _came_as_expected(home: Home, row: RunRow) -> bool | None:
+    """Whether a run has the verdict that was predicted, or reaches its target; None where that is
+    not known."""
+    if row.state != "done":
+        return None
+    if target_in(row.expect) is not None:  # the level that it is compared with is in its result
+        evidence = read_object(home.run(row.run_id).result).get("evidence") or {}
+        return evidence.get("as_expected")
+    decided = row.verdict in ("better", "worse", "no_difference")
+    return row.verdict == row.expect if decided else None
 
 
 def _parent_fields(home: Home, row: RunRow) -> Reply:

@@ -19,11 +19,13 @@ from engine.home.halves import ChoosingHalf, scores_in_words
 from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.pace.heartbeat import EXAM_PHASES
 from engine.pace.progress import (
     alerts_in,
     attempt_begin,
     events_end,
     events_from,
+    read_progress,
     write_status,
 )
 from engine.processes import launcher, outcome
@@ -341,9 +343,9 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
         "run_id": row.run_id,
         "state": row.state,
         "last_checkpoint": checkpoint,
-        # A run that is done has no steps left to continue with.
-        "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
-        "summary": _cancel_summary(row, checkpoint),
+        # A run that is done has no steps left; one that is stopping may still save a checkpoint.
+        "resume": "" if row.state in ("done", "stopping") else str(outcome.resume_hint(run)),
+        "summary": _cancel_summary(run, row, checkpoint),
         "next": _after_cancel(row),
         "warnings": warnings,
     }
@@ -433,7 +435,7 @@ def _file_size(path: Path) -> int:
         return -1
 
 
-def _cancel_summary(row: RunRow, checkpoint: str) -> str:
+def _cancel_summary(run: RunDir, row: RunRow, checkpoint: str) -> str:
     """Say in one sentence what `cancel` did.
 
     `checkpoint` is the name of the run's last checkpoint, "" where it has none.
@@ -442,9 +444,20 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
         case "cancelled":
             return f"{row.run_id} is cancelled; last checkpoint: {checkpoint or 'none'}."
         case "stopping":
-            return f"{row.run_id} is stopping: it writes a checkpoint first."
+            return f"{row.run_id} is stopping: {_last_work(run, row)}."
         case _:
             return f"{row.run_id} is {row.state} already; nothing was changed."
+
+
+def _last_work(run: RunDir, row: RunRow) -> str:
+    """Say what a run does before it stops, and whether a checkpoint comes of it."""
+    if row.kind != "train":
+        return "the answers that it has stay; it has no checkpoint"
+    progress = read_progress(run, row)
+    if not progress.step:
+        return "no step is done, so no checkpoint comes of it"
+    exam = f" when its {progress.phase} is over" if progress.phase in EXAM_PHASES else ""
+    return f"it saves a checkpoint of step {progress.step} or the next first{exam}"
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:

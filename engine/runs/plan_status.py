@@ -9,21 +9,25 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
-from engine.core.format import counted
+from engine.core.format import counted, percent
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.core.target import target_in
+from engine.evidence.stats.learnability import success_to_start
+from engine.evidence.verdict.side_notes import ENOUGH
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
-from engine.records.run_config import EvaluateConfig
+from engine.records.run_config import EvaluateConfig, GRPOConfig
 from engine.runs.forecast import Forecast, forecast_of_plan
 
 _MAX_ALERTS = 10  # that a status shows, the newest
 # What a step shows of the evidence for its verdict.
 _EVIDENCE_KEYS = ("metric", "before", "after", "difference", "interval", "n")
+_WAYS_ON = ("submit_train", "deploy", "diagnose")  # of what a run suggests, what a plan does too
 _MOST_DIGITS = 15  # of a number in a cursor: more name no position in any file
 
 
@@ -159,10 +163,13 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
         "max_gpu_hours": look.rows[0].max_gpu_hours,
         "cursor": look.cursor,
         "next": [
-            *(call.to_json() for call in _next_calls(look, alerts, verdict)),
-            *_remedies(home, look, verdict),
+            *(call.to_json() for call in _next_calls(look, alerts)),
+            *_ways_on(home, look, verdict),
         ],
-        "warnings": [text for row in shown_rows for text in _warnings_of(home, row)],
+        "warnings": [
+            *_unready_starts(home, look.rows),
+            *(text for row in shown_rows for text in _warnings_of(home, row)),
+        ],
     }
     forecast = forecast_of_plan(home, look.rows)
     if forecast is not None:
@@ -170,7 +177,31 @@ def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = Fa
         if forecast.cap:
             status["warnings"].append(forecast.cap)
     status["summary"] = _summary(home, store, look, forecast)
+    target = _target_text(home, look.rows)
+    if target:
+        status["target"] = target
+        status["summary"] += f" {target}"
     return status
+
+
+def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
+    """Say whether a trained model of the plan reaches the target that was set at submit: the best
+    one so far. "" without a target, and before a training is done."""
+    target = next(filter(None, (target_in(row.expect) for row in rows)), None)
+    done = [row for row in rows if row.kind == "train" and row.state == "done"]
+    results = [(_evidence_of(home, row), row.run_id) for row in done]
+    levels = [
+        (evidence["after"]["value"], run_id, evidence)
+        for evidence, run_id in results
+        if (evidence.get("after") or {}).get("value") is not None
+    ]
+    if target is None or not levels:
+        return ""
+    value, run_id, evidence = max(levels, key=lambda each: each[0])
+    interval = evidence["after"].get("interval") or (None, None)
+    is_share = evidence.get("metric") == "success"
+    sentence = target.sentence(value, interval, is_share=is_share)
+    return f"{sentence.removesuffix('.')}, {run_id}@best."
 
 
 def progress_of(home: Home, look: PlanLook) -> Reply:
@@ -269,17 +300,53 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
     return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
 
 
-def _remedies(home: Home, look: PlanLook, verdict: str) -> list[Reply]:
-    """List the trainings that the last training run of a plan suggests instead, as calls.
+def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
+    """List a warning for each GRPO run under way or queued whose start, made by an SFT run of the
+    plan, solves too little for its groups to differ."""
+    done = {row.run_id: row for row in rows if row.kind == "train" and row.state == "done"}
+    warnings = []
+    for row in rows:
+        maker = done.get(row.model.partition("@")[0])
+        if row.algorithm != "grpo" or row.state not in OPEN or maker is None:
+            continue
+        config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
+        level = (evidence.get("after") or {}).get("value")
+        if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
+            continue
+        size = config.settings.group_size
+        if maker.algorithm == "sft" and level is not None and level < success_to_start(size):
+            warnings.append(
+                f"{row.run_id} starts from a model that solves {percent(level)}: hardly any of its "
+                f"groups of {size} differ below {percent(success_to_start(size))}, unless the "
+                f"reward pays part of the way. cancel_run, then more SFT from {maker.run_id}@best"
+            )
+    return warnings
 
-    [] while the plan goes on, and where it gained nothing (`verdict` is not "better"): what was
-    lost for nothing is no reason to train so again.
+
+def _ways_on(home: Home, look: PlanLook, verdict: str) -> list[Reply]:
+    """List the calls that go on from the result of a plan, as its last training run suggests them.
+
+    After a plan that ended "better" (`verdict`): serve the model, or train it on where it is still
+    weak. After any other: diagnose that run; what was lost for nothing is no reason to train so
+    again. [] while the plan goes on, and where a run of it failed.
     """
     training_rows = [row for row in look.rows if row.kind == "train" and row.state == "done"]
-    if not look.is_over or not training_rows or verdict != "better":
+    if not look.is_over or not training_rows or look.state != "done":
         return []
-    calls = _evidence_of(home, training_rows[-1]).get("next") or ()
-    return [call for call in calls if call.get("tool") == "submit_train"]
+    last = training_rows[-1]
+    if verdict in ("worse", "no_difference", "inconclusive"):
+        return [Call("diagnose", {"run_id": last.run_id}).to_json()]
+    evidence = _evidence_of(home, last)
+    calls = [call for call in evidence.get("next") or () if call.get("tool") in _WAYS_ON]
+    if any(call["tool"] != "diagnose" for call in calls):
+        return calls
+    # The last step did not gain over the one before it, and both together did over the start.
+    level = (evidence.get("after") or {}).get("value")
+    is_weak = evidence.get("metric") == "success" and (level or 0.0) < ENOUGH
+    if is_weak or (target_in(last.expect) is not None and not evidence.get("as_expected")):
+        return calls
+    model = evidence.get("go_on_with") or f"{last.run_id}@best"
+    return [Call("deploy", {"run_id": model}).to_json()]
 
 
 def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
@@ -330,12 +397,9 @@ def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None
     return f"{text}."
 
 
-def _next_calls(look: PlanLook, alerts: Sequence[Reply], verdict: str) -> list[Call]:
-    """List the calls to make next.
-
-    While the plan goes on: diagnose the newest of the `alerts`, and wait on. At its end: see what
-    came out, or why it failed. `verdict` is that of the last step that has one.
-    """
+def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
+    """List the calls that look at a plan: while it goes on, diagnose the newest of the `alerts` and
+    wait on; at its end, see what came out, or why it failed."""
     plan_id = look.rows[0].plan
     if not look.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
@@ -346,15 +410,11 @@ def _next_calls(look: PlanLook, alerts: Sequence[Reply], verdict: str) -> list[C
             Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
             Call("submit_train", {"resume": plan_id}),
         ]
-    last_training = [row for row in look.rows if row.kind == "train"][-1]
     evaluations = [row for row in look.rows if row.kind == "evaluate"]
     if evaluations:
-        result_call = Call("compare_runs", {"ids": [evaluations[-1].run_id]})
-    else:
-        result_call = Call("read_rollouts", {"run_id": last_training.run_id})
-    if verdict in ("worse", "no_difference", "inconclusive"):
-        return [result_call, Call("diagnose", {"run_id": last_training.run_id})]
-    return [result_call, Call("deploy", {"run_id": f"{last_training.run_id}@best"})]
+        return [Call("compare_runs", {"ids": [evaluations[-1].run_id]})]
+    last_training = [row for row in look.rows if row.kind == "train"][-1]
+    return [Call("read_rollouts", {"run_id": last_training.run_id, "pick": "changed"})]
 
 
 def _whole_number(text: str) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.core.format import percent, words
+from engine.core.format import percent, significant, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.core.target import target_in
 from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
@@ -20,7 +21,8 @@ from engine.home.pinned import pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.pace.progress import Progress, answer_count, read_progress
+from engine.pace.heartbeat import EXAM_PHASES
+from engine.pace.progress import Progress, answer_count, events_from, read_progress
 from engine.processes import launcher, outcome
 from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
@@ -29,7 +31,6 @@ from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.forecast import forecast_of_run
 
 _MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
-_LONG_PHASES = ("evaluation", "skill check")  # named in the summary: no step moves meanwhile
 _MAX_ALERTS = 10  # new alerts that a status shows
 # What a status shows of the evidence for a verdict.
 _EVIDENCE_KEYS = (
@@ -154,18 +155,37 @@ def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress:
     `phase` and `percent` are what it does and how far it is in it, `forecast` is its end; `stalled`
     and `quiet_s` tell that it writes nothing.
     """
+    run = home.run(row.run_id)
     if progress.phase:
         status["phase"] = progress.phase
     if progress.phase_percent is not None:
         status["percent"] = progress.phase_percent
     if row.kind == "evaluate":  # of all its models
-        _add_share_answered(status, home.run(row.run_id))
+        _add_share_answered(status, run)
     forecast = forecast_of_run(home, store, row, progress)
     if forecast is not None:
         status["forecast"] = forecast.to_json()
         if forecast.cap:
             status["warnings"].append(forecast.cap)
     _add_quiet_time(status, progress)
+    _add_target(status, run, row)
+
+
+def _add_target(status: Reply, run: RunDir, row: RunRow) -> None:
+    """Add `target` to the status of a run under way that has one: what it is, and the best
+    evaluation so far of the tasks that choose the checkpoint."""
+    target = target_in(row.expect)
+    if target is None:
+        return
+    events, _ = events_from(run, cursor=0)
+    scores = [
+        event.get("heldout_success", event.get("heldout_reward"))
+        for event in events
+        if event.get("event") == "evaluated"
+    ]
+    best = max((score for score in scores if score is not None), default=None)
+    so_far = "" if best is None else f"; best so far {significant(best)}"
+    status["target"] = f"{target.in_words}{so_far}"
 
 
 def _add_share_answered(status: Reply, run: RunDir) -> None:
@@ -459,7 +479,7 @@ def _outlook_in_words(status: Reply) -> str:
     """Say what a run under way is doing and how long it will take, as the end of a sentence."""
     if "stalled" in status:
         return f" and stalled: {status['stalled']}"
-    phase_note = f", in its {status['phase']}" if status.get("phase") in _LONG_PHASES else ""
+    phase_note = f", in its {status['phase']}" if status.get("phase") in EXAM_PHASES else ""
     share_note = ""
     if phase_note and "percent" in status:
         share_note = f" ({percent(status['percent'] / 100, digits=0)})"

@@ -43,6 +43,7 @@ class Limits:
 
 
 REWARDS = ("exit", "stdout", "file")
+SCORERS = ("exact", "number", "json", "contains")  # envs/scored_rows.py says what each pays
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class EnvSettings:
     `dev_share` is the share of the rows that a push takes from the training rows for the split dev,
     where no row names that split. `drop_leaks`: a push leaves out training rows that teach a
     held-out or dev task, and copies of a question among those. `rollout`: the program that plays
-    the tasks; None where the environment's own code scores or answers.
+    the tasks; None where the environment's own code scores or answers. `scorer`: how rows of data
+    files are scored by their answers, one of `SCORERS`; "" for not at all.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class EnvSettings:
     dev_share: float = 0.0
     drop_leaks: bool = False
     rollout: Rollout | None = None
+    scorer: str = ""
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -111,7 +114,7 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    tables = ("params", "secrets", "limits", "split", "command", "rollout")
+    tables = ("params", "secrets", "limits", "split", "command", "rollout", "scorer")
     _refuse_unknown(data, tables, text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
@@ -124,6 +127,7 @@ def read_settings(folder: Path) -> EnvSettings:
         dev_share=float(split.get("dev", 0)),
         drop_leaks=split.get("drop_leaks", False),
         rollout=_rollout(data, text),
+        scorer=_scorer(data, text),
     )
 
 
@@ -209,6 +213,22 @@ def _split_table(data: Mapping[str, Any], text: str) -> Mapping[str, Any]:
             text, "dev", f"split.dev is a share of the rows from 0 to {MOST_DEV_SHARE}, got {share}"
         )
     return table
+
+
+def _scorer(data: Mapping[str, Any], text: str) -> str:
+    """The name of the scorer of data files, "" for none.
+
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for another name, and beside a command, which earns the rewards.
+    """
+    scorer = data.get("scorer", "")
+    if not scorer:
+        return ""
+    if scorer not in SCORERS:
+        raise _problem_at(text, "scorer", f"scorer is one of {', '.join(SCORERS)}, got {scorer!r}")
+    if "command" in data:
+        raise _problem_at(text, "scorer", "a command earns the rewards, so scorer does nothing")
+    return scorer
 
 
 def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:

@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,10 +25,12 @@ from envs.base import (
     kind_of,
 )
 from envs.config.problem import EnvProblem
-from envs.config.settings import read_settings
+from envs.config.settings import FILE as SETTINGS_FILE
+from envs.config.settings import EnvSettings, read_settings
 from envs.dataset import DatasetEnv, data_files
 from envs.isolation.packages import add_source
 from envs.json_types import JsonObject, TaskRow
+from envs.scored_rows import ScoredRows
 from envs.tool_schemas import is_function_schema
 
 __all__ = [
@@ -51,7 +53,8 @@ ERROR_CHARS = 500  # of an exception, in the message
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """Load the environment in `folder` and check it against the contract.
 
-    A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing.
+    A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing;
+    where environment.toml names a scorer, it is an environment of single answers.
 
     Args:
         folder: the environment's folder.
@@ -71,12 +74,22 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     settings = read_settings(folder)
     command = settings.rollout.command if settings.rollout else ()
     if files:  # a dataset takes no params
-        dataset = CommandDataset if command else DatasetEnv
         env = _call_user_code(
-            lambda: dataset(*files), folder, call_name="reading the data", code="DATASET_INVALID"
+            lambda: _dataset(files, settings),
+            folder,
+            call_name="reading the data",
+            code="DATASET_INVALID",
         )
         env.command = command
         return env
+    if settings.scorer:
+        raise EnvProblem(
+            "ENV_INVALID",
+            f"environment.toml names the scorer {settings.scorer!r} of data files, and the folder "
+            f"has {ENTRY}, which scores by itself",
+            hint="Leave one of them out.",
+            file=SETTINGS_FILE,
+        )
     params = settings.params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
@@ -93,6 +106,13 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     _check_methods(env, folder)
     check_tools(env.tools)
     return env
+
+
+def _dataset(files: Sequence[Path], settings: EnvSettings) -> DatasetEnv:
+    """The rows of data files: played by a command, scored by a named scorer, or neither."""
+    if settings.rollout:
+        return CommandDataset(*files)
+    return ScoredRows(settings.scorer, *files) if settings.scorer else DatasetEnv(*files)
 
 
 class CommandDataset(DatasetEnv):

@@ -20,6 +20,23 @@ def suggest(tool: str, **arguments: Any) -> Reply:
 _STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "heldout"})
 _EXPECTED = ("summary", "next", "warnings", "reached", "state", "run_id")  # even where empty
 _EMPTY = (None, "", [], {})
+# What a metrics line says of the machine and not of the model.
+_OF_THE_MACHINE = frozenset(
+    {
+        "time",
+        "tokens",
+        "supervised_tokens",
+        "microbatches",
+        "train_s",
+        "sample_s",
+        "reward_s",
+        "tokens_per_s",
+        "mfu",
+        "peak_memory",
+        "matrix_flops",
+    }
+)
+_OF_ERRORS = ("attempts", "errors", "value_with_errors")  # of a level; told where scores failed
 
 
 def only_changes(status: Reply) -> Reply:
@@ -35,6 +52,38 @@ def only_changes(status: Reply) -> Reply:
         for name, value in status.items()
         if name in _EXPECTED or (name not in _STANDING_FACTS and value not in _EMPTY)
     }
+
+
+def essential(status: Reply) -> Reply:
+    """The status of a run or a plan without what read_logs and the report show better.
+
+    Left out are metrics of speed and memory, measurements of the machine, and of each level what
+    only failed scores would change. A level is a mean with its interval.
+    """
+    short = dict(status)
+    if isinstance(status.get("metrics"), dict):
+        short["metrics"] = {
+            name: value for name, value in status["metrics"].items() if name not in _OF_THE_MACHINE
+        }
+    if isinstance(status.get("result"), dict):
+        result = {name: value for name, value in status["result"].items() if name != "measured"}
+        if isinstance(result.get("evidence"), dict):
+            result["evidence"] = _short_levels(result["evidence"])
+        short["result"] = result
+    if status.get("kind") == "plan":
+        short["steps"] = [_short_levels(step) for step in status.get("steps", [])]
+    return short
+
+
+def _short_levels(entry: Reply) -> Reply:
+    """An entry whose levels before and after have no counts of attempts and errors, where no score
+    failed."""
+    short = dict(entry)
+    for name in ("before", "after"):
+        level = entry.get(name)
+        if isinstance(level, dict) and not level.get("errors"):
+            short[name] = {key: value for key, value in level.items() if key not in _OF_ERRORS}
+    return short
 
 
 def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:

@@ -141,8 +141,7 @@ class TrainOptions(PlanOptions):
 
     note: Annotated[str, typer.Option(help="Why this run.")] = ""
     expect: Annotated[
-        Literal["", "better", "no_difference"],
-        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
+        str, typer.Option(help="better, no_difference, or a target such as 90 %.")
     ] = ""
     parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = ""
     request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = ""

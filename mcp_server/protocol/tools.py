@@ -24,7 +24,13 @@ from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
-from mcp_server.api.after_wait import HELD_WAIT_S, MAX_WAIT_S, only_changes, with_cut_wait
+from mcp_server.api.after_wait import (
+    HELD_WAIT_S,
+    MAX_WAIT_S,
+    essential,
+    only_changes,
+    with_cut_wait,
+)
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
 from mcp_server.protocol.threads import answer_in_thread, asks_for_progress, wait_in_thread
@@ -197,7 +203,7 @@ class Tools:
         settings: Settings,
         note: Annotated[str, Field(description="Why this run: what changed and what for.")] = "",
         expect: Annotated[
-            Literal["", "better", "no_difference"], Field(description="Your prediction.")
+            str, Field(description='better, no_difference, or a target: "90 %"')
         ] = "",
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
         max_gpu_hours: GpuHours = DEFAULT_GPU_HOURS,
@@ -254,7 +260,8 @@ class Tools:
         # If the time is up first, the reply says how the run stands, and its cursor continues.
         seconds = timeout_s if asks_for_progress(ctx) else min(timeout_s, MAX_WAIT_S)
         wait = partial(verbs.wait_run, self.home, run_id, until, seconds, cursor)
-        status = with_cut_wait(await wait_in_thread(wait, ctx), timeout_s, seconds)
+        status = essential(await wait_in_thread(wait, ctx))
+        status = with_cut_wait(status, timeout_s, seconds)
         return only_changes(status) if cursor else status
 
     def read_logs(

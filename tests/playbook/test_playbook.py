@@ -29,6 +29,7 @@ from playbook import read, sections
 
 SLUGS = [slug for slug, _ in sections()]
 LARGEST = 9_000  # bytes
+LARGEST_CONTENTS = 3_000
 
 
 # --- what exists ----------------------------------------------------------------------------
@@ -92,6 +93,7 @@ WRITTEN = {
     *("honesmith setup", "honesmith setup --vllm", "honesmith doctor", "honesmith report"),
     *('command = ["sh", "agent.sh"]', '[rollout] reward = "stdout"', '"file"', "OPENAI_BASE_URL"),
     *("arith@3f2a9c01d4e5", "arith-grpo-7@step20", "@best", "run://{run_id}/report"),
+    *("$HONESMITH_TASK", 'scorer = "exact"', '"90 %"'),
     # named metrics and names inside the example environments
     *("parsed", "solved", "clumsy"),
 }
@@ -361,3 +363,15 @@ def test_the_table_of_small_numbers_gives_wilson_intervals():
     for k, n, low, high in rows("evidence", r"^\| (\d+) of (\d+) \| (\d+) % to (\d+) % \|$"):
         interval = inference.wilson(int(k), int(n))
         assert (int(low), int(high)) == (round(100 * interval.low), round(100 * interval.high))
+
+
+def test_the_contents_hold_a_core_that_a_first_run_can_rest_on():
+    text = read()
+    assert len(text.encode()) < LARGEST_CONTENTS and text.index("six calls") < text.index(
+        "- `loop`"
+    )
+    spans = re.findall(r"`([^`\n]+)`", text.partition("## Sections")[0])
+    written = {"rows.jsonl", '{"prompt": "...", "answer": "..."}', 'expect="90 %"', "cursor"}
+    assert [
+        f"{span}: {problems(span)}" for span in spans if span not in written and problems(span)
+    ] == []

@@ -24,6 +24,8 @@ ALIKE = 0.35  # below this share of distinct answers a group repeats itself
 ENOUGH = 0.85  # a group size is enough if it reaches this part of the best size's share
 BROKEN = 0.2  # above this share of failed scores the other scores say nothing about the tasks
 
+_SHARE_TO_START = 0.25  # of the groups must hold a right answer before GRPO is worth its time
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -213,6 +215,18 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
         [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
     )
     return _mean([_chance_of_different(group, size, a, b) for group in usable_groups])
+
+
+def share_that_differs(success: float, size: int) -> float:
+    """The share of groups of `size` answers that hold right and wrong ones, where every task is
+    solved with the chance `success`: 1 - p^n - (1 - p)^n. GRPO learns from these groups alone."""
+    return 1.0 - success**size - (1.0 - success) ** size
+
+
+def success_to_start(size: int) -> float:
+    """The success from which a quarter of groups of `size` answers hold a right one, so that GRPO
+    has something to select: 3.5 % for 8."""
+    return 1.0 - (1.0 - _SHARE_TO_START) ** (1.0 / size)
 
 
 def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float:

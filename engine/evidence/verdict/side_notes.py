@@ -1,21 +1,27 @@
 """What a verdict says beside its comparison: the reward where success ties, answers that are cut
 far more often than before, the word of the environment's reward audit, scores that are missing,
-and whether the verdict is the one that was expected."""
+whether what was expected came true, and the calls that go on from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.files import read_object
 from engine.core.format import whole_percent
+from engine.core.hints import Call
+from engine.core.target import target_in
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.results import rounded, show_change
-from engine.evidence.verdict.comparison import Comparison, compare_rows
+from engine.evidence.verdict.comparison import Comparison, calls_for_errors, compare_rows
 from engine.evidence.verdict.sides import Sides
 from engine.records.lines.evaluation_row import EvaluationRow
-from engine.records.run_config import RunConfig
+from engine.records.run_config import RunConfig, TrainConfig
 
 _CUT_MOVED = 0.2  # a share of cut answers that moved by this much is worth a word
 _FAILED_AUDIT = "risk"
+# Without a target a model that solves less than this share of its tasks is trained on, not served.
+ENOUGH = 0.5
+# Success from which GRPO learns from a model: a third of its groups of eight answers differ.
+_GRPO_FROM = 0.05
 
 
 def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
@@ -97,14 +103,80 @@ def missing_score_sentences(outcome: PairedVerdict) -> list[str]:
     return notes
 
 
-def expectation_of(expected: str, verdict: str) -> tuple[str, bool | None]:
-    """What was expected of the run, and whether it came true.
+def expectation_of(expected: str, comparison: Comparison) -> bool | None:
+    """Whether what was expected of a run came true: a verdict, or a target that its result reaches.
 
-    The second is None where the verdict is unknown or inconclusive. ("", None) where nothing was
-    expected, or something other than "better" or "no_difference".
+    None where nothing was expected, where the verdict is unknown, and for a predicted verdict also
+    where it is inconclusive.
     """
-    if expected not in ("better", "no_difference"):
-        return "", None
-    if verdict in ("unknown", "inconclusive"):
-        return expected, None
-    return expected, verdict == expected
+    verdict = comparison.outcome.verdict
+    target = target_in(expected)
+    if target is not None:
+        after = comparison.after
+        return target.is_reached_by(after.value) if after and verdict != "unknown" else None
+    if not expected or verdict in ("unknown", "inconclusive"):
+        return None
+    return verdict == expected
+
+
+def target_sentences(expected: str, comparison: Comparison) -> list[str]:
+    """Whether the result of a run reaches the target that was set at submit, as a list of one
+    sentence; [] without a target, and where nothing was compared."""
+    target, after = target_in(expected), comparison.after
+    if target is None or after is None or comparison.outcome.verdict == "unknown":
+        return []
+    is_share = comparison.measure == "success"
+    return [target.sentence(after.value, (after.low, after.high), is_share=is_share)]
+
+
+def calls_to_go_on(run_id: str, config: TrainConfig | None, comparison: Comparison) -> list[Call]:
+    """The calls to suggest after a training run, by its verdict.
+
+    Where failed scorings decide it, only those that look at them. A model is served only if it
+    reaches its target, or without one solves half of its tasks; a weaker one is trained on.
+    """
+    if comparison.errors_decide:
+        return calls_for_errors(run_id)
+    verdict = comparison.outcome.verdict
+    if verdict == "unknown":
+        return [Call("read_logs", {"run_id": run_id, "view": "events"})]
+    show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
+    diagnose = Call("diagnose", {"run_id": run_id})
+    if verdict != "better":
+        return [show_changed, diagnose]
+    if config is None or not _falls_short(config, comparison):
+        return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
+    return [_call_to_train_on(run_id, config, comparison), diagnose, show_changed]
+
+
+def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:
+    """Whether the result misses its target; without one, whether it solves less than half."""
+    if target_in(config.expect) is not None:
+        return expectation_of(config.expect, comparison) is False
+    level = comparison.after.value if comparison.after else None
+    return comparison.measure == "success" and level is not None and level < ENOUGH
+
+
+def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) -> Call:
+    """The call that trains the result further.
+
+    After SFT it is GRPO, where enough tasks are solved for groups to differ; else the same
+    algorithm with the settings that the user gave. A target is kept.
+    """
+    arguments: dict[str, object] = {"env_id": config.env_id, "model": f"{run_id}@best"}
+    level = comparison.after.value if comparison.after else None
+    can_select = comparison.measure == "success" and (level or 0.0) >= _GRPO_FROM
+    if config.algorithm == "sft" and can_select:
+        arguments["algorithm"] = "grpo"
+    else:
+        arguments |= {"algorithm": config.algorithm, **_given_settings(config)}
+    if target_in(config.expect) is not None:
+        arguments["expect"] = config.expect
+    return Call("submit_train", arguments)
+
+
+def _given_settings(config: TrainConfig) -> dict[str, object]:
+    """The settings of a run that its user gave, as the argument of a call; {} for none."""
+    values = config.settings.model_dump()
+    given = {name: values[name] for name, source in config.sources.items() if source == "user"}
+    return {"settings": given} if given else {}

@@ -53,8 +53,10 @@ from engine.evidence.verdict.regression import (
 )
 from engine.evidence.verdict.side_notes import (
     audit_sentences,
+    calls_to_go_on,
     expectation_of,
     missing_score_sentences,
+    target_sentences,
     tie_sentences,
 )
 from engine.evidence.verdict.sides import (
@@ -94,7 +96,7 @@ class TrainingFacts:
         half: which half of the held-out tasks the comparison is on; "all" without halves.
         before, after: the levels at step 0 and at the result.
         checkpoints_compared: how many steps after step 0 were evaluated.
-        expected: the verdict that was expected at submit; "" where none was.
+        expected: the verdict or the target that was expected at submit; "" where none was.
         as_expected: whether it came; None without an expectation or a decided verdict.
         go_on_with: the model to continue from where the run did not beat its start, else "".
         holdout_use: how often the held-out tasks were used so far.
@@ -296,6 +298,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     summary_sentences = [
         sentence(comparison, measure_prefix="held-out "),
+        *target_sentences(facts.expected, comparison),
         *tie_sentences(sides, comparison),
         *audit_sentences(config),
     ]
@@ -311,7 +314,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             *_warnings_about_comparison(sides, comparison, facts, config),
         ],
         next_calls=[
-            *_next_calls(run_dir.id, comparison),
+            *calls_to_go_on(run_dir.id, config, comparison),
             *again_with_keep(config, facts.kept_skills),
             *probe_calls(run_dir, config),
         ],
@@ -343,15 +346,14 @@ def _training_facts(
     `go_on_with` (a model to go on with instead of this one) is left "" for the caller to fill in.
     """
     env_id, expect = (config.env_id, config.expect) if config else ("", "")
-    expected, as_expected = expectation_of(expect, comparison.outcome.verdict)
     return TrainingFacts(
         half=sides.half,
         before=LevelAt(step=0, level=comparison.before),
         after=LevelAt(step=sides.step, level=comparison.after),
         checkpoints_compared=sum(step > 0 for step in run_dir.eval_steps()),
         flips=flips_of(comparison, sides.before, sides.after, redact),
-        expected=expected,
-        as_expected=as_expected,
+        expected=expect,
+        as_expected=expectation_of(expect, comparison),
         go_on_with="",
         holdout_use=holdout_use(run_dir.home, env_id, run_dir.id),
         kept_skills=kept_skills(run_dir),
@@ -569,19 +571,6 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
         f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
         f"{outcome.n}{other_half}."
     ]
-
-
-def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
-    """The calls to suggest after a training run, by its verdict; where failed scorings decide it,
-    only those that look at them."""
-    if comparison.errors_decide:
-        return calls_for_errors(run_id)
-    show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
-    if comparison.outcome.verdict == "better":
-        return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
-    if comparison.outcome.verdict == "unknown":
-        return [Call("read_logs", {"run_id": run_id, "view": "events"})]
-    return [show_changed, Call("diagnose", {"run_id": run_id})]
 
 
 def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:

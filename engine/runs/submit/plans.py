@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.core.errors import UserError
-from engine.core.format import counted
+from engine.core.format import counted, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import plan_total
@@ -34,6 +34,7 @@ from engine.runs.submit.cautions import cautions
 from engine.runs.submit.contamination import Contamination
 from engine.runs.submit.evaluation import ResolvedEvaluation
 from engine.runs.submit.plan_steps import PlannedEvaluation, PlannedTraining, steps_of
+from engine.runs.submit.queued import unmeasured_note
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import ResolvedTraining
 from engine.settings import start_models
@@ -385,10 +386,17 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
         "steps": [_step(home, row) for row in rows],
         "estimate": {"gpu_hours": round(open_hours, 4), "max_gpu_hours": cap},
         "summary": f"{plan_id} is {state}: {counted(len(open_rows), 'run')}{of_all} to go, about "
-        f"{60 * open_hours:.1f} minutes, at most {cap:g} GPU-hours together.",
+        f"{words(open_hours)}{unmeasured_note(_bases(home, open_rows))}, at most {cap:g} GPU-hours "
+        "together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }
+
+
+def _bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
+    """What the estimates of the training runs among the rows rest on."""
+    configs = [home.run(row.run_id).read_config() for row in rows]
+    return [config.estimate.basis for config in configs if isinstance(config, TrainConfig)]
 
 
 def _step(home: Home, row: RunRow) -> Mapping[str, object]:

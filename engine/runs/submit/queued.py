@@ -1,7 +1,8 @@
 """The reply about a queued run: where it stands, its estimate, what differs from its parent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
@@ -11,6 +12,8 @@ from engine.home.store import Store
 from engine.pace.progress import write_status
 from engine.processes import launcher
 from engine.records.run_config import RunConfig, TrainConfig
+
+_SHOWN_FIGURES = ("steps", "gpu_hours", "money", "device", "fits", "basis")  # of an estimate
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
@@ -48,7 +51,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "estimate": _shown_estimate(config),
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
-        "summary": f"{row.run_id} is {state_text}.",
+        "summary": f"{row.run_id} is {state_text}{_time_in_words(config)}.",
         "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
         "warnings": warnings,
     }
@@ -66,8 +69,31 @@ def _missing_secrets(run: RunDir) -> list[str]:
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
-    """The estimate as replies show it, empty for a run that is no training run."""
-    return estimate.shown(config.estimate) if isinstance(config, TrainConfig) else {}
+    """What of the estimate the caller needs now, empty for a run that is no training run: dry_run
+    and estimate_cost show all of it."""
+    if not isinstance(config, TrainConfig):
+        return {}
+    figures = estimate.shown(config.estimate)
+    if not figures["money"]["high"]:  # no price is set
+        del figures["money"]
+    return {name: figures[name] for name in _SHOWN_FIGURES if name in figures}
+
+
+def _time_in_words(config: RunConfig) -> str:
+    """How long a training run is likely to take, as the end of a sentence; "" for another run."""
+    if not isinstance(config, TrainConfig):
+        return ""
+    hours = config.estimate.hours
+    between = f"{words(hours.low)} to {words(hours.high)}"
+    return f": about {words(hours.likely)} ({between}){unmeasured_note([config.estimate.basis])}"
+
+
+def unmeasured_note(bases: Sequence[str]) -> str:
+    """Say that a time is no measured one, as the end of a sentence; "" where all estimates rest on
+    measurements. `bases` are those of the estimates."""
+    if "model" not in bases:
+        return ""
+    return ", from a table: this machine is not measured yet"
 
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:

@@ -26,7 +26,7 @@ class TrainRequest:
         algorithm: "sft", "dpo" or "grpo".
         settings: what should differ from the defaults.
         note: why this run.
-        expect: the prediction: "better", "no_difference" or "".
+        expect: the prediction "better" or "no_difference", a target such as "90 %", or "".
         parent: the run to compare the settings with.
         max_gpu_hours: the most device hours that this attempt may take; None: DEFAULT_GPU_HOURS,
             of a resumed run its own.

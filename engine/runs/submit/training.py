@@ -12,6 +12,7 @@ from engine.core.errors import UserError
 from engine.core.format import whole_percent
 from engine.core.hardware import Hardware
 from engine.core.reply import Reply
+from engine.core.target import is_expectation, target_in
 from engine.cost import estimate
 from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of, first_doubts
@@ -49,9 +50,6 @@ from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import START, RunFiles
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
-
-# What a user may predict; "" for nothing.
-_EXPECTED = ("", "better", "no_difference")
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,9 @@ def check_request(request: TrainRequest) -> None:
     if request.max_gpu_hours is not None:
         check_gpu_hours_cap(request.max_gpu_hours)
     check_texts(note=request.note, request_id=request.request_id)
-    if request.expect not in _EXPECTED:
-        raise bad_argument("expect", request.expect, 'Say "better", "no_difference" or nothing.')
+    if not is_expectation(request.expect):
+        hint = 'Say "better", "no_difference", a target such as "90 %", or nothing.'
+        raise bad_argument("expect", request.expect, hint)
     if request.resume and request.profile:
         hint = "A resumed run goes on as it was; leave it out."
         raise bad_argument("profile", value=True, hint=hint)
@@ -192,6 +191,7 @@ def resolve(
         raise no_env_error()
     launcher.worker_python(home)  # for its error where nothing can train
     record = registry.find_env(home, request.env_id)
+    _check_target(request, record)
     model = model_of(home, request.model)
     require_files(model)
     machine = hardware.detect(home.root)
@@ -210,6 +210,20 @@ def resolve(
     )
     forecast = forecast_of(resolved)
     return ResolvedTraining(record, model, machine, resolved, teacher, forecast, facts)
+
+
+def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
+    """Raise UserError BAD_ARGUMENT for a target where nothing is scored, so that no run reaches
+    it."""
+    if target_in(request.expect) is None or record.scored:
+        return
+    raise UserError(
+        "BAD_ARGUMENT",
+        f"expect={request.expect!r} is a target, and {record.env_id} scores nothing",
+        hint='Push it with a scorer, such as scorer = "exact" in its environment.toml, or leave '
+        "expect out.",
+        field="expect",
+    )
 
 
 def _settings(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.dry_run.dry_run import dry_run_request
+from engine.dry_run.report import shortened
 from engine.home.run_dir import Home
 from engine.runs.submit.plans import resolved_steps
 from engine.runs.submit.requests import DryRunRequest, TrainRequest
@@ -38,6 +39,8 @@ def test_a_plan_is_answered_step_by_step_with_its_total_and_its_one_cap(
     assert first["settings"]["lora_rank"] == 4 and first["settings"]["steps"] == 3
     assert (second["algorithm"], second["model"]) == ("grpo", "the best of step 1")
     assert second["settings"]["lora_rank"] == 4, "inherited from the adapter of step 1"
+    assert "a quarter of groups of 8 differ at 3.5 % success" in second["starts_from"]
+    assert "starts_from" not in first
     assert (last["algorithm"], last["models"], last["tasks"]) == ("evaluate", 3, 40)
     for level in ("low", "likely", "high"):
         hours = sum(step["hours"][level] for step in report["steps"])
@@ -75,6 +78,20 @@ def test_runs_that_vary_show_what_differs_alone(home: Home, add: Callable[..., s
         {"learning_rate": 1e-4, "seed": 2},
     ]
     assert len(json.dumps(report)) < 10_000
+
+
+def test_the_short_reply_keeps_what_varies_and_drops_what_nobody_changes(
+    home: Home, add: Callable[..., str]
+):
+    add()
+    whole = dry_run(home, then=[], vary={"learning_rate": [1e-3, 1e-4], "seed": [1, 2]})
+    short = shortened(whole)
+    first, *others = short["steps"]
+    assert first["settings"]["steps"] == 3 and "lora_targets" not in first["settings"]
+    assert [step["settings"] for step in others] == [
+        step["settings"] for step in whole["steps"][1:]
+    ]
+    assert len(json.dumps(short)) < 0.8 * len(json.dumps(whole))
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,28 @@
 """What the reply to a dry run says."""
 
+from dataclasses import replace
+
 import pytest
 
-from engine.cost import estimate
+from engine.core.hardware import Device
+from engine.cost import throughput
+from engine.cost.throughput import Speed
 from engine.dry_run import dry_run
 from engine.home.run_dir import Home
 from tests.engine.dry_run.conftest import add_env
 
 
-def test_no_time_is_told_while_the_machine_is_still_being_measured(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_time_from_a_table_says_so_with_its_band_and_the_submit_comes_next(
+    home: Home, monkeypatch: pytest.MonkeyPatch, measured: bool
 ):
-    env_id = add_env(home, "sums")
-    known = dry_run.dry_run(home, env_id)
-    assert "about" in known["summary"] and known["next"][0]["tool"] == "submit_train"
-    monkeypatch.setattr(estimate, "unmeasured_warning", lambda home, figures: ["it is measured"])
-    report = dry_run.dry_run(home, env_id)
-    assert "how long it takes is not known yet" in report["summary"]
-    assert "about" not in report["summary"].split(";")[0]
-    assert [call["tool"] for call in report["next"]] == ["dry_run", "submit_train"]
+    def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
+        return replace(throughput.table(device, cores, precision), measured=measured)
+
+    monkeypatch.setattr(throughput, "load", load)
+    monkeypatch.setattr(throughput, "ensure", lambda *of_machine: measured)
+    report = dry_run.dry_run(home, add_env(home, "sums"))
+    assert report["summary"].startswith("Ready to train, about ")
+    says_so = "by a table (" in report["summary"] and "not measured yet" in report["summary"]
+    assert says_so is not measured
+    assert report["next"][0]["tool"] == "submit_train"

@@ -60,7 +60,9 @@ def test_the_config_on_disk_is_whole_and_resolved(busy, bench, env):
     assert (config["note"], config["expect"], config["max_gpu_hours"]) == ("why", "better", 1.5)
     # What only later estimates read stays on disk.
     kept = config["estimate"].pop("uncalibrated")
-    assert config["estimate"] == said["estimate"] and set(kept["works"]) >= {"training"}
+    said_of_it = {name: config["estimate"][name] for name in said["estimate"]}
+    assert said_of_it == said["estimate"] and {"gpu_hours", "basis", "fits"} <= said_of_it.keys()
+    assert set(kept["works"]) >= {"training"}
 
 
 def test_a_profile_is_asked_for_beside_the_settings(busy, bench, env):
@@ -252,7 +254,10 @@ def test_a_cancel_whose_reason_is_a_book_is_refused_and_changes_nothing(busy, be
 def test_a_running_run_stops_with_a_checkpoint_and_resumes_where_it_was(bench):
     run = bench.start(steps=6, hold_at=4, save_every=100)
     bench.until_step(run, 3)
-    assert lifecycle.cancel(bench.home, run.id)["state"] in ("stopping", "cancelled")
+    stopping = lifecycle.cancel(bench.home, run.id)
+    assert stopping["state"] in ("stopping", "cancelled")
+    if stopping["state"] == "stopping":  # what will come is not known yet
+        assert "saves a checkpoint of step 3" in stopping["summary"] and stopping["resume"] == ""
     assert lifecycle.cancel(bench.home, run.id)["state"] in ("stopping", "cancelled")
     bench.until_state(run, "cancelled")
     bench.go(run)
@@ -263,6 +268,17 @@ def test_a_running_run_stops_with_a_checkpoint_and_resumes_where_it_was(bench):
     assert (row.attempt, row.max_gpu_hours, row.reason_kind) == (2, 3.0, "")
     assert bench.steps(run) == [0, 1, 2, 3, 4, 5, 6]
     assert run.log(2).exists()
+
+
+def test_a_cancel_before_the_first_step_promises_no_checkpoint(bench):
+    run = bench.queue()
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"})
+        store.set_state(run.id, "stopping", only_from={"preparing"})
+        row = store.get_run(run.id)
+    said = lifecycle._cancel_reply(run, row, warnings=[])
+    assert "no step is done, so no checkpoint comes of it" in said["summary"]
+    assert said["last_checkpoint"] == said["resume"] == ""
 
 
 def test_a_resume_without_a_checkpoint_says_it_starts_over_under_its_own_cap(bench):

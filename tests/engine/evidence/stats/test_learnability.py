@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evidence.stats.learnability import Sample, learnability, teaching_share
+from engine.evidence.stats.learnability import (
+    Sample,
+    learnability,
+    share_that_differs,
+    success_to_start,
+    teaching_share,
+)
 from engine.records.run_result import AnswerLengths, FailedScores
 
 
@@ -109,3 +115,10 @@ def test_a_few_failed_scores_stand_before_the_other_advice():
 def test_what_is_left_beside_failed_scores_is_called_neither_solved_nor_too_hard():
     groups = [[*answers(*[1.0] * 9), Sample(0.0, error=True)]] * 4
     assert [item.lever for item in learnability(groups, 10, 32).advice] == ["score"]
+
+
+def test_the_success_from_which_groups_differ_is_that_of_a_quarter_of_them():
+    assert success_to_start(8) == pytest.approx(0.0353, abs=1e-4)  # 1 - 0.75 ** (1 / 8)
+    assert success_to_start(4) > success_to_start(16)
+    assert share_that_differs(success_to_start(8), 8) == pytest.approx(0.25, abs=1e-6)
+    assert share_that_differs(0.5, 2) == 0.5 and share_that_differs(1.0, 8) == 0.0

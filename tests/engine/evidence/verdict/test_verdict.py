@@ -61,6 +61,46 @@ def test_a_run_that_forgot_is_worse(make_run, rows):
     assert verdict["as_expected"] is False
 
 
+def solving(make_run, rows, share: float, **config):
+    """A run that solved nothing before and `share` of 200 reported tasks after."""
+    run = make_run(**config)
+    run.evals(0, rows.halved(lambda i: False, 400))
+    run.evals(30, rows.halved(lambda i: i % 20 < 20 * share, 400)).checkpoint(30, best=True)
+    return run_verdict(run.run)
+
+
+def test_a_target_is_reached_or_not_whatever_the_verdict(make_run, rows):
+    missed = solving(make_run, rows, 0.8, expect="90 %")
+    assert missed["verdict"] == "better" and missed["as_expected"] is False
+    assert "Target 90 %: not reached, 80.0 % (95 % interval 7" in missed["summary"]
+    reached = solving(make_run, rows, 0.95, expect="90 %")
+    assert reached["as_expected"] is True and reached["expected"] == "90 %"
+    assert "Target 90 %: reached, 90.0 %" in reached["summary"]
+    assert "more tasks would tell whether it holds" in reached["summary"]
+
+
+def test_a_weak_result_is_trained_on_and_not_served(make_run, rows):
+    def tools(share, **config) -> list[str]:
+        return [call["tool"] for call in solving(make_run, rows, share, **config)["next"][:3]]
+
+    assert tools(0.2) == ["submit_train", "diagnose", "read_rollouts"]
+    assert tools(0.6) == ["read_rollouts", "deploy"]
+    assert tools(0.6, expect="90 %") == ["submit_train", "diagnose", "read_rollouts"]
+    assert tools(0.2, expect="10 %") == ["read_rollouts", "deploy"]
+
+
+def test_after_weak_sft_grpo_follows_where_groups_differ_else_more_sft(make_run, rows):
+    grpo = solving(make_run, rows, 0.3, algorithm="sft", expect="90 %")["next"][0]["arguments"]
+    assert (grpo["algorithm"], grpo["expect"]) == ("grpo", "90 %")
+    assert grpo["model"].endswith("@best") and "settings" not in grpo
+    run = make_run(algorithm="sft")
+    run.evals(0, rows.halved(lambda i: False, 400))
+    run.evals(30, rows.halved(lambda i: i % 23 == 0, 400)).checkpoint(30, best=True)
+    hardly = run_verdict(run.run)
+    assert hardly["verdict"] == "better" and hardly["after"]["value"] < 0.05
+    assert hardly["next"][0]["arguments"]["algorithm"] == "sft"
+
+
 def test_a_run_that_changed_nothing_on_many_tasks_makes_no_difference(make_run, rows):
     run = make_run()
     for step in (0, 30):

@@ -15,7 +15,7 @@ from engine.cost import estimate
 from engine.cost.estimate import estimate_cost
 from engine.home.store import Store
 from engine.processes import launcher
-from engine.runs import lifecycle
+from engine.runs import lifecycle, plan_status
 from engine.runs.deletion import delete_run
 from engine.runs.submit.requests import TrainRequest
 
@@ -116,7 +116,7 @@ def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(
 
 @pytest.mark.parametrize(
     ("verdict", "second"),
-    [("better", "deploy"), ("inconclusive", "diagnose"), ("worse", "diagnose")],
+    [("better", "submit_train"), ("inconclusive", "diagnose"), ("worse", "diagnose")],
 )
 def test_a_plan_that_gained_nothing_leads_to_its_diagnosis(bench, env, verdict: str, second: str):
     plan(bench, env, then=[GRPO])
@@ -126,8 +126,35 @@ def test_a_plan_that_gained_nothing_leads_to_its_diagnosis(bench, env, verdict: 
     with Store(bench.home) as store:
         store.update_run("sums-grpo-1", only_in={"done"}, verdict=verdict)
     said = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
-    tools = [call["tool"] for call in said["next"]]
-    assert tools == ["read_rollouts", second, *(["submit_train"] if verdict == "better" else [])]
+    assert [call["tool"] for call in said["next"]] == ["read_rollouts", second]
+
+
+def test_a_plan_says_whether_its_best_model_reaches_the_target(bench, env):
+    plan(bench, env, then=[GRPO], expect="90 %")
+    done = waited(bench)
+    for name, value in (("sums-sft-1", 0.92), ("sums-grpo-1", 0.857)):
+        after = {"value": value, "interval": [value - 0.05, value + 0.04]}
+        evidence = {"metric": "success", "after": after, "as_expected": value >= 0.9}
+        write_json(bench.home.run(name).result, {"verdict": "better", "evidence": evidence})
+    said = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
+    assert said["target"].startswith("Target 90 %: reached, 92.0 %")
+    assert said["target"].endswith("sums-sft-1@best.") and said["target"] in said["summary"]
+    # The last step fell behind the one before it and misses the target: it is not served.
+    assert "deploy" not in [call["tool"] for call in said["next"]]
+
+
+def test_a_plan_warns_of_grpo_whose_start_solves_too_little(bench, env):
+    plan(bench, env, then=[GRPO])
+    waited(bench)
+    with Store(bench.home) as store:
+        sft, grpo = store.plan_runs("sums-plan-1")
+    queued = dataclasses.replace(grpo, state="queued")
+    for value, said in ((0.01, ["sums-grpo-1 starts from a model that solves 1.0 %"]), (0.2, [])):
+        evidence = {"metric": "success", "after": {"value": value}}
+        write_json(bench.home.run("sums-sft-1").result, {"evidence": evidence})
+        warnings = plan_status._unready_starts(bench.home, [sft, queued])
+        assert [text[: len(said[0])] for text in warnings] == said if said else warnings == []
+    assert plan_status._unready_starts(bench.home, [sft, grpo]) == []  # it is done: too late
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
@@ -382,7 +409,7 @@ import os, sys
 from pathlib import Path
 from engine.home import store_runs
 from engine.home.run_dir import Home
-from engine.runs import lifecycle
+from engine.runs import lifecycle, plan_status
 from engine.runs.submit.requests import TrainRequest
 
 insert = store_runs.RunTable._insert_queued
