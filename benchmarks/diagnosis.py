@@ -43,7 +43,7 @@ class Outcome:
         first: id of the first finding, "" without one.
         lever: its lever as JSON; {} without one.
         others: ids of the other findings.
-        alerts: (step, id) of every alert of the run.
+        alerts: (step, id) of every alert of a detector; alerts on time or money have no step.
         note: how the run ended, or why it was refused.
     """
 
@@ -211,7 +211,7 @@ def outcome_of(home: Home, record: Mapping[str, object]) -> Outcome:
         alerts=[
             (int(event["step"]), str(event["id"]))
             for event in events
-            if event.get("event") == "alert"
+            if event.get("event") == "alert" and "step" in event
         ],
         note=f"{reply['state']} {record['seconds']} s",
     )
