@@ -1,7 +1,7 @@
 """Does `diagnose` name the right cause first? Real runs with one trouble planted, and healthy ones.
 
     python -m benchmarks.diagnosis FOLDER [--only NAME,...] [--model smollm2] [--seed 1]
-        [--seconds 540]
+        [--sample 24] [--seconds 540]
     python -m benchmarks.diagnosis FOLDER --table
 
 Every scenario of `scenarios.py` is a run through submit, supervisor and trainer in one home in
@@ -11,6 +11,7 @@ run without any finding.
 """
 
 import argparse
+import random
 import re
 import sys
 import time
@@ -42,7 +43,7 @@ class Outcome:
         first: id of the first finding, "" without one.
         lever: its lever as JSON; {} without one.
         others: ids of the other findings.
-        alerts: (step, id) of every alert of the run.
+        alerts: (step, id) of every alert of a detector; alerts on time or money have no step.
         note: how the run ended, or why it was refused.
     """
 
@@ -92,12 +93,7 @@ def _is_one_cure(cure: str, lever: Mapping[str, object]) -> bool:
 def main() -> int:
     asked = _arguments()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    wanted = [name for name in asked.only.split(",") if name]
-    chosen = {
-        name: scenario
-        for name, scenario in SCENARIOS.items()
-        if (not wanted or name in wanted) and asked.model in ("", scenario.base)
-    }
+    chosen = _chosen(asked)
     home = Home.locate(asked.folder / "home")
     end = time.monotonic() + asked.seconds
     for name in chosen:
@@ -107,6 +103,25 @@ def main() -> int:
     return print_table(home, asked.folder, chosen)
 
 
+def _chosen(asked: argparse.Namespace) -> dict[str, Scenario]:
+    """The scenarios that were asked for, by name."""
+    wanted = [name for name in asked.only.split(",") if name]
+    chosen = {
+        name: scenario
+        for name, scenario in SCENARIOS.items()
+        if (not wanted or name in wanted) and asked.model in ("", scenario.base)
+    }
+    if not asked.sample:
+        return chosen
+    drawn_from = [name for name, each in chosen.items() if each.first and each.base == "pebble"]
+    drawn = random.Random(asked.seed).sample(drawn_from, min(asked.sample, len(drawn_from)))
+    return {
+        name: scenario
+        for name, scenario in chosen.items()
+        if name in drawn or name not in drawn_from
+    }
+
+
 def _arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -114,6 +129,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names of scenarios, with commas")
     parser.add_argument("--model", default="", help="only those of this base model")
     parser.add_argument("--seed", type=int, default=0, help="other rows and other runs")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="draw so many of those planted in pebble by the seed"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--table", action="store_true", help="run nothing")
     asked = parser.parse_args()
@@ -193,7 +211,7 @@ def outcome_of(home: Home, record: Mapping[str, object]) -> Outcome:
         alerts=[
             (int(event["step"]), str(event["id"]))
             for event in events
-            if event.get("event") == "alert"
+            if event.get("event") == "alert" and "step" in event
         ],
         note=f"{reply['state']} {record['seconds']} s",
     )

@@ -2,14 +2,14 @@
 
     python -m benchmarks.grpo_defaults FOLDER [--draws 6] [--only vowels,ends] [--try JSON]
 
-Pebble first learns each task by SFT, for as few steps as leave it between a tenth and six tenths of
-the held-out tasks solved. From there GRPO trains once with no settings at all and then with
-`--draws` drawn ones, that sample as many completions as the defaults or twice as many. Where the
-defaults alone solve eight tenths of the tasks nothing is drawn: no settings could make their share
-of the best smaller than that. A line per run is kept in FOLDER/runs.jsonl, and a run that stands
-there is not done again, so the whole can be done in pieces. Prints for each task the held-out
-success at the start, with the defaults, the best of all, the share of the best that the defaults
-reach, the lowest end, and how many runs failed.
+The model (pebble, or SmolLM2 for names that end so) first learns each task by SFT, for as few steps
+as leave it between a tenth and six tenths of the held-out tasks solved. From there GRPO trains once
+with no settings at all and then with `--draws` drawn ones, that sample as many completions as the
+defaults or twice as many. Where the defaults alone solve eight tenths of the tasks nothing is
+drawn: no settings could make their share of the best smaller than that. A line per run is kept in
+FOLDER/runs.jsonl, and a run that stands there is not done again, so the whole can be done in
+pieces. Prints for each task the held-out success at the start, with the defaults, the best of all,
+the share of the best that the defaults reach, the lowest end, and how many runs failed.
 """
 
 import argparse
@@ -26,17 +26,20 @@ from benchmarks.estimates import done
 from engine.core.files import read_json
 from engine.environments import push
 from engine.home.run_dir import Home
+from engine.models import library
 from engine.records.settings import GivenSettings
 
 # A start that is solved in part; SFT is tried with so many steps, the fewest first.
 START_FROM, START_TO = 0.1, 0.6
 ENOUGH = 0.8  # share of the best drawn settings that the defaults should reach
-SFT_STEPS = (20, 40, 60, 90, 130, 190, 280, 400)
+SFT_STEPS = {
+    "pebble": (20, 40, 60, 90, 130, 190, 280, 400),
+    "smollm2": (4, 8, 12, 18, 26, 38, 56, 80),
+}
 CASES = tuple(
-    Case(case.make, max(case.rows, 320))
+    Case(case.make, max(case.rows, 320), case.model)
     for half in ("choosing", "reporting")
     for case in HALVES[half]
-    if case.model == "pebble"
 )
 
 
@@ -69,14 +72,18 @@ class Record:
         """Do one run: its settings, seconds, and held-out success at the start and as reported."""
         outcome = done(self.home, planned)
         run = self.home.run(outcome["run_id"])
-        if not run.result.exists():  # it failed, as a run without a signal does
-            return {"given": planned["settings"], "run": run.id, "failed": outcome["error"]}
-        settings, evidence = read_json(run.config)["settings"], read_json(run.result)["evidence"]
+        settings = read_json(run.config)["settings"]
         chosen = ("steps", "learning_rate", "prompts_per_step", "group_size")
-        return {
+        line = {
             "given": planned["settings"],
             "run": run.id,
             **{name: settings[name] for name in chosen if name in settings},
+        }
+        if not run.result.exists():  # it failed, as a run without a signal does
+            return line | {"failed": outcome["error"]}
+        evidence = read_json(run.result)["evidence"]
+        return {
+            **line,
             "start": evidence["before"]["value"],
             "end": evidence["after"]["value"],
             "verdict": evidence["verdict"],
@@ -88,11 +95,11 @@ class Record:
 
 
 def start_of(record: Record, case: Case, env_id: str) -> str:
-    """The run of SFT that leaves pebble between the two shares; "" where none of the lengths
+    """The run of SFT that leaves the model between the two shares; "" where none of the lengths
     does."""
-    for steps in SFT_STEPS:
+    for steps in SFT_STEPS[case.model]:
         given = {"steps": steps, "batch_size": 16, "stop_early": "none", "eval_every": steps}
-        line = record.line_of(case, env_id, "pebble", "sft", given)
+        line = record.line_of(case, env_id, case.model, "sft", given)
         if START_FROM <= line["end"] <= START_TO:
             return line["run"]
         if line["end"] > START_TO:
@@ -165,6 +172,8 @@ def main() -> int:
     for case in CASES:
         if asked.only and case.name not in asked.only.split(","):
             continue
+        if case.model != "pebble":
+            library.add(record.home, case.model, say=lambda line: None)
         lines = []
         for line in runs_of(record, folder, case, asked.draws, tried):
             lines.append(line)
