@@ -524,7 +524,9 @@ def _next_call(record: registry.EnvRecord) -> Call:
     arguments: JsonObject = {"env_id": record.env_id}
     if record.scored and not record.rows.get("train"):
         return Call("evaluate", arguments | {"models": ["pebble"]})
-    if not record.scored:  # the default, grpo, would only be refused
+    # Without a scorer the default, grpo, would only be refused; scored data files have an answer in
+    # each row, by which the base first learns what is asked.
+    if not record.scored or record.version.scorer:
         arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return Call("dry_run", arguments)
 
