@@ -393,17 +393,13 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
 
     The first `_FORM_ROWS` rows are read; "" where fewer than `_FEWEST_FORM` have an answer.
     """
-    texts = []
-    for index in range(min(len(tasks), _FORM_ROWS)):
-        gold = tasks[index].get("gold") or []
-        if gold and gold[-1].get("role") == "assistant":
-            texts.append(str(gold[-1].get("content") or "").strip())
+    texts = _first_answers(tasks)
     if len(texts) < _FEWEST_FORM:
         return ""
     first_signs = Counter(text[:1] for text in texts)
     last_signs = Counter(text[-1:] for text in texts)
     for place, signs in (("begin", first_signs), ("end", last_signs)):
-        sign, count = signs.most_common(1)[0]
+        ((sign, count),) = signs.most_common(1)
         # Letters, digits and the end of a sentence are in any text.
         is_mark = not sign.isalnum() and sign not in ("", ".", "!", "?")
         if is_mark and count >= _SAME_FORM * len(texts):
@@ -412,6 +408,16 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
     if different <= len(texts) * _FEW_ANSWERS:
         return f"{len(texts)} answers are only {different} different ones"
     return ""
+
+
+def _first_answers(tasks: Sequence[TaskRow]) -> list[str]:
+    """The last answer of each of the first `_FORM_ROWS` rows, as far as they have one."""
+    texts = []
+    for index in range(min(len(tasks), _FORM_ROWS)):
+        conversation = tasks[index].get("gold") or []
+        if conversation and conversation[-1].get("role") == "assistant":
+            texts.append(str(conversation[-1].get("content") or "").strip())
+    return texts
 
 
 def cannot_start(result: ProbeResult) -> str:
@@ -423,9 +429,8 @@ def cannot_start(result: ProbeResult) -> str:
     highest_rate = wilson(0, answers).high
     return (
         f"out of reach for GRPO: none of {answers} answers is right (with 95 % certainty fewer "
-        f"than {percent(highest_rate, unit='%')} are, one in {1 / highest_rate:.0f}), and all "
-        "of a task earn the "
-        "same"
+        f"than {percent(highest_rate, unit='%')} are, one in {1 / highest_rate:.0f}), and all of a "
+        "task earn the same"
     )
 
 

@@ -48,13 +48,10 @@ def is_function_schema(tool: Any) -> bool:
 def _are_schemas(value: Any) -> TypeGuard[list[ToolSchema]]:
     """Whether `value` is a list of schemas as rows of data files hold them, with the function's
     fields under `function` or directly in the schema. Other metadata may have that name too."""
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(
-            isinstance(tool, dict)
-            and isinstance(tool.get("function", tool), dict)
-            and isinstance(tool.get("function", tool).get("name"), str)
-            for tool in value
-        )
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    for tool in value:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return False
+    return True

@@ -110,13 +110,16 @@ class ImpatientProtocol(H11Protocol):
             oldest.transport.close()
 
     def _start_header_timer(self) -> None:
+        """Close the connection unless its headers are whole within `HEADERS_S` seconds."""
         self._header_timer = self.loop.call_later(HEADERS_S, self._close_as_too_slow)
 
     def _stop_header_timer(self) -> None:
+        """Cancel that timer: the headers are whole, or the connection is closed."""
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
     def _close_as_too_slow(self) -> None:
+        """Close the connection of a client that sends its headers too slowly."""
         self._header_timer = None
         self.transport.close()

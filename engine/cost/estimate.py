@@ -285,9 +285,9 @@ def _forecast(
     )
     gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1  # devices that the run takes
     raw_memory = footprint.memory(plan)
-    factor = past_runs.memory_factor(algorithm)
-    memory = _corrected_memory(raw_memory, factor)
-    least_bytes = int(footprint.least_memory(plan).total * factor)
+    memory_factor = past_runs.memory_factor(algorithm)  # measured bytes / predicted ones
+    memory = _corrected_memory(raw_memory, memory_factor)
+    least_bytes = int(footprint.least_memory(plan).total * memory_factor)
     figures = Estimate.model_validate(
         {
             "steps": plan.settings.steps,
@@ -300,9 +300,8 @@ def _forecast(
             **_disk_figures(footprint.disk(plan) + download_bytes, disk_free),
         }
     )
-    correction = memory.total / raw_memory.total
     # The values of all settings that must be lowered; {} if none.
-    lower_to = lowering.lower_until_it_fits(plan, speed, correction)
+    lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
@@ -430,37 +429,41 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
     """
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
     sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
-    steps = _steps_within(figures, cap)
-    if steps:
-        settings = {**(call.get("settings") or {}), "steps": steps}
+    fitting_steps = _steps_within(figures, cap)
+    if fitting_steps:
+        settings = {**(call.get("settings") or {}), "steps": fitting_steps}
         settings.pop("epochs", None)  # steps replace them
         advice = (
-            f"steps = {steps} instead of {figures.steps} likely fit; for all of them "
+            f"steps = {fitting_steps} instead of {figures.steps} likely fit; for all of them "
             f"max_gpu_hours = {sufficient_cap:g}."
         )
-        next_call = Call("submit_train", {**call, "settings": settings})
+        arguments = {**call, "settings": settings}
     else:
         lower = f", or lower {figures.lower_this}" if figures.lower_this else ""
         advice = f"Raise max_gpu_hours to {sufficient_cap:g}{lower}."
-        next_call = Call("submit_train", {**call, "max_gpu_hours": sufficient_cap})
+        arguments = {**call, "max_gpu_hours": sufficient_cap}
     return UserError(
         "BUDGET",
         f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
         f"max_gpu_hours is {cap:g}",
-        hint=Hint(advice, next_call),
+        hint=Hint(advice, Call("submit_train", arguments)),
         field="max_gpu_hours",
     )
 
 
 def _steps_within(figures: Estimate, cap: float) -> int:
     """How many steps likely fit into nine tenths of `cap` GPU-hours; 0 where that is less than a
-    fifth of the run's steps, too few to stand for it."""
-    whole_s = sum(figures.seconds.values())
-    stepped_s = sum(figures.seconds.get(phase, 0.0) for phase in _PHASES_OF_STEPS)
-    if not stepped_s or not whole_s:
+    fifth of the run's steps, too few to stand for it.
+
+    Fewer steps shorten only a part of the run: loading and saving, say, take as long as before.
+    """
+    run_s = sum(figures.seconds.values())
+    steps_s = sum(figures.seconds.get(phase, 0.0) for phase in _PHASES_OF_STEPS)
+    if not steps_s or not run_s:
         return 0
-    allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely
-    steps = int(figures.steps * (1 - (1 - allowed_share) * whole_s / stepped_s))
+    allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely  # of the run's time
+    seconds_to_save = (1 - allowed_share) * run_s
+    steps = int(figures.steps * (1 - seconds_to_save / steps_s))
     return steps if steps >= _FEWEST_STEPS * figures.steps else 0
 
 

@@ -46,13 +46,14 @@ def evaluation_hours(
     speed, past_runs = estimate.speed_here(home, hardware, precision)
     speed = estimate.with_score_time(speed, asking.env)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-    seconds = dict.fromkeys(LEVELS, 0.0)  # of all models
+    seconds = dict.fromkeys(LEVELS, 0.0)  # of all models, at the levels low, likely and high
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
         plan = _evaluation_plan(loaded, asking, device, past_runs.seen(str(base_path)))
+        download_seconds = hub.missing_bytes(base_path) / DOWNLOAD_RATE
         for level in LEVELS:
             seconds[level] += _sampling_seconds(plan, speed, factors, asking, level)
-            seconds[level] += hub.missing_bytes(base_path) / DOWNLOAD_RATE
+            seconds[level] += download_seconds
             seconds[level] += _env_step_seconds(plan, asking, level)
     low_factor, high_factor = SPREAD["measured" if speed.measured else "model"]
     # As for a run (engine/cost/hours.py): what others take is in a measured speed, in no table.

@@ -23,6 +23,7 @@ from engine.records.settings import TrainSettings
 # Share of the tasks that come out differently after a training, where no run shows it and half of
 # them are solved before; where all or none are, nothing but the difference itself changes.
 _CHANGED_SHARE = 0.2
+_LEAST_CHANGED = 1e-3  # share of the tasks: with none no number of tasks would be needed
 _LOOK_BACK = 200  # the newest training runs that are looked through
 _MOST_RUNS = 10  # of them that are read
 
@@ -73,12 +74,13 @@ class Exam:
         return self.earlier is not None and self.earlier.gain < self.gap
 
     def in_words(self) -> str:
-        """The exam in one sentence: "200 of 400 held-out tasks ..."."""
+        """What the tasks show, and which tasks choose the checkpoint, in one sentence: "100 tasks
+        show a difference of 14 points or more (80 % power); the other 100 of 200 choose ..."."""
         if self.dev:
             choosing = f"{self.dev} dev tasks choose the checkpoint"
         else:
-            others = self.asked - self.reported
-            choosing = f"the other {others} of {self.asked} choose the checkpoint"
+            choosing_tasks = self.asked - self.reported
+            choosing = f"the other {choosing_tasks} of {self.asked} choose the checkpoint"
         text = (
             f"{self.reported} tasks show a difference of {_points(self.gap)} or more "
             f"({whole_percent(POWER)} power); {choosing}"
@@ -88,39 +90,44 @@ class Exam:
         return text
 
     def to_json(self) -> Reply:
-        """The exam as a JSON object."""
-        fields: Reply = {
-            "about": self.in_words(),
-            "asked": self.asked,
-            "reported": self.reported,
-            **({"dev": self.dev} if self.dev else {}),
-            "smallest_gap": round(self.gap, 4),
-        }
+        """The exam as a JSON object; what earlier runs gained is left out where there are none."""
+        fields: Reply = {"about": self.in_words(), "asked": self.asked, "reported": self.reported}
+        if self.dev:
+            fields["dev"] = self.dev
+        fields["smallest_gap"] = round(self.gap, 4)
         if self.earlier is not None:
-            earlier = {"run_id": self.earlier.best, "gain": round(self.earlier.gain, 4)}
-            fields |= {"base": round(self.earlier.base, 4), "best_so_far": earlier}
+            fields["base"] = round(self.earlier.base, 4)
+            fields["best_so_far"] = {
+                "run_id": self.earlier.best,
+                "gain": round(self.earlier.gain, 4),
+            }
         return fields
 
     def doubts(self) -> list[str]:
-        """Why the run may end without a verdict, in words; [] where nothing says so."""
-        if self.earlier is None:
+        """Why the run may end without a verdict, as a sentence in a list; [] where nothing says so.
+
+        Either too few tasks are left to solve, or the earlier runs gained less than these tasks can
+        show (`gap`).
+        """
+        earlier = self.earlier
+        if earlier is None:
             return []
-        left = 1.0 - self.earlier.base
         if self.is_out_of_reach:
             return [
-                f"out of reach: {whole_percent(self.earlier.base)} are solved already, so at most "
-                f"{_points(left)} can be gained and {_points(self.gap)} are needed to be seen"
+                f"out of reach: {whole_percent(earlier.base)} are solved already, so at most "
+                f"{_points(1.0 - earlier.base)} can be gained and {_points(self.gap)} are needed "
+                "to be seen"
             ]
         if not self.has_shown_less:
             return []
         text = (
-            f"the best run so far ({self.earlier.best}) gained {_points(self.earlier.gain)}, less "
-            "than these tasks can show"
+            f"the best run so far ({earlier.best}) gained {_points(earlier.gain)}, less than these "
+            "tasks can show"
         )
-        if self.earlier.gain > 0:
-            needed = tasks_needed(self.earlier.gain, max(self.earlier.changed, 1e-3))
+        if earlier.gain > 0:
+            needed = tasks_needed(earlier.gain, max(earlier.changed, _LEAST_CHANGED))
             text += f"; a gain like it takes {needed:,} reported tasks"
-            if not self.dev:
+            if not self.dev:  # half of the held-out tasks choose the checkpoint, the others report
                 text += f", {2 * needed:,} held out"
         return [text]
 
@@ -142,31 +149,39 @@ def exam_of(
     asked = min(settings.eval_rows, facts.heldout_rows)
     if not facts.scored or asked < 2:
         return None
-    dev = min(settings.eval_rows, facts.dev_rows)
-    reported = asked if dev else asked // 2  # of an odd number the larger half chooses
+    dev = min(settings.eval_rows, facts.dev_rows)  # tasks that choose the checkpoint, if there are
+    # Without them a half of the held-out tasks chooses, of an odd number the larger one.
+    reported = asked if dev else asked // 2
     earlier = _earlier_runs(home, env_id, model)
-    if earlier is not None:
-        changed_share = earlier.changed
-    else:
-        changed_share = _CHANGED_SHARE
+    # The share of the tasks that will come out differently.
+    changed_share = earlier.changed if earlier is not None else _CHANGED_SHARE
     gap = smallest_detectable_gap(reported, round(changed_share * reported))
     return Exam(asked, reported, gap, earlier, dev)
 
 
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
-    """What finished runs from a model on a version say of its success; None without one."""
+    """What the newest finished runs from `model` on the environment version `env_id` say of its
+    success; None without one."""
     if not model or not home.db.is_file():
         return None
     with Store(home) as store:
         rows = store.list_runs(limit=_LOOK_BACK, states=("done",), kind="train")
-    ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
-    read = [(run_id, _evidence(home, run_id)) for run_id in ids[:_MOST_RUNS]]
-    known = [(run_id, each) for run_id, each in read if each is not None]
-    if not known:
+    run_ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
+    evidence_of_run: dict[str, _Evidence] = {}  # the newest run first
+    for run_id in run_ids[:_MOST_RUNS]:
+        evidence = _evidence(home, run_id)
+        if evidence is not None:
+            evidence_of_run[run_id] = evidence
+    if not evidence_of_run:
         return None
-    best_id, best = max(known, key=lambda pair: pair[1].gain)
-    changed = sum(each.changed for _, each in known) / len(known)
-    return EarlierRuns(known[0][1].base, changed, best.gain, best_id)
+    all_evidence = list(evidence_of_run.values())
+    best_id = max(evidence_of_run, key=lambda run_id: evidence_of_run[run_id].gain)
+    return EarlierRuns(
+        base=all_evidence[0].base,
+        changed=sum(evidence.changed for evidence in all_evidence) / len(all_evidence),
+        gain=evidence_of_run[best_id].gain,
+        best=best_id,
+    )
 
 
 @dataclass(frozen=True)
@@ -185,11 +200,14 @@ def _evidence(home: Home, run_id: str) -> _Evidence | None:
     except (OSError, DamagedRecord):
         return None
     try:
-        if evidence["metric"] != "success" or not evidence["n"]:
+        task_count = evidence["n"]
+        if evidence["metric"] != "success" or not task_count:
             return None
-        changed = (evidence["gained"] + evidence["lost"]) / evidence["n"]
+        changed_tasks = evidence["gained"] + evidence["lost"]
         return _Evidence(
-            float(evidence["before"]["value"]), float(changed), float(evidence["difference"])
+            base=float(evidence["before"]["value"]),
+            changed=float(changed_tasks / task_count),
+            gain=float(evidence["difference"]),
         )
     except (KeyError, TypeError, ValueError):  # of a version that wrote it otherwise
         return None

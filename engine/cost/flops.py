@@ -261,12 +261,17 @@ class Plan:
 
     def own_answers(self) -> tuple[float, Lengths]:
         """How many questions the starting model answers before the first step, so that its right
-        answers can be replayed, and the lengths of one with its answer. The train tasks of
-        `keep_env` are counted as if they were practice questions."""
-        asked = self.settings.steps * self.replayed_rows / _RIGHT_SHARE
+        answers can be replayed in the training steps, and the lengths in tokens of one with its
+        answer.
+
+        They are the practice questions of a battery; 0 of them where the run asks none. The train
+        tasks of `keep_env` are counted as if they were practice questions.
+        """
+        rows_to_replay = self.settings.steps * self.replayed_rows
+        questions = rows_to_replay / _RIGHT_SHARE  # some are answered wrongly
         for battery in self.batteries:
             if battery.practice and self.asks_practice:
-                return min(asked, battery.practice), battery.answer
+                return min(questions, battery.practice), battery.answer
         return 0.0, self.trained_row()
 
     def replayed_row(self) -> Lengths:

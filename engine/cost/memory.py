@@ -39,30 +39,39 @@ def least_memory(plan: Plan) -> PeakMemory:
 
 
 def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemory:
-    """The peak bytes of a run that samples and trains so much at once."""
+    """The peak bytes of a run that samples `rows_at_once` completions at the same time and trains
+    on microbatches of `microbatch_tokens` tokens.
+
+    The peak is the larger of training and sampling, which alternate. A vLLM server, where the run
+    has one, sleeps while the run trains, and holds the key-value cache while it samples.
+    """
     job = plan.job
+    held = _weight_bytes(plan) + job.adapters  # in training and in sampling
+    # Training: activations and logits of the largest forward pass.
     pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
     activations = _activation_bytes(plan, pass_tokens)
-    logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
+    trained_logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
+    training = held + activations + trained_logits
+    training_overhead = _overhead_bytes(plan, training)
+    training_peak = training + training_overhead + job.asleep_bytes
+    # Sampling: cache and logits of the completions, in this process or in the server.
     longest = _longest_sampled_sequence(plan)
     kv_cache, sampled_logits = _sampling_bytes(plan, rows_at_once, longest)
-    held = _weight_bytes(plan) + job.adapters  # in training and in sampling
-    of_server = _awake_bytes(plan) + (kv_cache if job.has_server else 0.0)
-    training = held + activations + logits
     sampling = held if job.has_server else held + kv_cache + sampled_logits
-    training_peak = training + _overhead_bytes(plan, training) + job.asleep_bytes
-    sampling_peak = sampling + _overhead_bytes(plan, sampling) + of_server
+    sampling_overhead = _overhead_bytes(plan, sampling)
+    server = _awake_bytes(plan) + (kv_cache if job.has_server else 0.0)
+    sampling_peak = sampling + sampling_overhead + server
     if job.has_server and job.sampling_gpus:  # of a GPU where nothing else is
-        sampling_peak = of_server
+        sampling_peak = server
     trains_at_peak = training_peak >= sampling_peak
     return PeakMemory(
         weights=int(_weight_bytes(plan)),
         adapter_and_optimizer=int(job.adapters),
         activations=int(activations),
-        logits=int(logits if trains_at_peak else sampled_logits),
+        logits=int(trained_logits if trains_at_peak else sampled_logits),
         kv_cache=int(kv_cache),
         server=int(_awake_bytes(plan)),
-        overhead=int(_overhead_bytes(plan, training if trains_at_peak else sampling)),
+        overhead=int(training_overhead if trains_at_peak else sampling_overhead),
         total=int(max(training_peak, sampling_peak)),
     )
 

@@ -11,21 +11,22 @@ NO_HOURS = Range(low=0.0, likely=0.0, high=0.0)
 
 
 def total(figures: Sequence[Estimate], evaluation_hours: Range) -> Estimate:
-    """The estimate of a whole plan: that of its first run, with the hours of all runs. What one
-    step would do to lower them is left out.
+    """The estimate of a whole plan: that of its first run, with the hours and the money of all
+    runs.
 
     Args:
         figures: the estimates of its training runs, at least one.
         evaluation_hours: the device hours of the evaluation at its end; `NO_HOURS` without one.
     """
-    price = figures[0].gpu_hour_price
-    gpu_hours = summed([*(each.gpu_hours for each in figures), evaluation_hours])
-    return figures[0].model_copy(
+    first = figures[0]
+    hours = summed([*(run_figures.hours for run_figures in figures), evaluation_hours])
+    gpu_hours = summed([*(run_figures.gpu_hours for run_figures in figures), evaluation_hours])
+    return first.model_copy(
         update={
-            "hours": summed([*(each.hours for each in figures), evaluation_hours]),
+            "hours": hours,
             "gpu_hours": gpu_hours,
-            "money": priced(gpu_hours, price),
-            "steps": 0,
+            "money": priced(gpu_hours, first.gpu_hour_price),
+            "steps": 0,  # a plan has no steps of its own, and no setting to lower
             "lower_this": "",
         }
     )

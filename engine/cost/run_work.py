@@ -218,14 +218,21 @@ def evaluation_work(plan: Plan, level: str) -> Work:
 
 
 def evaluated_rows(plan: Plan) -> float:
-    """Number of answers in all evaluations together."""
+    """Number of answers in all evaluations of a run together.
+
+    Some rows are answered to choose the best checkpoint, others to report its result: dev rows and
+    held-out rows, or each half of the held-out rows where there are no dev rows.
+    """
     rows = plan.settings.eval_rows
-    choosing, reported = rows / 2, rows / 2
-    if plan.env.dev_rows:  # dev rows choose, and all held-out rows are reported
+    if plan.env.dev_rows:
         choosing = min(rows, plan.env.dev_rows)
         reported = min(rows, plan.env.heldout_rows)
-    # All rows at step 0, those that choose in each later evaluation, the others at the end.
-    return (choosing + reported) + choosing * plan.evaluations + reported
+    else:
+        choosing, reported = rows / 2, rows / 2
+    at_start = choosing + reported
+    later = choosing * plan.evaluations
+    at_end = reported
+    return at_start + later + at_end
 
 
 def _heldout_loss_work(plan: Plan, rows: float) -> Work:

@@ -263,9 +263,14 @@ class DryRun:
 
     def check_exam(self) -> Outcome:
         """Judge what the held-out tasks can show, as far as known before the run; store it."""
-        rows, settings = required(self.facts.rows), required(self.facts.resolved).settings
-        env_id, model = required(self.facts.record).env_id, required(self.facts.model).ref
-        exam = self.facts.exam = exam_of(self.home, env_id, model, settings, rows)
+        exam = exam_of(
+            self.home,
+            env_id=required(self.facts.record).env_id,
+            model=required(self.facts.model).ref,
+            settings=required(self.facts.resolved).settings,
+            facts=required(self.facts.rows),
+        )
+        self.facts.exam = exam
         if exam is None:
             return Outcome("pass", "no held-out task is scored: the loss on them is all there is")
         doubts = exam.doubts()
@@ -333,23 +338,31 @@ class DryRun:
         return Outcome("pass", " ".join([detail, *unmeasured]))
 
     def _forecast(self) -> Forecast:
-        """The estimate of the run with the settings that were chosen, and now on as many devices
-        as it takes."""
-        ref = required(self.facts.model)
-        facts = (ref.facts, required(self.facts.rows), required(self.facts.machine))
+        """The estimate of the run with the settings that were chosen. Decides first how many
+        devices it takes, by the estimates with each number, and stores that among the settings."""
+        model, machine = required(self.facts.model), required(self.facts.machine)
+        rows = required(self.facts.rows)
 
         def forecast_of(settings: resolution.Resolved) -> Forecast:
+            """The estimate with these settings."""
             return estimate.estimate(
-                self.home, settings, *facts, teacher=self.facts.teacher, base_path=ref.base_path
+                self.home,
+                settings,
+                model.facts,
+                rows,
+                machine,
+                teacher=self.facts.teacher,
+                base_path=model.base_path,
             )
 
-        self.facts.resolved, _ = gpu_count.decide(
+        resolved, _ = gpu_count.decide(
             self.home,
             required(self.facts.resolved),
-            required(self.facts.machine),
+            machine,
             lambda settings: forecast_of(settings).estimate,
         )
-        return forecast_of(self.facts.resolved)
+        self.facts.resolved = resolved
+        return forecast_of(resolved)
 
     def check_memory(self) -> Outcome:
         """Check that the run fits into the memory of its device."""

@@ -31,8 +31,10 @@ def _dense(
     number of tokens, `context` the longest sequence in tokens; `tied` says whether the output
     shares the weights of the embedding. Norms and biases are not counted as parameters.
     """
-    attention = 2 * hidden * 128 * (heads + 8)
-    params = layers * (attention + 3 * hidden * intermediate) + vocab * hidden * (1 if tied else 2)
+    attention = 2 * hidden * 128 * (heads + 8)  # queries and output of `heads`, keys and values
+    feed_forward = 3 * hidden * intermediate
+    embeddings = vocab * hidden * (1 if tied else 2)
+    params = layers * (attention + feed_forward) + embeddings
     return ModelFacts(
         architecture="Qwen3ForCausalLM",
         hidden=hidden,
@@ -246,27 +248,26 @@ def _line(model: str, gpu: str, cell: Cell | None) -> str:
     if cell is None:
         return f"| {model} | {gpu} | refused |" + " |" * 13
     settings, job, memory = cell.plan.settings, cell.plan.job, cell.memory
+    sampler = "own" if job.is_own else "transformers"
+    byte_counts = (
+        memory.weights,
+        memory.adapter_and_optimizer,
+        memory.activations,
+        memory.logits,
+        memory.kv_cache,
+        memory.server,
+        memory.overhead,
+        memory.total,
+        cell.least.total,
+    )
     cells = [
         model,
         gpu,
         "4 bits" if settings.quantization == "nf4" else "bf16",
         "yes" if settings.gradient_checkpointing else "no",
-        "vLLM" if job.has_server else "own" if job.is_own else "transformers",
+        "vLLM" if job.has_server else sampler,
         f"{job.sampler_rows}",
         f"{job.microbatch_tokens:,.0f}",
-        *(
-            f"{count / 1e9:.1f}"
-            for count in (
-                memory.weights,
-                memory.adapter_and_optimizer,
-                memory.activations,
-                memory.logits,
-                memory.kv_cache,
-                memory.server,
-                memory.overhead,
-                memory.total,
-                cell.least.total,
-            )
-        ),
+        *(f"{count / 1e9:.1f}" for count in byte_counts),
     ]
     return f"| {' | '.join(cells)} |"

@@ -89,12 +89,11 @@ class _CheckedPlan:
         resolved = evaluation.resolve(
             self.home, planned.request, models, lambda _hours: self.request.cap_hours
         )
-        self.evaluation_hours = resolved.hours
-        self.evaluation_step |= {"models": len(models), "tasks": resolved.tasks.used}
-        self.evaluation_step |= _cost_fields(resolved.hours, resolved.hours, self._price())
-        return Outcome(
-            "pass", f"{counted(len(models), 'model')} on {counted(resolved.tasks.used, 'task')}"
-        )
+        hours, tasks = resolved.hours, resolved.tasks.used
+        self.evaluation_hours = hours
+        self.evaluation_step |= {"models": len(models), "tasks": tasks}
+        self.evaluation_step |= _cost_fields(hours, hours, self._price())
+        return Outcome("pass", f"{counted(len(models), 'model')} on {counted(tasks, 'task')}")
 
     def check_together(self) -> None:
         """Check what all runs take together: disk, and device hours against the one cap."""
@@ -168,18 +167,19 @@ class _CheckedPlan:
 
     def reply(self) -> Reply:
         """The reply about the plan."""
-        total, first = self.total, self.runs[0].facts
+        facts_of_first = self.runs[0].facts
         entries = self.entries()
         return {
             "summary": self._summary(entries),
             "next": self._next_calls(),
             "warnings": [_as_sentence(entry) for entry in entries if entry["status"] == "warn"],
             "steps": self._steps(),
-            "total": _total_fields(total, self.request.cap_hours) if total else {},
+            "total": _total_fields(self.total, self.request.cap_hours) if self.total else {},
             "checks": entries,
-            "probe": first.probe,
-            "smoke": first.smoke,
-            "run_id": first.probe_run_id,
+            # Only the first run is probed or smoke-tested.
+            "probe": facts_of_first.probe,
+            "smoke": facts_of_first.smoke,
+            "run_id": facts_of_first.probe_run_id,
         }
 
     def _summary(self, entries: Sequence[Mapping[str, object]]) -> str:
@@ -190,21 +190,21 @@ class _CheckedPlan:
         """
         failed = self.failed
         if failed:
-            more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-            return f"Not ready: {_as_sentence(failed[0])}{more}."
+            how_many = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+            return f"Not ready: {_as_sentence(failed[0])}{how_many}."
         hours, basis = required(self.total).hours, required(self.total).basis
         by_table = ", by a table: this machine is not measured yet" if basis == "model" else ""
-        count = len(self.runs) + bool(self.evaluation_step)
+        run_count = len(self.runs) + (1 if self.evaluation_step else 0)
         sentence = (
-            f"Ready to train: {count} runs, about {words(hours.likely)} in all "
+            f"Ready to train: {run_count} runs, about {words(hours.likely)} in all "
             f"({words(hours.low)} to {words(hours.high)}{by_table}), one cap of "
-            f"{self.request.cap_hours:g} GPU-hours for all of them"
+            f"{self.request.cap_hours:g} GPU-hours for all of them."
         )
         warned = [entry for entry in entries if entry["status"] == "warn"]
         if not warned:
-            return f"{sentence}."
+            return sentence
         more = f" (and {len(warned) - 1} more)" if len(warned) > 1 else ""
-        return f"{sentence}. First: {_as_sentence(warned[0])}{more}."
+        return f"{sentence} First: {_as_sentence(warned[0])}{more}."
 
     def _next_calls(self) -> list[Reply]:
         """The call that submits the plan; none where a check failed."""
@@ -232,7 +232,9 @@ class _CheckedPlan:
                 name: value for name, value in settings.items() if first_settings.get(name) != value
             }
             steps.append(_step_of(run, differing))
-        return steps + ([self.evaluation_step] if self.evaluation_step else [])
+        if self.evaluation_step:
+            steps.append(self.evaluation_step)
+        return steps
 
 
 def _is_to_be_shown(check: Check) -> bool:
@@ -254,9 +256,12 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
         entry["label"] = run.planned.label
     entry["algorithm"] = run.algorithm
     entry["env_id"] = record.env_id if record else run.env_id
-    entry["model"] = run.model if run.maker is None else f"the best of step {run.maker.step}"
-    if run.maker is not None and run.facts.resolved is not None:
-        entry |= _start_of_grpo(run.facts.resolved.settings, run.maker.algorithm)
+    if run.maker is None:  # the run that makes the start model
+        entry["model"] = run.model
+    else:
+        entry["model"] = f"the best of step {run.maker.step}"
+        if run.facts.resolved is not None:
+            entry |= _start_of_grpo(run.facts.resolved.settings, run.maker.algorithm)
     if figures is not None:
         entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
         entry["memory"] = figures.peak_memory.total

@@ -35,8 +35,8 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     machine = hardware.detect(home.root)
     throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
     steps = plans.resolved_steps(home, request, is_admitted=False)
-    total = steps.total
-    fits = all(estimate_of_run.fits for estimate_of_run in steps.figures)
+    total = steps.total  # what all runs take together
+    fits = all(run_figures.fits for run_figures in steps.figures)  # each into its device's memory
     arguments = {name: value for name, value in request.given_arguments().items() if value}
     call = Call("submit_train", arguments)
     return {

@@ -36,15 +36,17 @@ class PlannedRun(DryRun):
             home: the home.
             request: that of the whole plan.
             planned: the run.
-            earlier_runs: the runs that come before it in the plan; `planned.behind` is the index of
-                the one among them that makes its start model.
+            earlier_runs: the runs that come before it in the plan; `planned.previous_index` is the
+                index of the one among them that makes its start model.
         """
         step = planned.request  # the request of this run alone
         super().__init__(home, step.env_id, step.model, step.algorithm, dict(step.settings))
         self.request = request
         self.planned = planned
         # The run that makes the start model; None where that exists already.
-        self.maker = earlier_runs[planned.behind] if planned.behind is not None else None
+        self.maker: PlannedRun | None = None
+        if planned.previous_index is not None:
+            self.maker = earlier_runs[planned.previous_index]
 
     @property
     def step(self) -> int:

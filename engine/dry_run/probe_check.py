@@ -20,15 +20,20 @@ def check_probe(
     """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
     Skipped if the environment does not score, or if the run does not end in the time that the
-    call has left; the call began at `began` on the monotonic clock. `samples` tasks are
-    answered. `cap_function` is that of `dry_run`.
+    call has left.
+
+    Args:
+        samples: how many tasks are answered.
+        began: when the call began, on the monotonic clock.
+        cap_function: is given the device hours that the run needs at most, and returns how many it
+            may take; None where no quota applies.
     """
     record = required(run.facts.record)
     if not record.scored:
         return Outcome("skip", "the environment scores nothing")
-    maker = required(run.facts.model).waits_for
-    if maker:
-        return Outcome("skip", f"{maker} is still to make the model; the run waits for it")
+    making_run = required(run.facts.model).waits_for
+    if making_run:
+        return Outcome("skip", f"{making_run} is still to make the model; the run waits for it")
     run_id = run.facts.probe_run_id = _start_probe(run, record, samples, cap_function)
     timeout_s = checks.seconds_left(began)
     status = lifecycle.wait(run.home, run_id, until="end", timeout_s=timeout_s)

@@ -225,12 +225,15 @@ def _progress(result: SmokeResult) -> list[str]:
 
     These are loss and reward as far as the algorithm has them, and the norms of the gradients.
     """
+    losses = [f"{step.loss:.4g}" for step in result.steps if step.loss is not None]
+    rewards = [f"{step.reward_mean:.3g}" for step in result.steps if step.reward_mean is not None]
+    norms = [f"{step.grad_norm:.3g}" for step in result.steps]
     phrases: list[str] = []
     if result.loss_before is not None and result.loss_after is not None:
         phrases.append(f"loss {result.loss_before:.4g} before, {result.loss_after:.4g} after")
-    elif all(step.loss is not None for step in result.steps):
-        phrases.append("loss " + ", ".join(f"{step.loss:.4g}" for step in result.steps))
-    if all(step.reward_mean is not None for step in result.steps):
-        phrases.append("reward " + ", ".join(f"{step.reward_mean:.3g}" for step in result.steps))
-    phrases.append("gradients " + ", ".join(f"{step.grad_norm:.3g}" for step in result.steps))
+    elif len(losses) == len(result.steps):
+        phrases.append(f"loss {', '.join(losses)}")
+    if len(rewards) == len(result.steps):
+        phrases.append(f"reward {', '.join(rewards)}")
+    phrases.append(f"gradients {', '.join(norms)}")
     return phrases

@@ -139,6 +139,7 @@ def _large_report(file: Path, facts: DataIndex) -> DataReport:
 
 
 def _as_dict(numbers: Spread) -> dict[str, int]:
+    """The spread of some numbers as JSON: least, median, 95th percentile and largest."""
     return {"min": numbers.min, "p50": numbers.p50, "p95": numbers.p95, "max": numbers.max}
 
 

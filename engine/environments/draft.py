@@ -49,14 +49,17 @@ class Draft:
 
     @property
     def hash(self) -> str:
+        """The hash that names the version: the beginning of the digest of the copied files."""
         return self.copied.digest[:12]
 
     @property
     def source(self) -> Path:
+        """The folder with the copied files."""
         return self.folder / registry.SOURCE
 
     @property
     def seconds_left(self) -> float:
+        """Seconds until the push has to be done; negative afterwards."""
         return self.deadline - time.monotonic()
 
     @property

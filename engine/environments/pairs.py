@@ -59,6 +59,7 @@ def _without_prompt(
 
 
 def _is_message(message: object) -> bool:
+    """Whether a value looks like a chat message: an object that names its role."""
     return isinstance(message, dict) and isinstance(message.get("role"), str)
 
 

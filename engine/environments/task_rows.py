@@ -53,34 +53,48 @@ def drop_leaks(
     rows: list[TaskRow], named: Sequence[str | None], decided: split.Split, draft: Draft
 ) -> split.Split:
     """Take out of `rows` the training rows that teach a held-out or dev task, and of every question
-    of the exam all rows but one; a warning in the draft counts both.
+    that is asked in evaluations all rows but one; a warning in the draft counts both.
 
     Args:
         named: the split that each row named itself, in the same order.
         decided: the sides of the rows. Returns those of the rows that stay.
     """
-    exam_numbers = [n for n, row in enumerate(rows) if row["split"] != "train"]
-    exam = [rows[number] for number in exam_numbers]
-    keeps = asked_once(
-        [{"split": named[number]} for number in exam_numbers],
-        [split.prompt_key(row["prompt"]) for row in exam],
-    )
-    copies = {number for number, kept in zip(exam_numbers, keeps, strict=True) if not kept}
-    train = [row for row in rows if row["split"] == "train"]
-    seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
-    teaching_ids = {pair.train for pair in leaking_pairs(train, exam, seconds)}
-    kept = [
-        (row, side)
-        for number, (row, side) in enumerate(zip(rows, decided.sides, strict=True))
-        if number not in copies and not (side == "train" and row["id"] in teaching_ids)
-    ]
-    if len(kept) < len(rows):
+    copies = _copied_questions(rows, named)
+    teaching_ids = {pair.train for pair in _leaks(rows, draft)}
+    kept_rows: list[TaskRow] = []
+    kept_sides: list[str] = []
+    for index, (row, side) in enumerate(zip(rows, decided.sides, strict=True)):
+        teaches = side == "train" and row["id"] in teaching_ids
+        if index not in copies and not teaches:
+            kept_rows.append(row)
+            kept_sides.append(side)
+    if len(kept_rows) < len(rows):
         draft.warnings.append(
             f"drop_leaks: {len(teaching_ids)} training rows that teach a held-out or dev task and "
             f"{len(copies)} copies of a question of the exam are left out"
         )
-    rows[:] = [row for row, _ in kept]
-    return replace(decided, sides=[side for _, side in kept])
+    rows[:] = kept_rows
+    return replace(decided, sides=kept_sides)
+
+
+def _copied_questions(rows: Sequence[TaskRow], named: Sequence[str | None]) -> set[int]:
+    """The indexes of those held-out and dev rows whose question another such row asks already.
+    `named` has the split that each row named itself."""
+    indexes = [index for index, row in enumerate(rows) if row["split"] != "train"]
+    are_kept = asked_once(
+        [{"split": named[index]} for index in indexes],
+        [split.prompt_key(rows[index]["prompt"]) for index in indexes],
+    )
+    return {index for index, is_kept in zip(indexes, are_kept, strict=True) if not is_kept}
+
+
+def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
+    """The training rows that teach a held-out or dev task, each with one such task, as far as they
+    are seen in the time that the push has left."""
+    train = [row for row in rows if row["split"] == "train"]
+    exam = [row for row in rows if row["split"] != "train"]
+    seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
+    return leaking_pairs(train, exam, seconds)
 
 
 def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
@@ -90,16 +104,14 @@ def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
     "train.jsonl:7 asks heldout.jsonl:3 (exact, prompt)". At most `_MOST_LEAKS` are listed, then how
     many more there are.
     """
-    train = [row for row in rows if row["split"] == "train"]
-    exam = [row for row in rows if row["split"] != "train"]
-    seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
-    pairs = leaking_pairs(train, exam, seconds)
-    places = _places(draft.source)
-    texts = [
-        f"{places.get(pair.train, pair.train)} asks {places.get(pair.heldout, pair.heldout)} "
-        f"({pair.kind}, {pair.part})"[:_PROBLEM_CHARS]
-        for pair in pairs[:_MOST_LEAKS]
-    ]
+    pairs = _leaks(rows, draft)
+    places = _places(draft.source)  # by row id
+    texts = []
+    for pair in pairs[:_MOST_LEAKS]:
+        row_place = places.get(pair.train, pair.train)
+        task_place = places.get(pair.heldout, pair.heldout)
+        text = f"{row_place} asks {task_place} ({pair.kind}, {pair.part})"
+        texts.append(text[:_PROBLEM_CHARS])
     more = len(pairs) - len(texts)
     return [*texts, f"and {more} more such pairs"] if more else texts
 

@@ -51,14 +51,15 @@ class ReportedNumber:
         """The number in words, such as "Report of r-1@best: success 14.0 % (95 % interval 8.5 % to
         22.1 %) on 100 held-out tasks that did not choose the checkpoint (curve 22.0 %: chose the
         checkpoint)."."""
-        low, high = (show(end, self.measure) for end in (self.level.low, self.level.high))
+        level = show(self.level.value, self.measure)
+        low, high = show(self.level.low, self.measure), show(self.level.high, self.measure)
         curve = ""
         if self.curve is not None:
             curve = f" (curve {show(self.curve, self.measure)}: chose the checkpoint)"
         risk = "; the reward audit says risk: a score may not mean right" if self.audit else ""
         return (
-            f"Report of {self.model}: {self.measure} {show(self.level.value, self.measure)} "
-            f"(95 % interval {low} to {high}) on {self.level.tasks} {_OF}{curve}{risk}."
+            f"Report of {self.model}: {self.measure} {level} (95 % interval {low} to {high}) on "
+            f"{self.level.tasks} {_OF}{curve}{risk}."
         )
 
     def to_json(self) -> Reply:
@@ -82,22 +83,27 @@ class ReportedNumber:
 
 
 def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | None:
-    """The number to report of a training run's result.
+    """The number to report of a training run's result: that of the evaluation, the run's own or a
+    later one, with the most tasks.
 
     None for other runs, and where no checkpoint was evaluated on tasks that did not choose it.
     Raises DamagedRecord naming a file that cannot be read.
     """
     run = home.run(row.run_id)
     config = run.find_config()
-    sides = training_sides(run) if isinstance(config, TrainConfig) else None
+    if not isinstance(config, TrainConfig):
+        return None
+    sides = training_sides(run)
     measure = measure_of(sides.before, sides.after) if sides else None
     if sides is None or measure is None or not sides.after:
         return None
     largest, measured_in = level(sides.after, measure), run.id
-    for evaluation, rows in _evaluations(home, store, run, config):
-        other = level(rows, measure) if measure_of(rows) == measure else None
-        if other is not None and other.tasks > largest.tasks:
-            largest, measured_in = other, evaluation
+    for evaluation_id, rows in _evaluations(home, store, run, config):
+        if measure_of(rows) != measure:
+            continue
+        measured = level(rows, measure)
+        if measured.tasks > largest.tasks:
+            largest, measured_in = measured, evaluation_id
     return ReportedNumber(
         model=f"{run.id}@best",
         level=largest,
@@ -108,12 +114,10 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
 
 
 def _evaluations(
-    home: Home, store: Store, run: RunDir, config: RunConfig | None
+    home: Home, store: Store, run: RunDir, config: TrainConfig
 ) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
-    """(evaluation, its rows) for each that asked the run's result greedily on the held-out tasks of
-    the run's environment, with the limits of the run's own evaluations."""
-    if config is None:
-        return
+    """(id of an evaluation, its rows) for each that asked the run's result greedily on the held-out
+    tasks of the run's environment, with the limits of the run's own evaluations."""
     own_limits = _limits(config, read_object(run.manifest).get("eval_sampling"))
     for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate"):
         if row.env_id != config.env_id:
@@ -122,9 +126,10 @@ def _evaluations(
         asked = evaluation.find_config()
         if not isinstance(asked, EvaluateConfig) or not _is_plain(asked):
             continue
-        if all(ref.partition("@")[0] != run.id for ref in asked.model_refs):
-            continue
         if evaluation.deleted.exists() or _limits(asked) != own_limits:
+            continue
+        asks_this_run = any(ref.partition("@")[0] == run.id for ref in asked.model_refs)
+        if not asks_this_run:
             continue
         for ref, rows in evaluated_models(evaluation, asked).items():
             if is_same_checkpoint(home, f"{run.id}@best", ref):
@@ -137,14 +142,18 @@ def _is_plain(config: EvaluateConfig) -> bool:
 
 
 def _limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
-    """What bounds an answer: its tokens, its turns, and whether the model thinks before it."""
+    """What bounds an answer: its most tokens, its most turns, and whether the model thinks before
+    it.
+
+    `recorded` is what the run's manifest says of its evaluations, a JSON object; what it lacks is
+    as in the run's settings.
+    """
     settings = KnownSettings.of(config.settings)
     sampling = recorded if isinstance(recorded, dict) else {}
-    return (
-        sampling.get("max_tokens", settings.max_tokens),
-        sampling.get("max_turns", settings.max_turns),
-        bool(sampling.get("thinking", settings.thinking)),
-    )
+    max_tokens = sampling.get("max_tokens", settings.max_tokens)
+    max_turns = sampling.get("max_turns", settings.max_turns)
+    thinks = bool(sampling.get("thinking", settings.thinking))
+    return max_tokens, max_turns, thinks
 
 
 def _score_that_chose(run: RunDir, measure: Measure) -> float | None:

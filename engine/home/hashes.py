@@ -42,5 +42,6 @@ def _cache_key(file: Path) -> str:
 
 
 def _digest(file: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

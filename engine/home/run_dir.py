@@ -194,6 +194,7 @@ class Home:
         return RunDir(self.runs / run_id)
 
     def env(self, name: str, hash12: str) -> Path:
+        """The folder of a version of an environment."""
         return self.envs / name / hash12
 
     def deployment(self, deployment_id: str) -> "DeployDir":
@@ -254,10 +255,12 @@ class DeployDir:
 
     @property
     def ready(self) -> Path:
+        """There once the deployment answers."""
         return self.path / "ready.json"
 
     @property
     def failed(self) -> Path:
+        """There if the deployment could not start; it says why."""
         return self.path / "failed.json"
 
 
@@ -408,9 +411,11 @@ class RunDir:
         return self.path / "models" / "teacher"
 
     def rollouts(self, step: int) -> Path:
+        """The rollouts of a training step, a line each."""
         return self.rollouts_dir / f"step_{step:06d}.jsonl"
 
     def evals(self, step: int) -> Path:
+        """The answers of a training run's evaluation at a step, a line each."""
         return self.evals_dir / f"step_{step:06d}.jsonl"
 
     def kept(self, when: str) -> Path:
@@ -428,6 +433,7 @@ class RunDir:
         return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:
+        """The answers of one model of an evaluation, by its index in the config, a line each."""
         return self.evals_dir / f"model_{index}.jsonl"
 
     def reworded_evals(self, index: int, kind: str) -> Path:

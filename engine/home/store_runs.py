@@ -95,16 +95,16 @@ class RunTable(Connection):
             if earlier_run is not None:
                 return self.plan_runs(earlier_run.plan)
             plan_id = self._next_plan_id(name)
-            ids: list[str] = []
+            run_ids: list[str] = []  # of the runs that are queued so far
             for make in makers:
-                new, prepare = make(plan_id, ids)
-                run_id, number = self._next_free_id(new.name)
+                new_run, write_folder = make(plan_id, run_ids)
+                run_id, number = self._next_free_id(new_run.name)
                 folders.append(run_id)
-                prepare(run_id)
-                self._insert_queued(new, run_id, number)
+                write_folder(run_id)
+                self._insert_queued(new_run, run_id, number)
                 self._log_state(run_id, old="", new="queued")
-                ids.append(run_id)
-            self._remember_request(request_id, body, ids[0])
+                run_ids.append(run_id)
+            self._remember_request(request_id, body, run_ids[0])
             return self.plan_runs(plan_id)
 
     @contextmanager
@@ -247,10 +247,12 @@ class RunTable(Connection):
                 count = min(row.gpus, len(devices))
                 if count > len(free_devices):
                     if can_start is None or can_start(row):
-                        return None
+                        return None  # the free devices are kept for this run
                     continue
-                first = ",".join(free_devices[:count])
-                device = choose(row, free_devices) if choose else first
+                if choose is not None:
+                    device = choose(row, free_devices)
+                else:
+                    device = ",".join(free_devices[:count])
                 if device and (claim is None or claim(row)):
                     lease = {"device": device}
                     self._change_state(row.run_id, old="queued", new="preparing", values=lease)

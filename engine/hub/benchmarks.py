@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,9 +156,10 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
     source_hash = hashlib.sha256(source.read_bytes()).hexdigest()
     folder_name = f"{fetched.origin.commit[:12]}-{source_hash[:12]}"
     folder = home.cache / "benchmarks" / name / folder_name
+    # Name in the environment's folder -> the file of the dataset.
     files = {_file_name(benchmark, file): file for file in sorted(fetched.folder.iterdir())}
     if folder.is_dir():
-        if (folder / _FILE).is_file() and all((folder / "datasets" / n).is_file() for n in files):
+        if _is_whole(folder, files):
             return folder
         shutil.rmtree(folder)  # files were deleted from it
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +173,12 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
         if not folder.is_dir():  # another push may have made it meanwhile
             new_folder.rename(folder)
     return folder
+
+
+def _is_whole(folder: Path, data_files: Iterable[str]) -> bool:
+    """Whether the environment in `folder` has its program and all these data files."""
+    has_data = all((folder / "datasets" / name).is_file() for name in data_files)
+    return has_data and (folder / _FILE).is_file()
 
 
 def _file_name(benchmark: Benchmark, file: Path) -> str:

@@ -74,6 +74,7 @@ class HubVersion:
     card: JsonObject = field(default_factory=dict)
 
     def url(self, name: str) -> str:
+        """The address of a file of this version, by its name in the repository."""
         return file_url(self.kind, self.repo, self.commit, name)
 
 

@@ -88,6 +88,7 @@ class TokenizedChat:
 
     @property
     def turns(self) -> list[tuple[int, int]]:
+        """(start, stop) of each of the model's turns among the ids."""
         return list(self.shape.turns)
 
     def mask(self, loss_on: str = "assistant") -> list[int]:

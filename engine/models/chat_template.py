@@ -127,4 +127,5 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> NoReturn:
+    """What a chat template calls to refuse a conversation."""
     raise jinja2.TemplateError(message)

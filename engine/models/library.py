@@ -324,6 +324,7 @@ def _not_downloaded(model: PackagedModel, reason: str) -> UserError:
 
 
 def _sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

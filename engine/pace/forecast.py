@@ -90,19 +90,21 @@ def remaining_after(
     Args:
         estimated: likely seconds of each phase as estimated before the start; {} for no estimate.
     """
-    work = heartbeat.work
+    work = heartbeat.work  # what was planned and what is done, by phase
+    # Seconds that each kind of work still takes: low, likely and high.
     training = _seconds_of_steps(work, estimated)
     checkpoints = _seconds_of_other_work("checkpoint", work, estimated)
     evaluation = _seconds_of_other_work("evaluation", work, estimated)
     # 0 before its first answer: an estimate counts the skill check among its evaluations.
     skill_check = _seconds_of_other_work("skill check", work, estimated)
-    steps = work.get("training", Work())
     evaluation_before_end = evaluation.times(_share_before_last_step(heartbeat))
     to_last_step = training + checkpoints + evaluation_before_end
     to_end = training + checkpoints + evaluation + skill_check
-    earliest_low = to_end.low * _share_until_earliest_end(heartbeat, steps)
+    # A run that may stop early ends at the earliest after a part of its steps.
+    steps = work.get("training", Work())
+    low = to_end.low * _share_until_earliest_end(heartbeat, steps)
     return Remaining(
-        seconds=replace(to_end, low=earliest_low).shortened_by(elapsed_s),
+        seconds=replace(to_end, low=low).shortened_by(elapsed_s),
         until_last_step=max(0.0, to_last_step.likely - elapsed_s),
         steps=steps.left,
         is_measured=any(kind.done and kind.planned for kind in work.values()),
@@ -169,6 +171,7 @@ def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str,
     if steps.done == 1:  # one step does not show how much steps vary
         half_width = likely * _VARIATION
     else:
+        # `squares` is the sum of the squared seconds of the steps done.
         variance_of_done = max(0.0, steps.squares / steps.done - mean**2)
         variance = variance_of_done * (steps.done / (steps.done - 1))  # unbiased
         deviation = math.sqrt(variance * (steps.left + steps.left**2 / steps.done))

@@ -62,7 +62,12 @@ def patience(
         _USUAL_FACTOR * work.longest_silence_s,
         _EXPECTED_FACTOR * _expected_s(phase, heartbeat, estimated),
     )
-    return Patience(phase, _STALLED_SHARE * limit_s, limit_s, work.longest_silence_s)
+    return Patience(
+        phase,
+        stalled_s=_STALLED_SHARE * limit_s,
+        stop_s=limit_s,
+        usual_s=work.longest_silence_s,
+    )
 
 
 def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
@@ -83,17 +88,19 @@ def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str,
     """Seconds that the work of a phase is expected to take that may pass without a heartbeat: the
     start, one step with its sampling, one checkpoint, or all answers of one evaluation.
 
-    As this attempt has measured it; before it has, as it was estimated; 0 without an estimate.
+    As this attempt has measured it; before it has, as it was estimated (`estimated` has the seconds
+    of each phase of the whole run); 0 without an estimate.
     """
     if heartbeat is None or phase == "loading":
         return estimated.get("startup", 0.0)
-    # `counted` is the phase whose units are counted, `units` how many may pass without a heartbeat.
+    # The phase whose units (steps, checkpoints or answers) are counted, how many of them may pass
+    # without a heartbeat, and the phases of the estimate that hold their time.
     if phase in ("training", "sampling"):
-        estimated_phases, counted, units = ("training", "rollouts", "rewards"), "training", 1
+        counted, units, estimated_phases = "training", 1, ("training", "rollouts", "rewards")
     elif phase == "checkpoint":
-        estimated_phases, counted, units = ("checkpoints",), "checkpoint", 1
+        counted, units, estimated_phases = "checkpoint", 1, ("checkpoints",)
     else:
-        estimated_phases, counted, units = ("evaluation",), phase, heartbeat.of or 1
+        counted, units, estimated_phases = phase, heartbeat.of or 1, ("evaluation",)
     work = heartbeat.work.get(counted, Work())
     if work.done:
         measured_s = work.seconds
@@ -101,4 +108,5 @@ def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str,
             measured_s += heartbeat.work.get("sampling", Work()).seconds
         return measured_s / work.done * units
     estimated_s = sum(estimated.get(name, 0.0) for name in estimated_phases)
-    return estimated_s * min(1.0, units / max(1, work.planned))
+    share_of_work = min(1.0, units / max(1, work.planned))
+    return estimated_s * share_of_work

@@ -24,15 +24,16 @@ def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
     """
     if row.max_gpu_hours <= 0:
         return None
-    rows = store.plan_runs(row.plan) if row.plan else [row]
-    # The cap counts from the last resume on; what was spent before does not count.
-    spent_hours = sum(each.spent_hours - each.spent_before for each in rows)
-    living = [each for each in rows if each.state in HOLDS_DEVICE and each.run_id != row.run_id]
-    spent_hours += sum(_hours_under_way(home, each) for each in living)
+    spent_hours = 0.0
+    for plan_row in store.plan_runs(row.plan) if row.plan else [row]:
+        # The cap counts from the last resume on; what was spent before does not count.
+        spent_hours += plan_row.spent_hours - plan_row.spent_before
+        if plan_row.state in HOLDS_DEVICE and plan_row.run_id != row.run_id:
+            spent_hours += _hours_under_way(home, plan_row)
     of_plan = f" of the plan {row.plan}" if row.plan else ""
     reason = f"max_gpu_hours={row.max_gpu_hours:g}{of_plan} is spent"
     left_s = _seconds_for(row, row.max_gpu_hours - spent_hours)
-    return Limit(left_s, "budget", reason)
+    return Limit(left_s, kind="budget", reason=reason)
 
 
 def limit_of_home(store: Store, run: RunDir) -> Limit | None:

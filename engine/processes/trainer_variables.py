@@ -33,16 +33,17 @@ def visible_devices(device: str) -> str:
     """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`, or only those that
     it names with commas between them; "" for the CPU, which hides all GPUs.
 
-    It is "" for the CPU, which hides all GPUs. Raises ValueError when this machine no longer has
-    the device.
+    Raises ValueError when this machine no longer has a device.
     """
     if device == "cpu":
         return ""
     # Imported late: a trainer on the CPU starts sooner without it.
     from engine.core import hardware  # noqa: PLC0415
 
-    visible = {gpu.id: gpu.visible for gpu in hardware.detect().devices}
-    for each in device.split(","):
-        if each not in visible:
-            raise ValueError(f"device {each} is gone from this machine")
-    return ",".join(visible[each] for each in device.split(","))
+    name_of_id = {gpu.id: gpu.visible for gpu in hardware.detect().devices}  # as CUDA takes it
+    names = []
+    for device_id in device.split(","):
+        if device_id not in name_of_id:
+            raise ValueError(f"device {device_id} is gone from this machine")
+        names.append(name_of_id[device_id])
+    return ",".join(names)

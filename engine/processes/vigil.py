@@ -99,9 +99,12 @@ class Vigil:
         """
         if self.heartbeat is None or not _has_measured(self.heartbeat):
             return
-        left = remaining_after(self.heartbeat, self.estimated, self.clock() - self.heard_at)
-        step = _step_of(self.heartbeat)
-        over_cap = cap_sentence(left, step, cap.seconds - elapsed_s, cap.reason) if cap else ""
+        since_heartbeat_s = self.clock() - self.heard_at
+        left = remaining_after(self.heartbeat, self.estimated, since_heartbeat_s)
+        over_cap = ""  # the sentences are "" where the limit is not exceeded
+        if cap is not None:
+            cap_left_s = cap.seconds - elapsed_s
+            over_cap = cap_sentence(left, _step_of(self.heartbeat), cap_left_s, cap.reason)
         self._set_alert(OVER_CAP, over_cap, "resume it afterwards with a cap of its own")
         if self.row.attempt == 1 and self.row.kind == "train":  # a later one repeats work
             total_s = elapsed_s + left.seconds.likely
@@ -141,13 +144,14 @@ def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
     """
     estimate = read_object(run.config).get("estimate")
     hours = estimate.get("hours") if isinstance(estimate, dict) else None
-    high = hours.get("high") if isinstance(hours, dict) else None
-    if not isinstance(high, int | float) or high <= 0:
+    most_hours = hours.get("high") if isinstance(hours, dict) else None
+    if not isinstance(most_hours, int | float) or most_hours <= 0:
         return ""
-    high_s = 3600 * high
-    if total_s < (high_s if is_raised else max(_LATER_BY * high_s, high_s + _LATER_BY_S)):
+    estimated_s = 3600 * most_hours
+    clearly_longer_s = max(_LATER_BY * estimated_s, estimated_s + _LATER_BY_S)
+    if total_s < (estimated_s if is_raised else clearly_longer_s):
         return ""
-    return f"it will take about {words(total_s / 3600)}, estimated were at most {words(high)}"
+    return f"it will take about {words(total_s / 3600)}, estimated were at most {words(most_hours)}"
 
 
 def _has_measured(heartbeat: Heartbeat) -> bool:

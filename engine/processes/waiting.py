@@ -81,27 +81,26 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
 
     Returns whether it failed.
     """
-    awaited = [_row_of(store, run_id) for run_id in row.awaited_ids]
+    awaited: Sequence[RunRow | None] = [_row_of(store, run_id) for run_id in row.awaited_ids]
+    some_are_open = any(maker is not None and maker.state in OPEN for maker in awaited)
     if _can_do_without_some(row, awaited):
-        if any(maker is not None and maker.state in OPEN for maker in awaited):
-            return False  # the others may still get done
+        if some_are_open:
+            return False  # these may still get done
         awaited = _leave_out_missing(home, row, awaited)
     fault = _fault_of(awaited, row)
+    if fault is None and some_are_open:
+        return False  # it waits on
     if fault is None:
-        if any(maker is not None and maker.state in OPEN for maker in awaited):
-            return False  # it waits on
         try:
             fault = _fetch_adapters(home, row)
-        except _UNREADABLE as error:
-            resume = Call("submit_train", {"resume": row.plan or row.run_id})
-            fault = f"the model it waited for cannot be read: {error}", Hint("Mend that.", resume)
         except OSError as error:  # a full disk, say: the runs behind it need not wait for that
             _log.warning("%s waits on: %s", row.run_id, error)
             return False
     if fault is None:
         store.update_run(row.run_id, only_in={"queued"}, waits_for="")
         return False
-    _fail(home, store, row, *fault)
+    reason, next_move = fault
+    _fail(home, store, row, reason, next_move)
     return True
 
 
@@ -117,33 +116,30 @@ def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
     return any(is_lost) and not all(is_lost)
 
 
-def _leave_out_missing(
-    home: Home, row: RunRow, awaited: Sequence[RunRow | None]
-) -> list[RunRow | None]:
+def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]) -> list[RunRow]:
     """Remove the models that did not get made from an evaluation's config, which keeps their names.
 
     `awaited` are the runs that were to make the models, None for one that is gone. Returns the rows
     of the runs that made theirs.
     """
     run = home.run(row.run_id)
-    missing = {
-        run_id
-        for run_id, maker in zip(row.awaited_ids, awaited, strict=True)
-        if maker is None or maker.state != "done"
-    }
+    made = [maker for maker in awaited if maker is not None and maker.state == "done"]
+    made_ids = {maker.run_id for maker in made}
     config = read_json(run.config)
-    folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] in missing}
+    # The folders into which the adapters of the missing models were to come.
+    folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids}
+    kept = [model for model in config["models"] if model.get("adapter") not in folders]
     left_out = [model["ref"] for model in config["models"] if model.get("adapter") in folders]
     config |= {
-        "models": [model for model in config["models"] if model.get("adapter") not in folders],
-        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] not in missing],
+        "models": kept,
+        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] in made_ids],
         "missing_models": [*config.get("missing_models", []), *left_out],
     }
     write_json(run.config, config)
     if left_out:  # else an interrupted call has done it already
         message = f"{', '.join(left_out)} left out: not made"
         outcome.note_event(run, "models_missing", message, models=left_out)
-    return [maker for maker in awaited if maker is not None and maker.run_id not in missing]
+    return made
 
 
 def _row_of(store: Store, run_id: str) -> RunRow | None:
@@ -196,7 +192,11 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
         checkpoint = maker.resolve_checkpoint(adapter.checkpoint)
         if checkpoint is None:
             return _no_checkpoint(maker, adapter.checkpoint)
-        link_checkpoint(checkpoint, Path(adapter.folder))
+        try:
+            link_checkpoint(checkpoint, Path(adapter.folder))
+        except _UNREADABLE as error:
+            resume = Call("submit_train", {"resume": row.plan or row.run_id})
+            return f"the model it waited for cannot be read: {error}", Hint("Mend that.", resume)
     return None
 
 

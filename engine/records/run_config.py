@@ -172,10 +172,12 @@ class _TrainConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
+        """The references of the models that the run begins with or asks."""
         return [self.model]
 
     @property
     def peak_memory(self) -> int | None:
+        """The most bytes of device memory that the run is expected to hold."""
         return self.estimate.peak_memory.total
 
     @property

@@ -44,17 +44,19 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     needs, or on which another run, a living deployment or a dataset was built.
     """
     launcher.reap(home)  # gives runs whose processes are gone their new state
+    warnings: list[str] = []
+    rows_to_delete: dict[str, RunRow] = {}  # by run id
     with Store(home) as store:
-        named_rows = [(ref, store.get_run(ref)) for ref in refs]
+        for ref in refs:
+            row = store.get_run(ref)
+            rows_to_delete[row.run_id] = row
+            warnings += taken_as("run", ref, row.run_id)  # if it was only the beginning of an id
         all_rows = store.list_runs(_ALL_RUNS)
-    # A warning for each ref that was only the beginning of an id.
-    warnings = [text for ref, row in named_rows for text in taken_as("run", ref, row.run_id)]
-    rows_by_id = {row.run_id: row for _, row in named_rows}
     all_ids = {row.run_id for row in all_rows}
-    kept_rows = [row for row in all_rows if row.run_id not in rows_by_id]
-    for row in rows_by_id.values():
-        warnings += _check_run(home, row, kept_rows, all_ids, force=force)
-    return list(rows_by_id), warnings
+    rows_to_keep = [row for row in all_rows if row.run_id not in rows_to_delete]
+    for row in rows_to_delete.values():
+        warnings += _check_run(home, row, rows_to_keep, all_ids, force=force)
+    return list(rows_to_delete), warnings
 
 
 def _check_run(

@@ -128,8 +128,8 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
         hours = config.estimate.gpu_hours
         estimated = Band(hours.low, hours.likely, hours.high)
     elif row.estimated_hours > 0:  # an evaluation, of which only the most is estimated
-        most = row.estimated_hours
-        estimated = Band(low=0.0, likely=most / 2, high=most)
+        most_hours = row.estimated_hours
+        estimated = Band(low=0.0, likely=most_hours / 2, high=most_hours)
     else:
         return None
     return estimated.shortened_by(launcher.spent_hours(home, row))

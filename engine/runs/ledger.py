@@ -199,27 +199,26 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
     audit of the environment failed. Runs whose verdict is "worse", and runs in which no checkpoint
     beat the start model, do not count.
     """
-    best: dict[str, RunRow] = {}
-    scores: dict[str, _BestScore] = {}
-    for row in sorted(rows, key=lambda row: row.rowid):
+    best: dict[str, tuple[RunRow, _BestScore]] = {}  # by env_id
+    for row in sorted(rows, key=lambda row: row.rowid):  # the oldest first
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
         result = _best_of_run(home, row)  # None too where no checkpoint beat the start model
         if result is None:
             continue
         # `>`: of scores that are shown as equal the oldest run counts.
-        if row.env_id not in best or result.score > scores[row.env_id].score:
-            best[row.env_id], scores[row.env_id] = row, result
-    return {
-        env_id: {
+        if row.env_id not in best or result.score > best[row.env_id][1].score:
+            best[row.env_id] = (row, result)
+    entries: dict[str, Reply] = {}
+    for env_id, (row, result) in best.items():
+        entries[env_id] = {
             "run_id": row.run_id,
             "verdict": row.verdict,
-            "step": scores[env_id].step,
-            "curve": scores[env_id].score,
+            "step": result.step,
+            "curve": result.score,
+            **_reported_fields(home, store, row),
         }
-        | _reported_fields(home, store, row)
-        for env_id, row in best.items()
-    }
+    return entries
 
 
 def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:

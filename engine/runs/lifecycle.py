@@ -70,7 +70,9 @@ def status(home: Home, run_id: str) -> Reply:
         plan_rows = store.plan_runs(run_id)
         if plan_rows:
             marks = plan_status.marks_of(home, plan_rows, cursor="")
-            return plan_status.status_of(home, store, plan_status.look_at(home, plan_rows, marks))
+            return plan_status.status_of(
+                home, store, plan_status.snapshot_of(home, plan_rows, marks)
+            )
         return status_of(home, store, store.get_run(run_id))
 
 
@@ -101,22 +103,14 @@ def wait(
     launcher.reap(home)
     with Store(home) as store:
         if store.plan_runs(run_id):
-            return _wait_for_plan(
-                home, store, run_id, _PlanGoal(until, cursor, deadline, on_progress)
-            )
+            plan_goal = _PlanGoal(until, cursor, deadline, on_progress)
+            return _wait_for_plan(home, store, run_id, plan_goal)
         row = store.get_run(run_id)
         run = home.run(row.run_id)
         begin = _start_of_events(run, row, cursor)
         goal = _Goal(until, begin, asked_at=events_end(run), deadline=deadline)
-        look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
-        # With None the reply has the latest alerts of the whole run: for a caller without a cursor,
-        # who has seen none, and at the end of the run.
-        shows_only_new = bool(cursor) and look.row.state not in TERMINAL
-        new_alerts = alerts_in(look.events) if shows_only_new else None
-        reply = _reply_after_wait(look, until, status_of(home, store, look.row, new_alerts))
-        if not cursor and look.has_reached and until in _EVENT_OF:
-            _warn_of_earlier_event(reply, look, goal)
-        return reply
+        snapshot = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
+        return _reply_of_run(home, store, snapshot, goal, has_cursor=bool(cursor))
 
 
 @dataclass(frozen=True)
@@ -136,21 +130,23 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
     Returns its status with `reached`; with a cursor only what has changed since then.
     """
     marks = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
+    # Times of the monotonic clock: when to look for dead processes, and when to report progress.
     reap_at = report_at = time.monotonic() + _REAP_S
     while True:
-        look = plan_status.look_at(home, store.plan_runs(plan_id), marks)
-        reached = plan_status.has_reached(home, look, goal.until)
+        snapshot = plan_status.snapshot_of(home, store.plan_runs(plan_id), marks)
+        reached = plan_status.has_reached(home, snapshot, goal.until)
         now = time.monotonic()
-        if reached or look.is_over or now >= goal.deadline:
-            status = plan_status.status_of(home, store, look, has_cursor=bool(goal.cursor))
+        if reached or snapshot.is_over or now >= goal.deadline:
+            status = plan_status.status_of(home, store, snapshot, has_cursor=bool(goal.cursor))
             return status | {"reached": reached}
         if goal.on_progress is not None and now >= report_at:
-            goal.on_progress(plan_status.progress_of(home, look))
+            goal.on_progress(plan_status.progress_of(home, snapshot))
             report_at = now + _REPORT_S
         if now >= reap_at:
             launcher.reap(home)
             reap_at = now + _REAP_S
-        time.sleep(min(_POLL_S, max(0.0, goal.deadline - time.monotonic())))
+        seconds_left = max(0.0, goal.deadline - time.monotonic())
+        time.sleep(min(_POLL_S, seconds_left))
 
 
 @dataclass(frozen=True)
@@ -171,8 +167,8 @@ class _Goal:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What one look at a run that is waited for has shown.
+class _Snapshot:
+    """A run that is waited for as it was read once.
 
     Attributes:
         row: the run as the database had it.
@@ -187,17 +183,17 @@ class _Look:
     events_end: int
 
 
-def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter") -> _Look:
+def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter") -> _Snapshot:
     """Look at a run again and again until it has reached the goal or ended, or time is up.
 
-    `row` is the run's row now; `reporter` reports its progress. Returns the last look.
+    `row` is the run's row now; `reporter` reports its progress. Returns the last snapshot.
     """
     reap_at = time.monotonic() + _REAP_S
     while True:
         now = time.monotonic()
-        look = _look_at(home.run(row.run_id), row, goal)
-        if look.has_reached or row.state in TERMINAL or now >= goal.deadline:
-            return look
+        snapshot = _snapshot_of(home.run(row.run_id), row, goal)
+        if snapshot.has_reached or row.state in TERMINAL or now >= goal.deadline:
+            return snapshot
         reporter.report(row, now)
         if now >= reap_at:
             launcher.reap(home)  # settles the run if its process died without a word
@@ -206,30 +202,50 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
         row = store.get_run(row.run_id)
 
 
-def _look_at(run: RunDir, row: RunRow, goal: _Goal) -> _Look:
+def _snapshot_of(run: RunDir, row: RunRow, goal: _Goal) -> _Snapshot:
     """Read the run's new events, and see whether the run has reached the goal.
 
     New are the events from the byte `since_byte` of the goal on.
     """
     events, end = events_from(run, goal.since_byte)
-    return _Look(row, _has_reached(run, row, goal.until, events), events, end)
+    return _Snapshot(row, _has_reached(run, row, goal.until, events), events, end)
 
 
-def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
-    """Make the reply of `wait`: the run's status, and what the last look at the run has shown."""
+def _reply_after_wait(snapshot: _Snapshot, until: str, status: Reply) -> Reply:
+    """Make the reply of `wait`: the run's status, and what the last snapshot has shown."""
     extra_fields: Reply = {}
-    if until == "next_eval" and look.has_reached:
-        extra_fields = _evaluation_fields(look.events, status)
+    if until == "next_eval" and snapshot.has_reached:
+        extra_fields = _evaluation_fields(snapshot.events, status)
     # The cursor is the end of the events just read: later events are left to the next call.
-    return status | extra_fields | {"reached": look.has_reached, "cursor": str(look.events_end)}
+    return (
+        status
+        | extra_fields
+        | {"reached": snapshot.has_reached, "cursor": str(snapshot.events_end)}
+    )
 
 
-def _warn_of_earlier_event(reply: Reply, look: _Look, goal: _Goal) -> None:
+def _reply_of_run(
+    home: Home, store: Store, snapshot: _Snapshot, goal: _Goal, *, has_cursor: bool
+) -> Reply:
+    """The reply after a wait for one run: its status, and whether it has reached the goal. With
+    `has_cursor` the caller has seen an earlier status."""
+    # With None the status has the latest alerts of the whole run: for a caller without a cursor,
+    # who has seen none, and at the end of the run.
+    shows_only_new = has_cursor and snapshot.row.state not in TERMINAL
+    new_alerts = alerts_in(snapshot.events) if shows_only_new else None
+    status = status_of(home, store, snapshot.row, new_alerts)
+    reply = _reply_after_wait(snapshot, goal.until, status)
+    if not has_cursor and snapshot.has_reached and goal.until in _EVENT_OF:
+        _warn_of_earlier_event(reply, snapshot, goal)
+    return reply
+
+
+def _warn_of_earlier_event(reply: Reply, snapshot: _Snapshot, goal: _Goal) -> None:
     """Add a warning to the reply if what was waited for happened before the wait.
 
     The same call would then return the same again.
     """
-    if look.events_end <= goal.asked_at and look.row.state not in TERMINAL:
+    if snapshot.events_end <= goal.asked_at and snapshot.row.state not in TERMINAL:
         reply["warnings"].append(
             f"this was reached before the call; cursor={reply['cursor']!r} waits for a later one"
         )
@@ -309,9 +325,11 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
             write_status(run, store.get_run(row.run_id))
     launcher.reap(home)
     rows = store.plan_runs(plan_id)
-    look = plan_status.look_at(home, rows, plan_status.marks_of(home, rows, cursor=""))
-    status = plan_status.status_of(home, store, look)
-    if not look.is_over or look.state == "done":  # of a plan that is done nothing can be resumed
+    snapshot = plan_status.snapshot_of(home, rows, plan_status.marks_of(home, rows, cursor=""))
+    status = plan_status.status_of(home, store, snapshot)
+    if (
+        not snapshot.is_over or snapshot.state == "done"
+    ):  # of a plan that is done nothing can be resumed
         return status
     return status | {"next": [Call("submit_train", {"resume": plan_id}).to_json()]}
 

@@ -348,6 +348,7 @@ def _datasets(home: Home) -> list[Reply]:
 
 
 def _models(home: Home) -> list[Reply]:
+    """The models that can be trained, evaluated or deployed here, as JSON."""
     return [model.to_json() for model in catalog.usable_models(home)]
 
 

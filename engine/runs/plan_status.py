@@ -54,8 +54,8 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class PlanLook:
-    """What one look at a plan has shown.
+class PlanSnapshot:
+    """A plan as it was read once.
 
     Attributes:
         rows: its runs in the order of the steps.
@@ -81,7 +81,7 @@ class PlanLook:
 
     @property
     def cursor(self) -> str:
-        """The cursor from which the next look goes on."""
+        """The cursor from which the next snapshot goes on."""
         return "_".join(mark.dump() for mark in self.marks)
 
 
@@ -108,7 +108,7 @@ def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
     return marks
 
 
-def look_at(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) -> PlanLook:
+def snapshot_of(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) -> PlanSnapshot:
     """Look at the runs of a plan.
 
     Events and ends since `earlier_marks`, one for each run, count as new.
@@ -121,63 +121,65 @@ def look_at(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) 
         has_changed = (row.state, row.attempt) != (mark.state, mark.attempt)
         if row.state not in OPEN and has_changed:
             ended.append(row.run_id)
-    return PlanLook(rows, events, ended, marks)
+    return PlanSnapshot(rows, events, ended, marks)
 
 
-def has_reached(home: Home, look: PlanLook, until: str) -> bool:
+def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
     """Return whether a plan has reached what is waited for (`until`).
 
     That is its end, the first step of a run, or an event of a run; with "news" also the end of a
     step.
     """
     if until == "end":
-        return look.is_over
+        return snapshot.is_over
     if until == "first_step":
-        lines = [last_line(home.run(row.run_id).metrics) or {} for row in look.rows]
+        lines = [last_line(home.run(row.run_id).metrics) or {} for row in snapshot.rows]
         return any(isinstance(line.get("step"), int) and line["step"] >= 1 for line in lines)
-    if until == "news" and (look.ended or look.is_over):
+    if until == "news" and (snapshot.ended or snapshot.is_over):
         return True
     name = "evaluated" if until == "next_eval" else "alert"
-    return any(event.get("event") == name for events in look.events for event in events)
+    return any(event.get("event") == name for events in snapshot.events for event in events)
 
 
-def status_of(home: Home, store: Store, look: PlanLook, *, has_cursor: bool = False) -> Reply:
+def status_of(
+    home: Home, store: Store, snapshot: PlanSnapshot, *, has_cursor: bool = False
+) -> Reply:
     """Make the status of a plan: a line for each step, and its alerts.
 
     With `has_cursor` the caller has seen an earlier status. While the plan goes on, it then gets
     only alerts since then, and no steps that ended before or have not begun.
     """
-    plan_id = look.rows[0].plan
-    only_new = has_cursor and not look.is_over
-    shown_rows = [row for row in look.rows if not only_new or _is_news(row, look)]
-    alerts = _alerts_since(look) if only_new else _all_alerts(home, look.rows)
+    plan_id = snapshot.rows[0].plan
+    only_new = has_cursor and not snapshot.is_over
+    shown_rows = [row for row in snapshot.rows if not only_new or _is_news(row, snapshot)]
+    alerts = _alerts_since(snapshot) if only_new else _all_alerts(home, snapshot.rows)
     steps = [_step(home, row) for row in shown_rows]
     verdict = next((step["verdict"] for step in reversed(steps) if "verdict" in step), "")
     status: Reply = {
         "run_id": plan_id,
         "kind": "plan",
-        "state": look.state,
+        "state": snapshot.state,
         "steps": steps,
         "alerts": alerts[-_MAX_ALERTS:],
-        "spent_hours": round(sum(launcher.spent_hours(home, row) for row in look.rows), 4),
-        "max_gpu_hours": look.rows[0].max_gpu_hours,
-        "cursor": look.cursor,
+        "spent_hours": round(sum(launcher.spent_hours(home, row) for row in snapshot.rows), 4),
+        "max_gpu_hours": snapshot.rows[0].max_gpu_hours,
+        "cursor": snapshot.cursor,
         "next": [
-            *(call.to_json() for call in _next_calls(look, alerts)),
-            *_ways_on(home, look, verdict),
+            *(call.to_json() for call in _next_calls(snapshot, alerts)),
+            *_ways_on(home, snapshot, verdict),
         ],
         "warnings": [
-            *_unready_starts(home, look.rows),
+            *_unready_starts(home, snapshot.rows),
             *(text for row in shown_rows for text in _warnings_of(home, row)),
         ],
     }
-    forecast = forecast_of_plan(home, look.rows)
+    forecast = forecast_of_plan(home, snapshot.rows)
     if forecast is not None:
         status["forecast"] = forecast.to_json()
         if forecast.cap:
             status["warnings"].append(forecast.cap)
-    status["summary"] = _summary(home, store, look, forecast)
-    target = _target_text(home, look.rows)
+    status["summary"] = _summary(home, store, snapshot, forecast)
+    target = _target_text(home, snapshot.rows)
     if target:
         status["target"] = target
         status["summary"] += f" {target}"
@@ -204,28 +206,28 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
     return f"{sentence.removesuffix('.')}, {run_id}@best."
 
 
-def progress_of(home: Home, look: PlanLook) -> Reply:
+def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
     """Make what a wait reports of a plan under way.
 
     `step` is how many of the `total_steps` runs have ended, with the fraction of the one under way.
     """
-    ended_runs = sum(row.state not in OPEN for row in look.rows)
-    report: Reply = {"run_id": look.rows[0].plan, "state": look.state}
-    for row in look.rows:
+    ended_runs = sum(row.state not in OPEN for row in snapshot.rows)
+    report: Reply = {"run_id": snapshot.rows[0].plan, "state": snapshot.state}
+    for row in snapshot.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
             ended_runs += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
             report |= {"now": row.run_id, "eta_s": progress.eta_s, "phase": progress.phase}
             if progress.phase_percent is not None:
                 report["percent"] = progress.phase_percent
-    return report | {"step": round(ended_runs, 2), "total_steps": len(look.rows)}
+    return report | {"step": round(ended_runs, 2), "total_steps": len(snapshot.rows)}
 
 
-def _alerts_since(look: PlanLook) -> list[Reply]:
+def _alerts_since(snapshot: PlanSnapshot) -> list[Reply]:
     """List the alerts of all runs since the cursor, each with the id of its run."""
     return [
         {"run_id": row.run_id, **alert}
-        for row, events in zip(look.rows, look.events, strict=True)
+        for row, events in zip(snapshot.rows, snapshot.events, strict=True)
         for alert in alerts_in(events)
     ]
 
@@ -239,9 +241,9 @@ def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
     ]
 
 
-def _is_news(row: RunRow, look: PlanLook) -> bool:
+def _is_news(row: RunRow, snapshot: PlanSnapshot) -> bool:
     """Whether a run is under way, or has ended since the cursor."""
-    return row.state in HOLDS_DEVICE or row.run_id in look.ended
+    return row.state in HOLDS_DEVICE or row.run_id in snapshot.ended
 
 
 def _step(home: Home, row: RunRow) -> Reply:
@@ -323,15 +325,15 @@ def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
     return warnings
 
 
-def _ways_on(home: Home, look: PlanLook, verdict: str) -> list[Reply]:
+def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
     """List the calls that go on from the result of a plan, as its last training run suggests them.
 
     After a plan that ended "better" (`verdict`): serve the model, or train it on where it is still
     weak. After any other: diagnose that run; what was lost for nothing is no reason to train so
     again. [] while the plan goes on, and where a run of it failed.
     """
-    training_rows = [row for row in look.rows if row.kind == "train" and row.state == "done"]
-    if not look.is_over or not training_rows or look.state != "done":
+    training_rows = [row for row in snapshot.rows if row.kind == "train" and row.state == "done"]
+    if not snapshot.is_over or not training_rows or snapshot.state != "done":
         return []
     last = training_rows[-1]
     if verdict in ("worse", "no_difference", "inconclusive"):
@@ -376,16 +378,18 @@ def _level_text(arm: Mapping[str, Any]) -> Any:
     return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
 
 
-def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None) -> str:
+def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecast | None) -> str:
     """Say in one sentence how many runs are done, and what is under way or stands in the way."""
-    plan_id = look.rows[0].plan
-    done_count = sum(row.state == "done" for row in look.rows)
-    text = f"{plan_id} is {look.state}: {done_count} of {counted(len(look.rows), 'run')} done"
-    failed_rows = [row for row in look.rows if row.state in ("failed", "cancelled")]
+    plan_id = snapshot.rows[0].plan
+    done_count = sum(row.state == "done" for row in snapshot.rows)
+    text = (
+        f"{plan_id} is {snapshot.state}: {done_count} of {counted(len(snapshot.rows), 'run')} done"
+    )
+    failed_rows = [row for row in snapshot.rows if row.state in ("failed", "cancelled")]
     if failed_rows:
         first = failed_rows[0]
         text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
-    for row in look.rows:
+    for row in snapshot.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
             of_total = f" of {progress.total_steps}" if progress.total_steps else ""
@@ -397,23 +401,23 @@ def _summary(home: Home, store: Store, look: PlanLook, forecast: Forecast | None
     return f"{text}."
 
 
-def _next_calls(look: PlanLook, alerts: Sequence[Reply]) -> list[Call]:
+def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     """List the calls that look at a plan: while it goes on, diagnose the newest of the `alerts` and
     wait on; at its end, see what came out, or why it failed."""
-    plan_id = look.rows[0].plan
-    if not look.is_over:
+    plan_id = snapshot.rows[0].plan
+    if not snapshot.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
-        return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": look.cursor})]
-    failed_rows = [row for row in look.rows if row.state in ("failed", "cancelled")]
+        return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": snapshot.cursor})]
+    failed_rows = [row for row in snapshot.rows if row.state in ("failed", "cancelled")]
     if failed_rows:
         return [
             Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
             Call("submit_train", {"resume": plan_id}),
         ]
-    evaluations = [row for row in look.rows if row.kind == "evaluate"]
+    evaluations = [row for row in snapshot.rows if row.kind == "evaluate"]
     if evaluations:
         return [Call("compare_runs", {"ids": [evaluations[-1].run_id]})]
-    last_training = [row for row in look.rows if row.kind == "train"][-1]
+    last_training = [row for row in snapshot.rows if row.kind == "train"][-1]
     return [Call("read_rollouts", {"run_id": last_training.run_id, "pick": "changed"})]
 
 

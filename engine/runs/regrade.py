@@ -163,18 +163,20 @@ class Regrade:
         groups = preview(records)  # None where each task was answered once
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
+        groups_entry = {"groups": groups.to_json()} if groups else {}
+        groups_sentence = f" {groups.sentence()}" if groups else ""
         return {
             "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
             "regrade": {
                 **changes.to_json(),
-                **({"groups": groups.to_json()} if groups else {}),
+                **groups_entry,
                 "source": self.source.id,
                 "skipped": self.skip_counts,
             },
             "source_files": {name: _digest(self.source.path / name) for name in source_files},
             "verdict": evidence["verdict"],
             "evidence": evidence,
-            "summary": sentence(changes) + (f" {groups.sentence()}" if groups else ""),
+            "summary": f"{sentence(changes)}{groups_sentence}",
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:

@@ -24,6 +24,8 @@ _OVERHEAD = {
     ("vllm", "cpu"): 4_500_000_000,
 }
 _WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
+_WEIGHT_MARGIN = 1.1  # 10 % more than the weights themselves take
+_USUAL_RANK = 16  # of an adapter
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ def _without_awaited(home: Home, device: Device) -> Device:
         return device
     with Store(home) as store:
         rows = store.list_runs(limit=100, states=HOLDS_DEVICE)
-    configs = [home.run(row.run_id).find_config() for row in rows if device.id in row.devices]
-    expected = sum(config.peak_memory or 0 for config in configs if config)
-    return replace(
-        device, memory_free=max(0, min(device.memory_free, device.memory_total - expected))
-    )
+    expected_bytes = 0
+    for row in rows:
+        config = home.run(row.run_id).find_config()
+        if device.id in row.devices and config is not None:
+            expected_bytes += config.peak_memory or 0
+    left_by_runs = max(0, device.memory_total - expected_bytes)
+    return replace(device, memory_free=min(device.memory_free, left_by_runs))
 
 
 def served_length(home: Home, ref: ModelRef) -> int:
@@ -79,13 +83,18 @@ def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
     """
     engine = engine_for(home, device)
     if (engine, device.kind) == ("vllm", "cuda"):
-        loaded = LoadedModel(ref.facts, "bfloat16", "none", 16, ref.facts.targets)
+        loaded = LoadedModel(
+            ref.facts,
+            precision="bfloat16",
+            quantization="none",
+            lora_rank=_USUAL_RANK,
+            lora_targets=ref.facts.targets,
+        )
         length = served_length(home, ref)
         least_bytes, wished_bytes = servers.deployed_bytes(loaded, length, device.memory_total)
         memory_bytes = max(least_bytes, min(wished_bytes, device.memory_free))
         return Placement(device, engine, int(memory_bytes))
-    # 10 % more than the weights themselves take.
-    weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
+    weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * _WEIGHT_MARGIN)
     return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])
 
 

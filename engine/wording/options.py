@@ -55,17 +55,16 @@ def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
     options = _options_in(lines)
     if options is None:
         return None
-    new_letters: dict[str, str] = {}  # old letter -> new letter
-    for option, source in zip(options, _rotated(options, rng), strict=True):
-        lines[option.line] = f"{option.lead}{source.text}"
-        new_letters[source.letter] = option.letter
+    new_letters: dict[str, str] = {}  # old letter of an option -> its new letter
+    # Each line of an option keeps its letter and gets the text of another option.
+    for option, moved in zip(options, _rotated(options, rng), strict=True):
+        lines[option.line] = f"{option.lead}{moved.text}"
+        new_letters[moved.letter] = option.letter
     prompt[last_user] = {**prompt[last_user], "content": "\n".join(lines)}
-    answer = last_answer(task)
-    with_answer_text = [option.letter for option in options if option.text.strip() == answer]
     return MovedOptions(
         new_letters,
         readings=list(_readings({**task, "prompt": prompt}, new_letters)),
-        answer_letter=with_answer_text[0] if len(with_answer_text) == 1 else "",
+        answer_letter=_letter_of_text(options, last_answer(task)),
     )
 
 
@@ -107,6 +106,12 @@ def _rotated(options: list[_Option], rng: random.Random) -> list[_Option]:
     """The options rotated by one or more, so that none keeps its position."""
     shift = rng.randrange(1, len(options))
     return [*options[shift:], *options[:shift]]
+
+
+def _letter_of_text(options: list[_Option], text: str) -> str:
+    """The letter of the one option whose text this is; "" where none or several have it."""
+    letters = [option.letter for option in options if option.text.strip() == text]
+    return letters[0] if len(letters) == 1 else ""
 
 
 def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:

@@ -245,8 +245,7 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         if "rollout" in data:
             raise _problem_at(text, "rollout", "[rollout] is for a command, and there is none")
         return None
-    is_argv = isinstance(command, list) and all(isinstance(part, str) for part in command)
-    if not is_argv or not command or not command[0] or any("\0" in part for part in command):
+    if not _is_argv(command):
         raise _problem_at(
             text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
         )
@@ -260,6 +259,14 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         raise _problem_at(text, "reward", message)
     _check_reward_file(table, text)
     return Rollout(tuple(command), **table)
+
+
+def _is_argv(command: object) -> bool:
+    """Whether this is a list of a program and its arguments, as the kernel takes them."""
+    if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
+        return False
+    program_is_named = bool(command) and command[0] != ""
+    return program_is_named and not any("\0" in part for part in command)
 
 
 def _check_reward_file(table: Mapping[str, Any], text: str) -> None:

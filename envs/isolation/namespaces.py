@@ -88,9 +88,10 @@ def raise_loopback(control: int) -> None:
 
     Raises OSError if the kernel does not allow it.
     """
-    name = b"lo".ljust(16, b"\0")  # struct ifreq: the name, then its flags
+    # struct ifreq has 40 bytes: 16 of the name, then the flags, two bytes, and 22 others.
+    name = b"lo".ljust(16, b"\0")
     state = fcntl.ioctl(control, _GET_FLAGS, name + bytes(24))
-    flags = struct.unpack_from("=H", state, 16)[0]
+    (flags,) = struct.unpack_from("=H", state, 16)
     if not flags & _IS_UP:
         fcntl.ioctl(control, _SET_FLAGS, name + struct.pack("=H22x", flags | _IS_UP))
 

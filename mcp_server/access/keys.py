@@ -402,6 +402,7 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
 
 
 def _write_keys(home: Home, keys: Sequence[Key]) -> None:
+    """Replace the keys that are stored in the home."""
     write_json(home.keys, {"keys": [asdict(key) for key in keys]})
 
 

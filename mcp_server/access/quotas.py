@@ -156,10 +156,10 @@ def _run_count(store: Store, arguments: Mapping[str, Any]) -> int:
         return max(1, sum(row.state in RESUMABLE for row in rows))
     next_steps, varied = arguments.get("then") or [], arguments.get("vary") or {}
     chains = math.prod(len(values) if isinstance(values, list) else 1 for values in varied.values())
-    # True counts as 1: the evaluation at the end of the plan, which all chains share.
     is_evaluated = bool(next_steps) and next_steps[-1].get("algorithm") == "evaluate"
-    runs_of_chain = 1 + len(next_steps) - is_evaluated
-    return max(1, chains * runs_of_chain + is_evaluated)
+    evaluations = 1 if is_evaluated else 0  # all chains share it
+    trainings_of_chain = 1 + len(next_steps) - evaluations
+    return max(1, chains * trainings_of_chain + evaluations)
 
 
 def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> None:

@@ -53,10 +53,12 @@ class Client:
 
 
 def _command_entry(launch: Launch) -> Entry:
+    """The entry of a client that starts the server as a command."""
     return {"command": launch.argv[0], "args": list(launch.argv[1:])}
 
 
 def _headers(launch: Launch) -> Entry:
+    """The HTTP headers with which a client shows its token."""
     return {"Authorization": f"Bearer {launch.token}"}
 
 

@@ -348,6 +348,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _has_torch() -> bool:
+    """Whether torch is installed beside this program."""
     import importlib.util
 
     return importlib.util.find_spec("torch") is not None

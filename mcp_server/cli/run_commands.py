@@ -270,6 +270,7 @@ def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Repl
 
 
 def _painter_of(options: LogOptions) -> str:
+    """The name of the function that prints the page of logs."""
     return "all_logs" if options.all_columns else "logs"
 
 

@@ -146,6 +146,7 @@ def _without_shown(reply: Reply) -> Reply:
 
 
 def _say(line: str) -> None:
+    """Print a piece of an answer at once, without a line end."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

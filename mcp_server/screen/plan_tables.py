@@ -10,6 +10,8 @@ from engine.core.format import words
 from mcp_server.api.replies import compact
 from mcp_server.screen.values import grid
 
+_LEVELS = ("low", "likely", "high")  # of an estimate
+
 
 def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: bool) -> None:
     """Print the runs of a plan as a table, with their times and their cost.
@@ -21,14 +23,20 @@ def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: b
     """
     columns = ["step", "run", "time", "money"]
     rows = [_row(step) for step in steps]
-    if not any(row[-1] for row in rows):  # without a price the money is not known
+    is_money_known = any(row[-1] for row in rows)  # not without a price
+    if not is_money_known:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     out.print(grid(columns, rows))
-    for step in steps if settings else ():
-        if step.get("settings"):
-            assignments = [f"{name} = {compact(value)}" for name, value in step["settings"].items()]
-            heading = f"step {step['step']} {step.get('label', '')}"
-            out.print(Text(f"{heading}: {', '.join(assignments)}", style="dim"))
+    if settings:
+        for step in steps:
+            if step.get("settings"):
+                out.print(Text(_settings_line(step), style="dim"))
+
+
+def _settings_line(step: Mapping[str, Any]) -> str:
+    """The settings of a plan's run in a line: "step 1 seed=2: lr = 0.001, steps = 40"."""
+    assignments = [f"{name} = {compact(value)}" for name, value in step["settings"].items()]
+    return f"step {step['step']} {step.get('label', '')}: {', '.join(assignments)}"
 
 
 def _row(step: Mapping[str, Any]) -> list[str]:
@@ -38,12 +46,13 @@ def _row(step: Mapping[str, Any]) -> list[str]:
     """
     words_of_run = [step["algorithm"], step.get("env_id", ""), step.get("label", "")]
     hours, money = step.get("hours"), step.get("money")
-    return [
-        str(step["step"]),
-        " ".join(part for part in words_of_run if part),
-        _range([words(hours[level]) for level in ("low", "likely", "high")]) if hours else "?",
-        _range([f"{money[level]:.2f}" for level in ("low", "likely", "high")]) if money else "",
-    ]
+    time_text, money_text = "?", ""
+    if hours:
+        time_text = _range([words(hours[level]) for level in _LEVELS])
+    if money:
+        money_text = _range([f"{money[level]:.2f}" for level in _LEVELS])
+    name = " ".join(part for part in words_of_run if part)
+    return [str(step["step"]), name, time_text, money_text]
 
 
 def _range(texts: Sequence[str]) -> str:

@@ -52,6 +52,7 @@ class _Trimmed:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write the text without blanks at the ends of its lines."""
         return self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
 
     def __getattr__(self, name: str) -> Any:
@@ -101,6 +102,7 @@ def _print_text(out: Console, text: str) -> None:
 
 
 def _print_summary(out: Console, data: Mapping[str, Any]) -> None:
+    """Print the summary of a reply in bold."""
     out.print(Text(str(data.get("summary", "")), style="bold"))
 
 

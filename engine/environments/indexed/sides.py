@@ -36,6 +36,7 @@ class Sides:
     warnings: list[str] = field(default_factory=list)
 
     def count(self, side: int) -> int:
+        """How many rows are on `side`."""
         return self.of_row.count(side)
 
 
@@ -82,15 +83,17 @@ def _decide_portion(
         chooser: it chooses the prompts that are held out.
     """
     candidates = _candidates(rows, prompts, named_sides)
-    rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
-    evaluated_prompts = chooser.choose(rows_of_prompt)
+    row_counts = Counter(prompts[row] for row in rows if prompts[row] in candidates)  # by prompt
+    evaluated_prompts = chooser.choose(row_counts)
     # Of the prompts that rows name as held out, only so many are asked in evaluations; the others
     # are not trained on either.
     heldout_prompts = candidates if HELDOUT in named_sides else evaluated_prompts
     for row in rows:
-        if prompts[row] in heldout_prompts:
-            sides.of_row[row] = IN_HELDOUT if prompts[row] in evaluated_prompts else OUTSIDE
-    sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
+        prompt = prompts[row]
+        if prompt in heldout_prompts:
+            sides.of_row[row] = IN_HELDOUT if prompt in evaluated_prompts else OUTSIDE
+    all_prompts = {prompts[row] for row in rows}
+    sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)  # those of training rows
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:

@@ -72,15 +72,19 @@ def _skills_of_card(card: SkillCard) -> list[_Skill]:
     `right` and `asked` count questions; the examples are (prompt, answer, note) each.
     """
     skills = []
-    for name, score in card.scores.items():
+    for name, right_share in card.scores.items():
         examples = [
             (example.prompt, example.answer, example.note)
             for example in card.examples.get(name, [])
         ]
-        right = round(score * card.per_skill)
-        level = card.levels.get(name, "")
         skills.append(
-            _Skill(name, right=right, asked=card.per_skill, level=level, examples=examples)
+            _Skill(
+                name,
+                right=round(right_share * card.per_skill),
+                asked=card.per_skill,  # questions of each skill
+                level=card.levels.get(name, ""),  # how well it is known, in a word
+                examples=examples,
+            )
         )
     return skills
 
@@ -99,17 +103,18 @@ def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
     """The skills that the rows ask about, with the counts of their answers and their first
     `_EXAMPLES_OF_SKILL` requests."""
     redact = redactor_for(home, None)
-    by_skill: dict[str, _Skill] = {}
+    skills: dict[str, _Skill] = {}  # by name
     for row in rows:
         name = row.family or row.battery or "questions"
-        skill = by_skill.setdefault(name, _Skill(name, right=0, asked=0))
+        skill = skills.setdefault(name, _Skill(name, right=0, asked=0))
         skill.asked += 1
         skill.right += row.success is True
         has_room = len(skill.examples) < _EXAMPLES_OF_SKILL
         if has_room and isinstance(row.prompt, list) and row.prompt:
-            request = str(row.prompt[-1].get("content", ""))
-            skill.examples.append((redact.text(request), redact.text(row.completion or ""), ""))
-    return list(by_skill.values())
+            request = redact.text(str(row.prompt[-1].get("content", "")))
+            answer = redact.text(row.completion or "")
+            skill.examples.append((request, answer, ""))
+    return list(skills.values())
 
 
 def _skills_section(skills: Sequence[_Skill]) -> str:
@@ -143,9 +148,10 @@ def _exams_section(home: Home, ref: str) -> str:
     newest evaluation; at most `_MOST_EXAMS` lines, and "" where there is none."""
     line_of_env: dict[str, str] = {}
     for row in _runs_with(home, ref, "evaluate"):  # the newest first
-        for level in read_object(home.run(row.run_id).result).get("models") or ():
-            if level.get("ref") == ref and row.env_id not in line_of_env:
-                line_of_env[row.env_id] = _level_line(row, level)
+        result = read_object(home.run(row.run_id).result)
+        for model_result in result.get("models") or ():  # of each model that was asked
+            if model_result.get("ref") == ref and row.env_id not in line_of_env:
+                line_of_env[row.env_id] = _level_line(row, model_result)
     if not line_of_env:
         return ""
     lines = list(line_of_env.values())[:_MOST_EXAMS]

@@ -43,6 +43,7 @@ class Slice:
 
     @property
     def is_small(self) -> bool:
+        """Whether it has too few tasks for an interval that tells much."""
         return self.tasks < FEW_TASKS
 
     def to_json(self) -> dict[str, object]:
@@ -120,20 +121,28 @@ def by_metadata(
         measure: what is measured; None where the candidates have none in common.
         shown: label of the candidate whose change against the first is tested.
 
-    Returns one slice per value, in rising order where all are numbers and are shown, else those
-    with the most tasks first. Raises UserError BAD_ARGUMENT if
-    no task has the key; its hint names those there are.
+    Returns one slice per value, in rising order where all are numbers and few enough for a
+    sentence, else those with the most tasks first. Raises UserError BAD_ARGUMENT if no task has the
+    key; its hint names those there are.
     """
     value_of_task = _values_of_tasks(home, candidates[0].env_id, key)
     answered_tasks = {row.task for candidate in candidates for row in candidate.rows}
     tasks_of_value: dict[str, set[str]] = {}
     for task in sorted(answered_tasks):
-        tasks_of_value.setdefault(value_of_task.get(task, NO_VALUE), set()).add(task)
+        value = value_of_task.get(task, NO_VALUE)
+        tasks_of_value.setdefault(value, set()).add(task)
+    values = _in_order(tasks_of_value)
+    slices = [_slice(value, tasks_of_value[value], candidates, measure, shown) for value in values]
+    return ByMetadata(key, measure, slices, shown)
+
+
+def _in_order(tasks_of_value: Mapping[str, set[str]]) -> list[str]:
+    """The values of a key in the order in which they are shown: rising where all are numbers and
+    few enough for a sentence, else those with the most tasks first."""
     values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
     if len(values) <= _SENTENCE_VALUES and all(_is_number(value) for value in values):
         values.sort(key=float)
-    slices = [_slice(value, tasks_of_value[value], candidates, measure, shown) for value in values]
-    return ByMetadata(key, measure, slices, shown)
+    return values
 
 
 def _is_number(text: str) -> bool:

@@ -120,7 +120,7 @@ class Contest:
         if not method:
             del body["method"]
         if self.corrected:
-            # Three significant digits.
-            p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
-            body["p_adjusted"] = p
-        return body | {"attribution": self.cause.to_json()}
+            p = self.p_adjusted
+            body["p_adjusted"] = None if p is None else float(f"{p:.3g}")  # three digits
+        body["attribution"] = self.cause.to_json()
+        return body

@@ -86,9 +86,10 @@ class Standing:
         if "settings" in leave_out:
             settings = dict.fromkeys(self.settings, "differs")
         sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
+        metadata_entries = self.by.to_json() if self.by else {}
         return {
             **self._headline(),
-            **(self.by.to_json() if self.by else {}),
+            **metadata_entries,
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
@@ -159,14 +160,26 @@ def _compare_answers(
             or NOT_COMPARABLE (environments or sampling settings differ).
     """
     metric = "" if metric in OWN_MEASURES else metric
-    candidates, warnings = _candidates_to_compare(
-        home, ids, env_id, least_count=1 if group_by else 2
-    )
+    least_count = 1 if group_by else 2
+    candidates, warnings = _candidates_to_compare(home, ids, env_id, least_count)
     if metric:
         candidates = by_metric(candidates, metric)
     first, later_candidates = candidates[0], candidates[1:]
     if not later_candidates:
         return of_one_model(home, first, group_by, metric, warnings)
+    return _compare_with_first(home, candidates, metric, group_by, warnings)
+
+
+def _compare_with_first(
+    home: Home, candidates: Sequence[Candidate], metric: str, group_by: str, warnings: list[str]
+) -> Reply:
+    """The reply about at least two candidates: each one compared with the first of them.
+
+    `metric` is the environment's metric to judge by, "" for success, reward or loss; `group_by` the
+    key of the tasks' metadata by which results are shown too, "" for none; `warnings` are those
+    about the choice of the candidates.
+    """
+    first, later_candidates = candidates[0], candidates[1:]
     # How often each was evaluated against the first: every time was a chance of a false result.
     evaluation_counts = [_times_evaluated(home, first, candidate) for candidate in later_candidates]
     contests = _contests(home, first, later_candidates, evaluation_counts, metric)
@@ -175,7 +188,7 @@ def _compare_answers(
         shown = standing.main.other.label
         by_value = by_metadata(home, candidates, group_by, standing.measure, shown)
         standing = replace(standing, by=by_value)
-        warnings += by_value.warnings
+        warnings = [*warnings, *by_value.warnings]
     more_evidence = evidence_to_gather(home, standing.main)
     all_warnings = [
         *warnings,
@@ -197,6 +210,7 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = remarks.redactor_of(home, main.first.source)
+    diagnosis_calls = remarks.diagnosis(home, main.other, main.comparison)
     changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     return Standing(
         candidates=[candidate_row(home, candidate, measure) for candidate in candidates],
@@ -207,7 +221,7 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
         sampling=main.first.sampling,
         flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
         notes=remarks.notes(home, main.first, main.other, main.comparison),
-        next_calls=[*remarks.diagnosis(home, main.other, main.comparison), changed],
+        next_calls=[*diagnosis_calls, changed],
     )
 
 

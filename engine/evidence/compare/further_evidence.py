@@ -57,12 +57,12 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
     """
     outcome = contest.comparison.outcome
     split = _evaluated_split(home, contest.first)
-    split_size = split_rows(home, contest.first.env_id, split)
-    # There are rows that were not asked yet, or it is not known how many there are.
-    if split_size is None or len(_asked_tasks(home, contest.first, contest.other)) < split_size:
-        rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
-        return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])
-    return _beyond_all_rows(contest, measure, split, split_size)
+    split_size = split_rows(home, contest.first.env_id, split)  # None where it is not known
+    asked_count = len(_asked_tasks(home, contest.first, contest.other))
+    if split_size is not None and asked_count >= split_size:
+        return _beyond_all_rows(contest, measure, split, split_size)
+    rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
+    return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])
 
 
 def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:

@@ -21,14 +21,20 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
     """
     judged_candidates = []
     for candidate in candidates:
+        # Of a candidate that stands for several seeds, a member for each.
         members = tuple(by_metric_of(member, metric) for member in candidate.members)
         judged_candidates.append(replace(by_metric_of(candidate, metric), members=members))
     judged_rows = (row for candidate in judged_candidates for row in candidate.rows)
     if any(row.reward is not None for row in judged_rows):
         return judged_candidates
+    raise _no_such_metric(candidates, metric)
+
+
+def _no_such_metric(candidates: Sequence[Candidate], metric: str) -> UserError:
+    """The error that no answer of the candidates has `metric`; its hint names those there are."""
     all_rows = (row for candidate in candidates for row in candidate.rows)
     names = sorted({name for row in all_rows for name in row.metrics or {}})
-    raise UserError(
+    return UserError(
         "BAD_ARGUMENT",
         f"no answer has a metric {metric[:60]!r}",
         hint=f"Known: {', '.join(names[:_SHOWN_NAMES])}." if names else "The scorer names none.",

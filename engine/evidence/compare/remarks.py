@@ -31,10 +31,11 @@ def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
     with Store(home) as store:
         for candidate in candidates:
             if candidate.members or not candidate.run_id:
-                continue
+                continue  # it stands for several seeds, or for no training run
+            answered_in_training = candidate.source == candidate.run_id
+            ref, _, _ = candidate.label.partition(" in ")  # of a label such as "r-1 in r-1"
             best = f"{candidate.run_id}@best"
-            name = candidate.label.partition(" in ")[0]
-            if candidate.source == candidate.run_id and is_same_checkpoint(home, name, best):
+            if answered_in_training and is_same_checkpoint(home, ref, best):
                 sentences += _number_elsewhere(home, store, candidate)
     return sentences
 
@@ -52,7 +53,7 @@ def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call
     than the first. [] where it is, and where `other` stands for several seeds or for no run."""
     if comparison.outcome.verdict == "better" or other.members:
         return []
-    run_id = other.label.partition("@")[0]
+    run_id, _, _ = other.label.partition("@")  # of a label such as "r-1@step20"
     with Store(home) as store, contextlib.suppress(UserError):  # no run has this id
         # `get_run` also takes a unique beginning of an id, which is not meant here.
         if store.get_run(run_id).run_id == run_id:

@@ -291,24 +291,20 @@ def _variance_and_freedom(
     its mean values, for at least two tasks; with `clusters` (at least two) the variance is that of
     the sums of the groups (Liang and Zeger 1986).
     """
-    members = clusters.members if clusters else [[task] for task in differences]
-    task_freedom = len(members) - 1
+    groups = clusters.members if clusters else [[task] for task in differences]
+    task_freedom = len(groups) - 1
     mean = _mean(list(differences.values()))
-    sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in members]
+    sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in groups]
+    squares = math.fsum(value * value for value in sums)
     # Of the mean over the tasks.
-    task_variance = (
-        math.fsum(value * value for value in sums)
-        * len(members)
-        / task_freedom
-        / len(differences) ** 2
-    )
+    task_variance = squares * len(groups) / task_freedom / len(differences) ** 2
     seed_freedom = len(levels.before) + len(levels.after) - 2
     seed_variance = _seed_variance(levels, seed_freedom)
     total_variance = task_variance + seed_variance
     if total_variance <= 0.0:
         return 0.0, 0.0
-    df = total_variance**2 / (task_variance**2 / task_freedom + seed_variance**2 / seed_freedom)
-    return total_variance, df
+    satterthwaite = task_variance**2 / task_freedom + seed_variance**2 / seed_freedom
+    return total_variance, total_variance**2 / satterthwaite
 
 
 def _seed_variance(levels: _SeedLevels, freedom: int) -> float:

@@ -24,13 +24,13 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
         return None
     first, *later_runs = runs
     differences = {run.name: difference(first, run) for run in later_runs}
-    differences_in_words = "; ".join(
-        f"{name} against {first.name}: {differing.in_words() or 'the same settings'}"
-        for name, differing in differences.items()
-    )
+    clauses = []
+    for name, differing in differences.items():
+        settings = differing.in_words() or "the same settings"
+        clauses.append(f"{name} against {first.name}: {settings}")
     call = Call("evaluate", {"env_id": first.choices["env_id"], "models": list(ids)})
     return {
-        "summary": f"No verdict yet: {reason.message}. {differences_in_words}.",
+        "summary": f"No verdict yet: {reason.message}. {'; '.join(clauses)}.",
         "verdict": "unknown",
         "reference": first.name,
         "differences": {name: differing.to_json() for name, differing in differences.items()},

@@ -86,6 +86,7 @@ def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[s
 
 
 def _blocks_text(section_blocks: Iterable[Block]) -> str:
+    """Blocks as Markdown, with a blank line between them; those without a text are left out."""
     texts = [_block_text(block) for block in section_blocks]
     return "\n\n".join(text for text in texts if text)
 
@@ -133,6 +134,7 @@ def _shares_text(block: blocks.Shares) -> str:
 
 
 def _note_text(note: blocks.Note) -> str:
+    """A note as Markdown, after its label if it has one."""
     return _escaped(f"{note.label}: {note.text}" if note.label else note.text)
 
 
@@ -171,14 +173,13 @@ def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
-        number_texts = [value_text(number) for number in numbers]
-        rows.append((battery.battery, *number_texts, battery.verdict))
+        rows.append((battery.battery, *map(value_text, numbers), battery.verdict))
         for skill in battery.skills:
-            lost = skill.lost_of_right
+            lost = skill.lost_of_right  # of the tasks that were right before
             if lost is not None and lost.lost:
-                levels = (value_text(skill.before), value_text(skill.after))
-                numbers = (*levels, value_text(lost.right), value_text(lost.lost))
-                rows.append((f"{battery.battery}: {skill.skill}", *numbers, lost.text))
+                name = f"{battery.battery}: {skill.skill}"
+                numbers = (skill.before, skill.after, lost.right, lost.lost)
+                rows.append((name, *map(value_text, numbers), lost.text))
     return _table(heads, rows)
 
 

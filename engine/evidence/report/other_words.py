@@ -61,7 +61,7 @@ def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
     outcome, measure = kind.outcome, kind.measure
     if outcome is None or measure is None:
         return ("", "", "", "", Tag(kind.word), "0", f"{kind.label}: {kind.why}")
-    low, high = (show_change(end, measure) for end in (outcome.low, outcome.high))
+    low, high = show_change(outcome.low, measure), show_change(outcome.high, measure)
     left_out = f" ({kind.left_out} left out: {kind.why})" if kind.left_out else ""
     return (
         show(outcome.before, measure),

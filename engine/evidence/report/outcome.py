@@ -178,6 +178,7 @@ def _level_figures(
 
 
 def _interval_text(low: float | None, high: float | None, measure: Measure) -> str:
+    """An interval as "low to high", in the unit of the measure."""
     return f"{show(low, measure)} to {show(high, measure)}"
 
 
@@ -329,13 +330,13 @@ def tasks(dossier: Dossier) -> Section | None:
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
         return None
     outcome = comparison.outcome
-    gained_count, lost_count = len(outcome.gained), len(outcome.lost)
-    unchanged_count = outcome.n - gained_count - lost_count
-    solved_twice_count = _solved_twice(dossier) if comparison.measure == "success" else None
+    gained, lost = len(outcome.gained), len(outcome.lost)
+    unchanged = outcome.n - gained - lost
+    solved_twice = _solved_twice(dossier) if comparison.measure == "success" else None
     parts = [  # (what happened to the tasks, how many they are, CSS class of their colour)
-        ("gained", gained_count, "gained"),
-        *_unchanged_parts(unchanged_count, solved_twice_count),
-        ("lost", lost_count, "lost"),
+        ("gained", gained, "gained"),
+        *_unchanged_parts(unchanged, solved_twice),
+        ("lost", lost, "lost"),
     ]
     panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."

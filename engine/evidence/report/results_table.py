@@ -153,12 +153,11 @@ def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Ce
         "stop_reason": answer.stop_reason,
         "tokens": answer.tokens,
     }
-    metrics = {f"metrics.{name}": float(value) for name, value in (answer.metrics or {}).items()}
-    metadata = {
-        f"metadata.{name}": redact.text(_as_text(value))
-        for name, value in (task.get("metadata") or {}).items()
-    }
-    return row | metrics | metadata
+    for name, value in (answer.metrics or {}).items():
+        row[f"metrics.{name}"] = float(value)
+    for name, value in (task.get("metadata") or {}).items():
+        row[f"metadata.{name}"] = redact.text(_as_text(value))
+    return row
 
 
 def _prompt_hash(prompt: Sequence[Mapping[str, Any]]) -> str:
@@ -200,7 +199,8 @@ def _csv_cell(value: Cell) -> Cell:
 
 
 def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
-    """The table as parquet; absent cells are null. Raises UserError if pyarrow is missing."""
+    """The table as a parquet file; cells that a row lacks are null. `columns` maps each column to
+    the type of its cells: str, float, int or bool. Raises UserError if pyarrow is missing."""
     try:
         import pyarrow  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
         import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
@@ -211,12 +211,17 @@ def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type])
             hint=Hint("Install honesmith[data], or write --csv."),
             field="parquet",
         ) from error
-    types = {str: pyarrow.string(), float: pyarrow.float64(), int: pyarrow.int64()}
-    types[bool] = pyarrow.bool_()
+    types = {
+        str: pyarrow.string(),
+        float: pyarrow.float64(),
+        int: pyarrow.int64(),
+        bool: pyarrow.bool_(),
+    }
     schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
     cells = {name: [_storable(row.get(name)) for row in rows] for name in columns}
+    table = pyarrow.table(cells, schema=schema)
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(cells, schema=schema), buffer)
+    pyarrow.parquet.write_table(table, buffer)
     return buffer.getvalue()
 
 

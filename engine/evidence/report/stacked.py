@@ -39,30 +39,39 @@ def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
     steps = shares_by_step(lines)
     if len(steps) < 2:
         return Markup("")
-    first, last = steps[0][0], steps[-1][0]
-    frame = charts.Frame.around(
-        charts.Curve([(first, 0.0), (last, 1.0)], is_share=True), width, height
-    )
-    svg_parts = [*_areas(frame, steps), charts.grid_lines(frame, is_share=True)]
-    svg_parts.append(charts.step_labels(frame))
+    first_step, last_step = steps[0][0], steps[-1][0]
+    # The frame is made around a curve from 0 at the first step to 1 at the last.
+    diagonal = charts.Curve([(first_step, 0.0), (last_step, 1.0)], is_share=True)
+    frame = charts.Frame.around(diagonal, width, height)
+    svg_parts = [
+        *_areas(frame, steps),
+        charts.grid_lines(frame, is_share=True),
+        charts.step_labels(frame),
+    ]
     return charts.as_svg(svg_parts, width, height, "Kinds of groups over the run")
 
 
 def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
     """SVG polygons, one for each kind of group, stacked: the lower edge of each is the upper edge
-    of the one before. Edges are lists of (step, height), heights from 0 to 1."""
+    of the one before. Edges are lists of (step, height), heights from 0 to 1.
+
+    `steps` holds (step, share of each kind of group at that step); the shares are smoothed.
+    """
     lower_edge = [(step, 0.0) for step, _ in steps]
     polygons = []
     for kind in _MEANINGS:
-        smoothed = charts.moving_average([(step, shares[kind]) for step, shares in steps])
-        upper_edge = [
-            (step, height + share)
-            for (step, height), (_, share) in zip(lower_edge, smoothed, strict=True)
-        ]
-        outline = [*upper_edge, *reversed(lower_edge)]
-        points = " ".join(  # rounding may lift the sum of the shares above 1
-            f"{frame.x(step):.1f},{frame.y(min(height, 1.0)):.1f}" for step, height in outline
-        )
+        smoothed_shares = charts.moving_average([(step, shares[kind]) for step, shares in steps])
+        upper_edge = []
+        for (step, height), (_, share) in zip(lower_edge, smoothed_shares, strict=True):
+            upper_edge.append((step, height + share))
+        points = _points(frame, [*upper_edge, *reversed(lower_edge)])
         polygons.append(f'<polygon class="k-{kind}" points="{points}"/>')
         lower_edge = upper_edge
     return polygons
+
+
+def _points(frame: charts.Frame, outline: Sequence[tuple[float, float]]) -> str:
+    """An outline of (step, height) as the SVG attribute `points`."""
+    return " ".join(  # rounding may lift the sum of the shares above 1
+        f"{frame.x(step):.1f},{frame.y(min(height, 1.0)):.1f}" for step, height in outline
+    )

@@ -90,11 +90,12 @@ class KindResult:
         (95 % interval of the change -90.3 to -76.1 points), fragile"."""
         if self.outcome is None or self.outcome.diff is None or self.measure is None:
             return f"{self.label}: not asked ({self.why or 'nothing was scored'})"
-        outcome, unit = self.outcome, " points" if self.measure == "success" else ""
-        low, high = (show_change(end, self.measure) for end in (outcome.low, outcome.high))
+        outcome, measure = self.outcome, self.measure
+        before, after = show(outcome.before, measure), show(outcome.after, measure)
+        low, high = show_change(outcome.low, measure), show_change(outcome.high, measure)
+        unit = " points" if measure == "success" else ""
         return (
-            f"{self.label}: {show(outcome.before, self.measure)} -> "
-            f"{show(outcome.after, self.measure)} (95 % interval of the change {low} to {high}"
+            f"{self.label}: {before} -> {after} (95 % interval of the change {low} to {high}"
             f"{unit}), {self.word}"
         )
 
@@ -142,6 +143,7 @@ class Robustness:
         return [kind for kind in self.kinds if kind.word == "fragile"]
 
     def to_json(self) -> dict[str, object]:
+        """The model's results as a JSON object, one for each kind of rewording."""
         return {"model": self.model, "kinds": [kind.to_json() for kind in self.kinds]}
 
 
@@ -186,15 +188,15 @@ def _kind_result(
 ) -> KindResult:
     """The result of one model in one kind of rewording, its p value not yet corrected.
 
+    The answers to the reworded tasks are compared with the model's answers to the same tasks as
+    they are.
+
     Args:
         model_index: the index of the model in the evaluation's config.
         left_out: ids of tasks that do not count.
     """
-    reworded_rows = [
-        row
-        for row in read_evaluation(run.reworded_evals(model_index, reworded.kind))
-        if row.task not in left_out
-    ]
+    all_reworded_rows = read_evaluation(run.reworded_evals(model_index, reworded.kind))
+    reworded_rows = [row for row in all_reworded_rows if row.task not in left_out]
     reworded_tasks = {row.task for row in reworded_rows}
     all_plain_rows = read_evaluation(run.model_evals(model_index))
     plain_rows = [row for row in all_plain_rows if row.task in reworded_tasks]
@@ -237,25 +239,30 @@ def _outcome(
 def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
     """The results with p values corrected by Holm for the number of tests, one per model and kind.
 
-    A kind that is "fragile" or "improved" and no longer significant becomes "inconclusive".
+    A kind of rewording that is "fragile" or "improved" and no longer significant becomes
+    "inconclusive"; one without a p value, where nothing was tested, stays as it is.
     """
-    p_values = []
+    all_kinds = [kind for model in results for kind in model.kinds]
+    p_values = [kind.outcome.p for kind in all_kinds if kind.outcome and kind.outcome.p is not None]
+    corrected_p_values = iter(holm(p_values))  # in the order of models and kinds
+    corrected_results = []
     for model in results:
+        kinds = []
         for kind in model.kinds:
             if kind.outcome is not None and kind.outcome.p is not None:
-                p_values.append(kind.outcome.p)
-    corrected_p_values = iter(holm(p_values))  # in the order of models and kinds
+                outcome = replace(kind.outcome, p=next(corrected_p_values))
+                kind = replace(kind, word=_word_at(kind.word, outcome), outcome=outcome)
+            kinds.append(kind)
+        corrected_results.append(replace(model, kinds=kinds))
+    return corrected_results
 
-    def corrected(kind: KindResult) -> KindResult:
-        """One kind with the next of the corrected p values; as it is where nothing was tested."""
-        if kind.outcome is None or kind.outcome.p is None:
-            return kind
-        p_value = next(corrected_p_values)
-        claims_change = kind.word in ("fragile", "improved")
-        word = "inconclusive" if claims_change and p_value >= ALPHA else kind.word
-        return replace(kind, word=word, outcome=replace(kind.outcome, p=p_value))
 
-    return [replace(model, kinds=[corrected(kind) for kind in model.kinds]) for model in results]
+def _word_at(word: Word, outcome: PairedVerdict) -> Word:
+    """The verdict `word` with the p value of the outcome: "inconclusive" where it claims a change
+    that is not significant."""
+    is_significant = outcome.p is not None and outcome.p < ALPHA
+    claims_change = word in ("fragile", "improved")
+    return "inconclusive" if claims_change and not is_significant else word
 
 
 def _flips(
@@ -270,20 +277,18 @@ def _flips(
     first_plain = {row.task: row for row in reversed(plain)}
     first_reworded = {row.task: row for row in reversed(reworded)}
     worse_tasks = [task for task in outcome.lost if task in first_plain and task in first_reworded]
-
-    def shown(text: str) -> str:
-        """The text without secrets, cut after `_CHARS` characters."""
-        return clip(redact.text(text), _CHARS)
-
-    return [
-        Flip(
-            task=redact.text(task)[:_CHARS],
-            asked=shown(_tools_and_prompt(first_reworded[task])),
-            before=shown(answer_text(first_plain[task])),
-            after=shown(answer_text(first_reworded[task])),
+    flips = []
+    for task in worse_tasks[:_EXAMPLES]:
+        plain_row, reworded_row = first_plain[task], first_reworded[task]
+        flips.append(
+            Flip(
+                task=redact.text(task)[:_CHARS],
+                asked=clip(redact.text(_tools_and_prompt(reworded_row)), _CHARS),
+                before=clip(redact.text(answer_text(plain_row)), _CHARS),
+                after=clip(redact.text(answer_text(reworded_row)), _CHARS),
+            )
         )
-        for task in worse_tasks[:_EXAMPLES]
-    ]
+    return flips
 
 
 def _tools_and_prompt(row: EvaluationRow) -> str:

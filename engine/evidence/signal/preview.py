@@ -78,16 +78,15 @@ class SignalPreview:
     def sentence(self) -> str:
         """The preview in words, such as "Of 64 groups 31% differ by the old reward and 58% by the
         new one (+27 points, +19 to +35)"; then of which kinds the other groups are."""
-        ends = " to ".join(f"{100 * end:+.0f}" for end in (self.effective.low, self.effective.high))
-        after = self.after
+        before, after, change = self.before, self.after, self.effective
+        points = f"{100 * change.change:+.0f} points"
+        interval = f"{100 * change.low:+.0f} to {100 * change.high:+.0f}"
         return (
-            f"Of {self.groups} groups {whole_percent(self.before.effective)} differ by the old "
-            "reward and "
-            f"{whole_percent(after.effective)} by the new one "
-            f"({100 * self.effective.change:+.0f} points, "
-            f"{ends}); by the new one {whole_percent(after.too_easy)} are all right, "
-            f"{whole_percent(after.flat_partial)} "
-            f"all alike at a partial reward, {whole_percent(after.too_hard)} all without one."
+            f"Of {self.groups} groups {whole_percent(before.effective)} differ by the old reward "
+            f"and {whole_percent(after.effective)} by the new one ({points}, {interval}); by the "
+            f"new one {whole_percent(after.too_easy)} are all right, "
+            f"{whole_percent(after.flat_partial)} all alike at a partial reward, "
+            f"{whole_percent(after.too_hard)} all without one."
         )
 
 
@@ -118,10 +117,9 @@ def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | No
     if not groups:
         return None
     kinds_before, kinds_after = _kinds(groups, new=False), _kinds(groups, new=True)
-    effective_changes = [  # of each group: 1 became effective, -1 was effective, 0 no change
-        float(after == "effective") - float(before == "effective")
-        for before, after in zip(kinds_before, kinds_after, strict=True)
-    ]
+    effective_changes = []  # of each group: 1 it became effective, -1 it was effective, 0 neither
+    for before, after in zip(kinds_before, kinds_after, strict=True):
+        effective_changes.append(float(after == "effective") - float(before == "effective"))
     std_changes = [_std(group, new=True) - _std(group, new=False) for group in groups]
     return SignalPreview(
         groups=len(groups),
@@ -150,13 +148,15 @@ def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
 
 
 def _levels(groups: Sequence[_Group], kinds: Sequence[Kind], *, new: bool) -> GroupLevels:
-    """What the groups, of these kinds, are like under the new reward, or under the old one."""
+    """What the groups are like under the new reward, or with `new=False` under the old one: the
+    share of each kind of group, the spread within groups, and the share of answers that earn the
+    highest reward. `kinds` holds the kind of each group."""
     rewards = [reward for group in groups for reward in group.rewards(new=new)]
-    top = max(rewards)
+    top_reward = max(rewards)
     return GroupLevels(
         **shares_of(kinds),
         std=statistics.fmean(_std(group, new=new) for group in groups),
-        at_top=sum(reward == top for reward in rewards) / len(rewards),
+        at_top=rewards.count(top_reward) / len(rewards),
     )
 
 

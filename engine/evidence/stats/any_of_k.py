@@ -89,22 +89,26 @@ def _mean_over_tasks(
     groups: Mapping[str, str],
     interval_of_certain: Callable[[Sequence[float], float], Interval],
 ) -> AnyOfK:
-    """The mean over tasks of pass@k, or of its change, with its interval; `groups` as in `Side`.
+    """The mean over tasks of pass@k, or of its change, with its interval.
 
-    `interval_of_certain` gives it, from the values and the design effect of the groups, for values
-    that a bootstrap cannot judge: whole ones (it draws only what was seen), and equal ones (it
-    draws the same again and again).
+    Args:
+        value_of_task: task id -> its pass@k, or the change of it.
+        groups: task id -> the group of tasks that it belongs to, for tasks in a group.
+        interval_of_certain: makes the interval, from the values and the design effect of the
+            groups, for values that a bootstrap cannot judge: whole ones (it draws only what was
+            seen), and equal ones (it draws the same again and again).
     """
     values = list(value_of_task.values())
     mean = math.fsum(values) / len(values)
     clusters = Clusters.of(value_of_task, groups)
-    if min(values) == max(values) or set(values) <= {-1.0, 0.0, 1.0}:
+    are_equal = min(values) == max(values)
+    are_whole = set(values) <= {-1.0, 0.0, 1.0}
+    if are_equal or are_whole:
         effect = clusters.design_effect(value_of_task) if clusters else 1.0
         interval = interval_of_certain(values, effect)
     else:
-        drawn = paired_bootstrap(
-            {task: [value] for task, value in value_of_task.items()}, clusters=clusters
-        )
+        values_of_task = {task: [value] for task, value in value_of_task.items()}
+        drawn = paired_bootstrap(values_of_task, clusters=clusters)
         interval = Interval(drawn.low, drawn.high)
     return AnyOfK(k, mean, interval.low, interval.high)
 
@@ -115,8 +119,8 @@ def _of_chances(chances: Sequence[float], effect: float) -> Interval:
 
 
 def _of_changes(changes: Sequence[float], effect: float) -> Interval:
-    """Tango's interval, as if so many whole tasks were gained and lost, divided by the design
-    effect."""
+    """Tango's interval of the mean change over tasks, as if so many whole tasks were gained and
+    lost. `effect` is the design effect of groups of tasks: how many of them count as one."""
     gained = round(math.fsum(change for change in changes if change > 0))
     lost = round(-math.fsum(change for change in changes if change < 0))
     return tango_interval(gained / effect, lost / effect, len(changes) / effect)

@@ -75,20 +75,30 @@ def _over_groups(
     confidence: float,
     resamples: int,
 ) -> Bootstrap:
-    """The result of drawing whole groups of tasks; `centre` is the mean over all tasks, the others
-    as for `paired_bootstrap`. A single group has no interval: both ends are infinite."""
+    """The result of drawing whole groups of tasks, with replacement, `resamples` times. A single
+    group has no interval: both ends are infinite.
+
+    Args:
+        centre: the mean over all tasks.
+        mean_of_task: task id -> its mean.
+        clusters: the tasks of each group.
+        confidence: coverage of the interval, 0.95 for a 95 % one.
+    """
     groups = [  # (sum of the means of its tasks, number of its tasks)
         (math.fsum(mean_of_task[task] for task in tasks), len(tasks)) for tasks in clusters.members
     ]
     if clusters.count < 2:
         return Bootstrap(centre, low=-math.inf, high=math.inf, p=1.0)
-    if len({total / count for total, count in groups}) == 1:
+    all_means_are_equal = len({total / count for total, count in groups}) == 1
+    if all_means_are_equal:
         return _without_spread(centre, clusters.count)
     rng = random.Random(seed)
     drawn_means = []
     for _ in range(resamples):
         drawn = rng.choices(groups, k=clusters.count)
-        drawn_means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+        drawn_total = sum(total for total, _ in drawn)
+        drawn_tasks = sum(count for _, count in drawn)
+        drawn_means.append(drawn_total / drawn_tasks)
     return _expanded_percentile(centre, sorted(drawn_means), clusters.count, confidence)
 
 

@@ -49,29 +49,43 @@ def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, A
     `train` and `exam` are the training rows and the held-out rows. [] where fewer than the share
     `_REORDERED` of the exam, or fewer than `_FEWEST_REORDERED` rows, are such prompts.
     """
-    train_text_by_words: dict[tuple[str, ...], str] = {}
+    pairs = _pairs_of_same_words(train, exam)
+    if len(pairs) < _FEWEST_REORDERED or len(pairs) < _REORDERED * len(exam):
+        return []
+    exam_text, train_text = pairs[0]  # the example
+    share = percent(len(pairs) / len(exam), digits=0)
+    return [
+        f"{len(pairs)} of {counted(len(exam), 'held-out row')} ({share}) have the words of a "
+        f"training row in another order, such as {_shown(exam_text)} and {_shown(train_text)}: "
+        + _CURE.format(group=_moved_words(exam_text, train_text))
+    ]
+
+
+def _pairs_of_same_words(
+    train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Pairs (prompt of an exam row, prompt of a training row) of the same words in another order;
+    at most one pair for each exam row."""
+    train_text_by_words: dict[tuple[str, ...], str] = {}  # sorted words -> the first such prompt
     for row in train:
         text = _text(row)
         train_text_by_words.setdefault(tuple(sorted(tokens_of(text))), text)
-    pairs: list[tuple[str, str]] = []  # (text of the exam, training text with the same words)
+    pairs = []
     for row in exam:
         text = _text(row)
         tokens = tokens_of(text)
         train_text = train_text_by_words.get(tuple(sorted(tokens)))
         if train_text is not None and len(tokens) > 1 and tokens_of(train_text) != tokens:
             pairs.append((text, train_text))
-    if len(pairs) < max(_FEWEST_REORDERED, _REORDERED * len(exam)):
-        return []
-    exam_text, train_text = pairs[0]
-    paired_tokens = zip(tokens_of(exam_text), tokens_of(train_text), strict=True)
-    moved_words = [exam_word for exam_word, train_word in paired_tokens if exam_word != train_word]
-    group = " ".join(sorted(moved_words))[:_GROUP_CHARS]
-    return [
-        f"{len(pairs)} of {counted(len(exam), 'held-out row')} "
-        f"({percent(len(pairs) / len(exam), digits=0)}) have the words of a training row in "
-        f"another order, such as {_shown(exam_text)} and {_shown(train_text)}: "
-        + _CURE.format(group=group)
-    ]
+    return pairs
+
+
+def _moved_words(text: str, other_text: str) -> str:
+    """The words of `text` that stand in another place in `other_text`, as the name of a group. The
+    two have the same words."""
+    words = zip(tokens_of(text), tokens_of(other_text), strict=True)
+    moved = sorted(word for word, other_word in words if word != other_word)
+    return " ".join(moved)[:_GROUP_CHARS]
 
 
 def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,30 +95,35 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
     of a prompt that few prompts have. [] where terms do not repeat (fewer than `_ROWS_OF_A_TERM`
     rows have the same), or where training rows have less than the share `_COVERED` of the exam's.
     """
-    words_of_rows = [_words(_text(row)) for row in (*train, *exam)]
-    rows_with_word = Counter(word for words in words_of_rows for word in words)
-    most_rows = _COMMON * len(words_of_rows)  # a word in more rows belongs to no term
-    terms = [
-        frozenset(word for word in words if rows_with_word[word] <= most_rows)
-        for words in words_of_rows
-    ]
-    train_terms, exam_terms = terms[: len(train)], terms[len(train) :]
+    terms = _terms([*train, *exam])
     terms_with_words = [term for term in terms if term]
-    known_terms = set(train_terms) - {frozenset()}
-    shared_terms = [term for term in exam_terms if term in known_terms]
     if not terms_with_words:
         return []
     if len(terms_with_words) < _ROWS_OF_A_TERM * len(set(terms_with_words)):
         return []
+    train_terms, exam_terms = set(terms[: len(train)]), terms[len(train) :]
+    shared_terms = [term for term in exam_terms if term and term in train_terms]
     if len(shared_terms) < _COVERED * len(exam):
         return []
     ((example, _),) = Counter(shared_terms).most_common(1)
     name = " ".join(sorted(example))[:_GROUP_CHARS]
+    share = percent(len(shared_terms) / len(exam), digits=0)
     return [
-        f"{len(shared_terms)} of {counted(len(exam), 'held-out row')} "
-        f"({percent(len(shared_terms) / len(exam), digits=0)}) ask about a term of training rows, "
-        f"such as {name!r} in {counted(terms.count(example), 'row')} of both sides: "
-        + _CURE.format(group=name)
+        f"{len(shared_terms)} of {counted(len(exam), 'held-out row')} ({share}) ask about a term "
+        f"of training rows, such as {name!r} in {counted(terms.count(example), 'row')} of both "
+        "sides: " + _CURE.format(group=name)
+    ]
+
+
+def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
+    """The term of each row: the words of its prompt that at most the share `_COMMON` of all prompts
+    have. Empty where all its words are in more."""
+    words_of_rows = [_words(_text(row)) for row in rows]
+    rows_with_word = Counter(word for words in words_of_rows for word in words)
+    most_rows = _COMMON * len(rows)
+    return [
+        frozenset(word for word in words if rows_with_word[word] <= most_rows)
+        for words in words_of_rows
     ]
 
 

@@ -59,10 +59,11 @@ def wilson(successes: float, trials: float, confidence: float = 0.95) -> Interva
     z_score = normal_quantile(0.5 + confidence / 2.0)
     rate = successes / trials
     z_squared = z_score * z_score
+    # The interval is (centre ± spread) / scale.
+    centre = rate + z_squared / (2.0 * trials)
     variance = rate * (1.0 - rate) / trials + z_squared / (4.0 * trials * trials)
     spread = z_score * math.sqrt(variance)
     scale = 1.0 + z_squared / trials
-    centre = rate + z_squared / (2.0 * trials)
     # At these two rates the end is exact; computing it would leave a rounding error.
     low = 0.0 if successes == 0 else (centre - spread) / scale
     high = 1.0 if successes == trials else (centre + spread) / scale
@@ -482,22 +483,30 @@ def _binary_test(
 ) -> _Test:
     """McNemar's test, at the level `alpha`, for tasks that are solved (1) or not (0) on each side.
 
-    Both mappings are task id -> value, of the same tasks. With `clusters` the counts are divided by
-    the design effect of the groups, and p is of the test for clustered pairs.
+    Both mappings are task id -> value, of the same tasks. With `clusters`, the groups of tasks
+    that are solved or failed together, the counts are divided by the design effect of the groups
+    (how many such tasks tell as much as one independent task), and p is of the test for clustered
+    pairs.
     """
     changes = {task: after[task] - before[task] for task in before}
-    effect = clusters.design_effect(changes, 1.0 - alpha) if clusters else 1.0
-    task_count = len(before) / effect
-    gained = sum(change > 0 for change in changes.values()) / effect
-    lost = sum(change < 0 for change in changes.values()) / effect
-    method = "McNemar mid-p, Tango score interval"
+    gained = float(sum(change > 0 for change in changes.values()))
+    lost = float(sum(change < 0 for change in changes.values()))
+    task_count = float(len(before))
+    if clusters:
+        effect = clusters.design_effect(changes, 1.0 - alpha)
+        gained, lost, task_count = gained / effect, lost / effect, task_count / effect
+        p = clusters.p_of_mean(changes)
+        method = "by group: clustered McNemar mid-p, Tango score interval"
+    else:
+        p = mcnemar_midp(round(gained), round(lost))
+        method = "McNemar mid-p, Tango score interval"
     return _Test(
         diff=math.fsum(changes.values()) / len(changes),
         interval=tango_interval(gained, lost, task_count, confidence=1.0 - alpha),
-        p=clusters.p_of_mean(changes) if clusters else mcnemar_midp(round(gained), round(lost)),
+        p=p,
         detectable=smallest_detectable_gap(task_count, gained + lost, alpha=alpha),
-        method=f"by group: clustered {method}" if clusters else method,
-        span=1.0,  # from 0 to 1
+        method=method,
+        span=1.0,  # of the values, from 0 to 1
     )
 
 
@@ -509,17 +518,17 @@ def _mean_test(
     clusters: Clusters | None,
 ) -> _Test:
     """The test, at the level `alpha`, for values other than 0 and 1, by a bootstrap over tasks, or
-    over groups with `clusters`. Both mappings are task id -> value, of the same tasks.
+    over groups of tasks with `clusters`. Both mappings are task id -> value, of the same tasks.
     """
-    # A list, because the bootstrap takes one difference per attempt; here it is one of the means.
-    changes = {task: [after[task] - before[task]] for task in before}
-    bootstrap = paired_bootstrap(changes, seed, confidence=1.0 - alpha, clusters=clusters)
+    changes = {task: after[task] - before[task] for task in before}
+    # The bootstrap takes a list per task, one change for each attempt; here there is one.
+    change_lists = {task: [change] for task, change in changes.items()}
+    bootstrap = paired_bootstrap(change_lists, seed, confidence=1.0 - alpha, clusters=clusters)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    change_of_task = {task: change for task, (change,) in changes.items()}
-    sd = deviation_of_changes(list(change_of_task.values()), bootstrap.mean, span)
+    sd = deviation_of_changes(list(changes.values()), bootstrap.mean, span)
     if clusters:
-        sd *= math.sqrt(clusters.design_effect(change_of_task, 1.0 - alpha))
+        sd *= math.sqrt(clusters.design_effect(changes, 1.0 - alpha))
     return _Test(
         diff=bootstrap.mean,
         interval=Interval(bootstrap.low, bootstrap.high),

@@ -18,31 +18,36 @@ def leaking_pairs(
     Args:
         train, exam: stored task rows; the exam's are held out or dev.
     """
-    deadline = time.monotonic() + budget_s
-    index = HeldOut(exam, deadline=time.monotonic() + budget_s / 2)
+    started_at = time.monotonic()
+    index_deadline, deadline = started_at + budget_s / 2, started_at + budget_s
+    index = HeldOut(exam, index_deadline)
     pairs = []
     for row in train:
         if time.monotonic() > deadline:
             break
         spoiling = [match for match in index.matches(row) if match.spoils]
         if spoiling:
-            pairs.append(min(spoiling, key=lambda match: (match.rank, match.heldout)))
+            strongest = min(spoiling, key=lambda match: (match.rank, match.heldout))
+            pairs.append(strongest)
     return pairs
 
 
 def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[bool]:
-    """Whether to keep each row of the exam so that every question is asked once: the first row of
-    each key that names a side of its own, else the first at all.
+    """For each row of the exam whether to keep it, so that every question is asked once.
+
+    Of the rows that ask the same question, the first that says of itself that it is held out or dev
+    is kept, else the first at all.
 
     Args:
         rows: with the split that each names under "split", None for none.
-        keys: the same for rows that ask the same question.
+        keys: one for each row; rows that ask the same question have the same key.
     """
-    kept_row: dict[str, int] = {}
-    for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
-        if key not in kept_row or (_names_exam(row) and not _names_exam(rows[kept_row[key]])):
-            kept_row[key] = number
-    return [kept_row[key] == number for number, key in enumerate(keys)]
+    kept_index: dict[str, int] = {}  # by key
+    for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        kept_row = rows[kept_index[key]] if key in kept_index else None
+        if kept_row is None or (_names_exam(row) and not _names_exam(kept_row)):
+            kept_index[key] = index
+    return [kept_index[key] == index for index, key in enumerate(keys)]
 
 
 def _names_exam(row: Mapping[str, Any]) -> bool:

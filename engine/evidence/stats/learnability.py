@@ -76,8 +76,8 @@ def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -
     """
     samples = [sample for group in groups for sample in group]
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]
-    shares = _shares_by_difficulty(groups)
-    solve_counts = _solve_counts(groups)
+    shares = _shares_by_difficulty(groups)  # of the tasks, by "effective", "too_easy", "too_hard"
+    solve_counts = _solve_counts(groups)  # (samples, solved ones) of each task
     failed_scores = FailedScores(failed=sum(sample.error for sample in samples), of=len(samples))
     return ProbeResult(
         tasks=len(groups),

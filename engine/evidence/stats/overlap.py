@@ -442,19 +442,17 @@ def _compare_in_time(
     indexing the tasks. The matches come sorted, the strongest first; `shares` are those of the rows
     and of the tasks that were compared.
     """
-    started_at = time.monotonic()
     if not train or not heldout:  # then all there is to compare was compared
         return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
-    # Half of the time is for indexing.
-    index = HeldOut(_random_rows(heldout, others=train), deadline=started_at + budget_s / 2)
+    started_at = time.monotonic()
+    index_deadline, deadline = started_at + budget_s / 2, started_at + budget_s
+    index = HeldOut(_random_rows(heldout, others=train), index_deadline)
     rows = _random_rows(train, others=heldout)
-    matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
+    matches, compared_rows = _strongest_matches(index, rows, deadline)
     matches.sort(key=lambda match: (match.rank, match.heldout))
-    return _Compared(
-        matches,
-        shares=(round(compared_rows / len(train), 4), round(index.tasks / len(heldout), 4)),
-        unindexed=index.unindexed,
-    )
+    row_share = round(compared_rows / len(train), 4)
+    task_share = round(index.tasks / len(heldout), 4)
+    return _Compared(matches, shares=(row_share, task_share), unindexed=index.unindexed)
 
 
 def _strongest_matches(
@@ -510,8 +508,9 @@ def headline(
     if not total:
         return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    first = matches[0]
-    example = f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
+    strongest = matches[0]
+    task_id, row_id = strongest.heldout[:ID_CHARS], strongest.train[:ID_CHARS]
+    example = f"such as {task_id!r} with {row_id!r}{remark}"
     answer_alone = sum(match.part == "answer" for match in matches)
     if answer_alone == total:
         return (

@@ -154,10 +154,11 @@ def mcnemar_power(
     gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
     power = 0.0
     for discordant in _likely_counts(tasks, share):
-        most_losses = _critical_losses(discordant, alpha)
+        most_losses = _critical_losses(discordant, alpha)  # with which a gain is significant
         if most_losses >= 0:
             chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
-            power += math.exp(log_binomial(discordant, tasks, share)) * chance_of_significance
+            chance_of_count = math.exp(log_binomial(discordant, tasks, share))
+            power += chance_of_count * chance_of_significance
     return min(1.0, power)
 
 

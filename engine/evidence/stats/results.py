@@ -238,24 +238,24 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     """
     # One list of rows is given, so a list of one comes back.
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
-    results = side(rows_by_prompt, measure)
+    results = side(rows_by_prompt, measure)  # the values of each task
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
-    without_value = Level(
+    level_without_value = Level(
         measure,
         value=None,
         low=None,
         high=None,
         tasks=len(means),
         attempts=results.attempts,
-        errors=results.errors,
+        errors=results.errors,  # attempts whose scoring failed
         value_with_errors=None,
     )
     if not means:
-        return without_value
+        return level_without_value
     clusters = Clusters.of(means, results.groups)
     interval = _interval_of_means(means, measure, clusters)
     return replace(
-        without_value,
+        level_without_value,
         value=math.fsum(means.values()) / len(means),
         low=interval.low,
         high=interval.high,

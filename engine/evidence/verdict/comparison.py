@@ -103,23 +103,26 @@ class Comparison:
 
     @property
     def lost_of_right(self) -> "LostOfRight | None":
-        """What is lost of the tasks that the first side solved: a gain hides it in the mean. None
-        where it solved none, and where tasks were tried several times, so that most are neither
-        solved nor failed."""
-        outcome, sides = self.outcome, (self.before, self.after)
+        """How many of the tasks that the first side solved the second one does not: a gain hides it
+        in the mean. None where it solved none, and where tasks were tried several times, so that
+        most are neither solved nor failed."""
+        outcome = self.outcome
         if self.measure != "success" or outcome.before is None:
             return None
-        if any(side is None or side.attempts != side.tasks for side in sides):
-            return None
-        right = round(outcome.before * outcome.n)
-        return LostOfRight.of(right, len(outcome.lost)) if right else None
+        for result in (self.before, self.after):
+            if result is None or result.attempts != result.tasks:
+                return None
+        solved_before = round(outcome.before * outcome.n)  # the rate times the number of tasks
+        return LostOfRight.of(solved_before, len(outcome.lost)) if solved_before else None
 
     @property
     def difference(self) -> float | None:
+        """After - before, rounded; None where nothing was compared."""
         return rounded(self.outcome.diff)
 
     @property
     def interval(self) -> list[float | None]:
+        """The two ends of the interval of the difference, rounded."""
         return rounded_ends(self.outcome.low, self.outcome.high)
 
     @property
@@ -393,11 +396,13 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
         change += f" of {outcome.groups} groups"
     verdict = _as_words(outcome.verdict).capitalize()
     span = _interval_text(outcome, measure)
-    text = f"{verdict}: {change} (95 % interval of the change {span})"
-    lost = comparison.lost_of_right
-    if lost and lost.lost and outcome.verdict != "worse":  # which a gain would hide
-        text += f"; {lost.text}"
-    return f"{text}; {comparison.reason}." if comparison.reason else f"{text}."
+    clauses = [f"{verdict}: {change} (95 % interval of the change {span})"]
+    lost = comparison.lost_of_right  # tasks that were right before and no longer are
+    if lost and lost.lost and outcome.verdict != "worse":  # a gain elsewhere would hide them
+        clauses.append(lost.text)
+    if comparison.reason:
+        clauses.append(comparison.reason)
+    return "; ".join(clauses) + "."
 
 
 def _interval_text(outcome: PairedVerdict, measure: Measure) -> str:

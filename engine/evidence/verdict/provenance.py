@@ -432,6 +432,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _digest(file: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -204,13 +204,13 @@ def _tasks_to_ask(home: Home, rows: Sequence[EvaluationRow]) -> dict[str, int]:
     """How many tasks each environment among the batteries of `rows` has to ask: its held-out ones,
     or all where none is held out. An environment that is gone is left out."""
     counts = {}
-    for name in {str(row.battery) for row in rows}:
-        env_name, _, digest = name.partition("@")
+    for battery in {str(row.battery) for row in rows}:
+        env_name, _, digest = battery.partition("@")
         if not digest:  # the questions on a base model's skills, all of which are asked
             continue
         with suppress(OSError, DamagedRecord):
-            sides = EnvVersion.read(home.envs / env_name / digest / "env.json").rows
-            counts[name] = sides.get("heldout") or sum(sides.values())
+            version = EnvVersion.read(home.envs / env_name / digest / "env.json")
+            counts[battery] = version.rows.get("heldout") or sum(version.rows.values())
     return counts
 
 
@@ -499,12 +499,12 @@ def _lost_text(battery: Battery) -> str:
 def _worst_group(battery: Battery) -> str:
     """The kind of task that lost most of what was right, to be put behind the losses of all; ""
     where the tasks are of one kind."""
-    losses = [(skill, skill.lost_of_right) for skill in battery.skills]
-    groups = [(lost.lost, lost.share, skill.skill, lost) for skill, lost in losses if lost]
-    if not groups:
+    losses = {skill.skill: skill.lost_of_right for skill in battery.skills if skill.lost_of_right}
+    if not losses:
         return ""
-    _count, _share, name, lost = max(groups, key=lambda group: group[:3])
-    return f", most in {name or 'the rest'}: {lost.text}"
+    # The most tasks lost; of as many, the largest share of those that were right.
+    worst = max(losses, key=lambda name: (losses[name].lost, losses[name].share, name))
+    return f", most in {worst or 'the rest'}: {losses[worst].text}"
 
 
 def _gap_text(battery: Battery) -> str:

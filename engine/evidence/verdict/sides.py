@@ -102,10 +102,12 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
     for index, ref in enumerate(config.model_refs):
         rows = without_tasks(read_evaluation(run_dir.model_evals(index)), taught_ids)
         if rows:
-            models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
-    chose_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
-    reported = {ref: without_tasks(rows, chose_ids) for ref, rows in models.items()}
-    return reported if reported and all(reported.values()) else models
+            name = ref if ref not in models else f"{ref} (#{index + 1})"
+            models[name] = rows
+    choosing_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
+    remaining = {name: without_tasks(rows, choosing_ids) for name, rows in models.items()}
+    every_model_has_rows = bool(remaining) and all(remaining.values())
+    return remaining if every_model_has_rows else models
 
 
 def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[str]:
@@ -115,8 +117,11 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
     from, chose by none.
     """
     run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)
-    runs = [home.run(run_id) for run_id in run_ids if run_id]
-    return frozenset().union(*(_chosen_by(run) for run in runs if _had_choice(run, env_id)))
+    task_ids: set[str] = set()
+    for run_id in run_ids:
+        if run_id and _had_choice(home.run(run_id), env_id):  # "" for a base model
+            task_ids |= _chosen_by(home.run(run_id))
+    return frozenset(task_ids)
 
 
 def _had_choice(run: RunDir, env_id: str) -> bool:
@@ -188,14 +193,19 @@ def is_same_checkpoint(home: Home, ref: str, asked: str) -> bool:
     `ref` is as `compare_runs` takes it: a run alone stands for the checkpoint that it reports.
     `asked` is as `evaluate` takes it: a run alone stands for its newest checkpoint.
     """
+    # References are such as "r-1", "r-1@step20" or "r-1@best".
     run_id = trained_by(home, ref)
-    if not run_id or asked.partition("@")[0] != run_id:
+    asked_run_id, _, asked_checkpoint = asked.partition("@")
+    if not run_id or asked_run_id != run_id:
         return False
     run = home.run(run_id)
-    step = step_of_checkpoint(run, ref.partition("@")[2])
-    checkpoint = asked.partition("@")[2]
-    newest = None if checkpoint else run.latest_checkpoint()
-    asked_step = checkpoint_step(newest) if newest else step_of_checkpoint(run, checkpoint)
+    _, _, checkpoint = ref.partition("@")
+    step = step_of_checkpoint(run, checkpoint)
+    newest = None if asked_checkpoint else run.latest_checkpoint()
+    if newest is not None:
+        asked_step = checkpoint_step(newest)
+    else:
+        asked_step = step_of_checkpoint(run, asked_checkpoint)
     return step is not None and step == asked_step
 
 

@@ -132,8 +132,9 @@ class ModelLevel:
             name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
             for name, level in self.metrics.items()
         }
-        body = {"model": self.model} | (self.level.to_json() if self.level else {})
-        return body | {"metrics": metrics} if metrics else body
+        body: dict[str, object] = {"model": self.model}
+        body |= self.level.to_json() if self.level else {}
+        return {**body, "metrics": metrics} if metrics else body
 
 
 @dataclass(frozen=True)
@@ -416,7 +417,7 @@ def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
     """The verdict of an evaluation: its first model against the one furthest ahead of it, "unknown"
     with fewer than two scored. Raises DamagedRecord naming a file that cannot be read."""
-    models = evaluated_models(run_dir, config)
+    models = evaluated_models(run_dir, config)  # model reference -> its rows
     measure = measure_of(*models.values())
     levels = [
         ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
@@ -426,10 +427,10 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
-        return replace(verdict, summary=" ".join([verdict.summary, *audit_sentences(config)]))
-    verdict = _verdict_on_models(run_dir, config, models, levels, redact)
-    summary = " ".join([verdict.summary, *audit_sentences(config)])
-    return replace(verdict, summary=summary, warnings=[*warnings, *verdict.warnings])
+    else:
+        verdict = _verdict_on_models(run_dir, config, models, levels, redact)
+        verdict = replace(verdict, warnings=[*warnings, *verdict.warnings])
+    return replace(verdict, summary=" ".join([verdict.summary, *audit_sentences(config)]))
 
 
 def _verdict_on_models(

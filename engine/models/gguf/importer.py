@@ -347,6 +347,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

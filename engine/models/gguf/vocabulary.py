@@ -131,6 +131,7 @@ def _byte_level(state: JsonObject) -> JsonObject:
 
 
 def _is_byte(token: str) -> bool:
+    """Whether a token stands for a single byte, written as "<0x0A>"."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 

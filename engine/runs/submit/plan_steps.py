@@ -39,15 +39,15 @@ class PlannedTraining:
     Attributes:
         step: 1 for the first.
         label: the values that are varied, such as "seed=2"; "" for none.
-        request: its `model` counts only where `behind` is None.
-        behind: the place, in the list of the plan's runs, of the run whose best checkpoint it
-            starts from.
+        request: its `model` counts only where `previous_index` is None.
+        previous_index: the index, in the list of the plan's runs, of the run whose best checkpoint
+            it starts from; None for the first of a chain.
     """
 
     step: int
     label: str
     request: TrainRequest
-    behind: int | None = None
+    previous_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,31 @@ def steps_of(
     if any(entry["algorithm"] == EVALUATE for entry in train_entries):
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
     _check_lists(request.vary)
-    chains = math.prod(len(values) for values in request.vary.values())
-    run_count = chains * (1 + len(train_entries)) + is_evaluated
-    if run_count > MAX_RUNS:  # before the combinations are made, which may be millions
+    chain_length = 1 + len(train_entries)  # runs that train one after the other
+    # Checked before the combinations are made, which may be millions.
+    _check_run_count(request.vary, chain_length, is_evaluated=is_evaluated)
+    trainings: list[PlannedTraining] = []
+    for variant in _variants(request.vary):
+        trainings += _chain(request, train_entries, variant, first_index=len(trainings))
+    if not is_evaluated:
+        return trainings, None
+    return trainings, _evaluation(request, entries[-1], trainings, chain_length)
+
+
+def _check_run_count(
+    vary: Mapping[str, Sequence[Any]], chain_length: int, *, is_evaluated: bool
+) -> None:
+    """Raise UserError BAD_ARGUMENT if a plan has too many runs: one chain of `chain_length`
+    trainings for each combination of the values in `vary`, and perhaps an evaluation."""
+    chains = math.prod(len(values) for values in vary.values())
+    run_count = chains * chain_length + is_evaluated
+    if run_count > MAX_RUNS:
         raise UserError(
             "BAD_ARGUMENT",
             f"the plan has {run_count:,} runs; it may have {MAX_RUNS}",
             hint="Vary fewer values, or take fewer steps.",
             field="vary",
         )
-    trainings: list[PlannedTraining] = []
-    for variant in _variants(request.vary):
-        trainings += _chain(request, train_entries, variant, first_index=len(trainings))
-    if not is_evaluated:
-        return trainings, None
-    chain_length = 1 + len(train_entries)
-    return trainings, _evaluation(request, entries[-1], trainings, chain_length)
 
 
 def _chain(
@@ -124,14 +133,14 @@ def _chain(
         next_request = replace(
             previous,
             env_id=entry.get("env_id", previous.env_id),
-            model="",
+            model="",  # that of the run before, once it is made
             algorithm=entry["algorithm"],
             settings={**entry.get("settings", {}), **seed_setting},
             note=entry.get("note", request.note),
             parent="",
         )
-        behind = first_index + len(chain) - 1
-        chain.append(PlannedTraining(len(chain) + 1, label, next_request, behind))
+        index_of_previous = first_index + len(chain) - 1
+        chain.append(PlannedTraining(len(chain) + 1, label, next_request, index_of_previous))
     return chain
 
 
@@ -153,12 +162,10 @@ def _evaluation(
         chain_length: how many training runs each chain has.
     """
     trained_indices = list(range(len(trainings)))
-    if (
-        len(trained_indices) >= MAX_MODELS
-    ):  # with the start it would be more than one evaluation takes
-        trained_indices = [
-            index for index in trained_indices if trainings[index].step == chain_length
-        ]
+    # With the start model these would be more than one evaluation takes.
+    if len(trained_indices) >= MAX_MODELS:
+        last_of_chain = [training.step == chain_length for training in trainings]
+        trained_indices = [index for index in trained_indices if last_of_chain[index]]
     if len(trained_indices) >= MAX_MODELS:
         raise _bad_then(
             f"the evaluation would ask {len(trained_indices) + 1} models; it may ask {MAX_MODELS}",

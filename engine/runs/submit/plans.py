@@ -143,14 +143,15 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
     launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     with Store(home) as store:
-        if store.requested_run(request.request_id, request.body()) is not None:
+        was_answered = store.requested_run(request.request_id, request.body()) is not None
+        if was_answered:
             rows = store.plan_runs(request.resume)
             return _reply(home, rows, ["this request was answered before"])
         check_hours_left(home, store)
-        cap = request.max_gpu_hours or store.plan_runs(request.resume)[0].max_gpu_hours
+        hours_of_plan = store.plan_runs(request.resume)[0].max_gpu_hours
         rows = store.resume_plan(
             request.resume,
-            max_gpu_hours=float(cap or DEFAULT_GPU_HOURS),
+            max_gpu_hours=float(request.max_gpu_hours or hours_of_plan or DEFAULT_GPU_HOURS),
             request_id=request.request_id,
             body=request.body(),
             check=partial(_check_resumable, home),
@@ -202,15 +203,13 @@ def resolved_steps(
     trainings: list[PlanTraining] = []
     for planned in planned_trainings:
         step_warnings: list[str] = []
-        with _naming_step(planned.step, planned.label):
+        with _naming_step(planned.step, planned.label):  # in its errors
             resolved = _resolved_training(home, planned, trainings)
             if is_admitted:
                 step_warnings = training.admit(home, planned.request, resolved)
-        earlier_env_ids = trained_on(trainings, planned.behind)
-        start = trainings[0].resolved.model.ref if trainings else resolved.model.ref
-        report = contamination.of_training(home, resolved.record, start, earlier_env_ids)
+        report = _contamination_of(home, resolved, planned, trainings)
         warnings += _of_step(planned.step, [*step_warnings, *report.warnings])
-        step_parent = parent if planned.behind is None else ""
+        step_parent = parent if planned.previous_index is None else ""
         trainings.append(PlanTraining(planned, resolved, step_parent, report))
     evaluated = None
     if planned_evaluation is not None:
@@ -220,12 +219,25 @@ def resolved_steps(
     return ResolvedSteps(trainings, evaluated, warnings)
 
 
+def _contamination_of(
+    home: Home,
+    resolved: ResolvedTraining,
+    planned: PlannedTraining,
+    earlier_steps: Sequence[PlanTraining],
+) -> Contamination:
+    """Find which held-out tasks of a step occur in rows that its model is trained on, in this step,
+    in the steps before it, and before the plan."""
+    start = earlier_steps[0].resolved.model if earlier_steps else resolved.model
+    earlier_env_ids = trained_on(earlier_steps, planned.previous_index)
+    return contamination.of_training(home, resolved.record, start.ref, earlier_env_ids)
+
+
 def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
     """List what earlier runs say about a run that starts a chain of a plan.
 
     [] for a later run of a chain, whose start model no earlier run has had.
     """
-    if step.planned.behind is not None:
+    if step.planned.previous_index is not None:
         return []
     config = training.config_of(step.planned.request, step.resolved, step.parent)
     return cautions(home, store, training.as_train_config(config))
@@ -260,9 +272,9 @@ def _resolved_training(
 
     A run behind another starts from the model that the other has yet to make.
     """
-    if planned.behind is None:
+    if planned.previous_index is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
-    model = _made_by(earlier_steps[planned.behind])
+    model = _made_by(earlier_steps[planned.previous_index])
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
@@ -287,7 +299,7 @@ def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str
     env_ids = []
     while index is not None:
         env_ids.append(trainings[index].resolved.record.env_id)
-        index = trainings[index].planned.behind
+        index = trainings[index].planned.previous_index
     return env_ids
 
 
@@ -313,8 +325,9 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
         `earlier_ids` are the run ids of the plan's earlier runs, in their order.
         """
         planned, resolved = step.planned, step.resolved
-        if planned.behind is not None:
-            resolved = replace(resolved, model=_named(resolved.model, earlier_ids[planned.behind]))
+        if planned.previous_index is not None:  # it starts from the model of an earlier run
+            maker_id = earlier_ids[planned.previous_index]
+            resolved = replace(resolved, model=_named(resolved.model, maker_id))
         config = training.config_of(planned.request, resolved, step.parent)
         place = PlanPlace(plan_id=plan_id, step=planned.step, label=planned.label)
         config = {**config, "plan": place.to_json()}
@@ -338,13 +351,12 @@ def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> 
 
         `earlier_ids` are the run ids of the plan's training runs, in their order.
         """
-        models = zip(step.resolved.models[1:], step.planned.model_indices, strict=True)
-        named = [
-            first.resolved.model,
-            *(_named(model, earlier_ids[place]) for model, place in models),
-        ]
-        resolved = replace(step.resolved, models=named)
-        request = replace(step.planned.request, models=[model.ref for model in named])
+        models = [first.resolved.model]
+        trained_models = step.resolved.models[1:]  # still without the ids of their runs
+        for model, index in zip(trained_models, step.planned.model_indices, strict=True):
+            models.append(_named(model, earlier_ids[index]))
+        resolved = replace(step.resolved, models=models)
+        request = replace(step.planned.request, models=[model.ref for model in models])
         place = PlanPlace(plan_id=plan_id, step=step.planned.step)
         config = {**evaluation.config_of(request, resolved), "plan": place.to_json()}
         files = evaluation.files_of(config, resolved, step.contamination)
@@ -379,15 +391,16 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
     state = plan_state(rows)
     open_rows = [row for row in rows if row.state in OPEN]
     open_hours = sum(row.estimated_hours for row in open_rows)
-    of_all = "" if len(open_rows) == len(rows) else f" of {len(rows)}"
+    runs_to_go = counted(len(open_rows), "run")
+    if len(open_rows) < len(rows):
+        runs_to_go += f" of {len(rows)}"
     return {
         "run_id": plan_id,
         "state": state,
         "steps": [_step(home, row) for row in rows],
         "estimate": {"gpu_hours": round(open_hours, 4), "max_gpu_hours": cap},
-        "summary": f"{plan_id} is {state}: {counted(len(open_rows), 'run')}{of_all} to go, about "
-        f"{words(open_hours)}{unmeasured_note(_bases(home, open_rows))}, at most {cap:g} GPU-hours "
-        "together.",
+        "summary": f"{plan_id} is {state}: {runs_to_go} to go, about {words(open_hours)}"
+        f"{unmeasured_note(_bases(home, open_rows))}, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }

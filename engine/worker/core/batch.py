@@ -47,6 +47,7 @@ class Batch:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Batch":
+        """The same batch with its tensors on `device`."""
         return Batch(*(t.to(device) for t in (self.ids, self.source, self.labels, self.row)))
 
 

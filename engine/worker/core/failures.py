@@ -118,6 +118,7 @@ def is_full_or_read_only(error: BaseException) -> bool:
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
+    """The failure with its evidence cut to `EVIDENCE_CHARS` characters."""
     return Failure(kind, message, evidence[:EVIDENCE_CHARS], hint)
 
 

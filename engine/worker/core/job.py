@@ -103,6 +103,7 @@ class Job(Generic[ConfigT]):
         write_json(self.run.failure, record.to_json())
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
+        """Note that the run is asked to stop; the loop ends after its step."""
         self._stop.set()
 
 

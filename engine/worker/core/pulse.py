@@ -105,11 +105,13 @@ class _Pulse:
         self.counted_until = now
 
     def advance(self, units: int) -> None:
-        """Count units of the phase under way. A thread that samples ahead is no part of it."""
+        """Count units of the phase under way, as done by the thread that has begun it. Another
+        thread, which samples ahead, only shows that the process works."""
         with self.lock:
             if threading.current_thread() is self.thread:
-                self.stretches[-1].done += units
-                self.tally(self.stretches[-1].phase).done += units
+                stretch = self.stretches[-1]
+                stretch.done += units
+                self.tally(stretch.phase).done += units
             self.beat()
 
     def enter(self, phase: Phase, units: int) -> None:

@@ -81,10 +81,12 @@ class Trajectory:
 
     @property
     def shaped_reward(self) -> float:
+        """The reward less the penalty of the settings, for an answer that is too long, say."""
         return self.reward - self.penalty
 
     @property
     def trained_tokens(self) -> int:
+        """How many of its tokens are trained."""
         return sum(self.loss_mask)
 
     @property
@@ -159,6 +161,7 @@ class Group:
 
     @property
     def scored(self) -> list[Trajectory]:
+        """The trajectories that could be scored."""
         return [t for t in self.members if t.error is None]
 
     @property

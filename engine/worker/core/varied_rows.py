@@ -57,11 +57,19 @@ class VariedRows:
     def _row(self, step: int, index: int) -> Row:
         """The row at `index` as `step` sees it. Where its other words leave nothing to train or do
         not fit, it stays as it is."""
+        # A task may have several rows; `number` says which of them this one is (-1: the last).
         task, number = self.plain.origin(index)
-        worded = self.in_other_words(task, step)
-        rendered = [] if worded is task else self.render(worded)
-        if not -len(rendered) <= number < len(rendered):
-            return self.plain.rows[index]
+        worded_task = self.in_other_words(task, step)
+        row = None if worded_task is task else self._row_of(worded_task, number)
+        return self.plain.rows[index] if row is None else row
+
+    def _row_of(self, task: TaskRow, number: int) -> Row | None:
+        """The row with this number among the rows of a task; None where it has no such row, where
+        nothing of it is trained, or where it does not fit whole."""
+        rendered = self.render(task)
+        has_such_row = -len(rendered) <= number < len(rendered)
+        if not has_such_row:
+            return None
         row, uncut_length = rendered[number]
         is_whole = len(row.ids) == uncut_length
-        return row if is_whole and any(row.loss_mask) else self.plain.rows[index]
+        return row if is_whole and any(row.loss_mask) else None

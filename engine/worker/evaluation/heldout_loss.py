@@ -27,6 +27,7 @@ class MeasuredLoss:
 
     @property
     def loss(self) -> float:
+        """The mean over its terms: per token, or the loss of the pair."""
         return self.total / max(1, self.weight)
 
 

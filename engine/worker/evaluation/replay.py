@@ -59,9 +59,10 @@ class Replay:
         row is used once before any is used again; only a step with fewer than `batch_size` own rows
         passes over some.
         """
-        first = (step - 1) * self.beside(batch_size)
-        draw_numbers = range(first, first + self.beside(row_count))
-        return [self.rows[self._index_of_draw(number)] for number in draw_numbers]
+        # Draws are numbered over the whole run, as if every earlier batch had been full.
+        first_draw = (step - 1) * self.beside(batch_size)
+        draws = range(first_draw, first_draw + self.beside(row_count))
+        return [self.rows[self._index_of_draw(draw)] for draw in draws]
 
     def of_full_step(self, step: int) -> list[Row]:
         """The replayed rows of `step`, where every batch has `self.batch_rows` rows of its own."""
@@ -127,10 +128,13 @@ def rows_of_batch(settings: SFTSettings | GRPOSettings) -> int:
 
 
 def balanced(rows: Sequence[ReplayedRow]) -> list[Row]:
-    """The rows as they are trained, those of each source as often as makes them about as many as
-    those of the largest."""
-    by_source: dict[str, list[Row]] = {}
+    """The rows as they are trained. Those of a smaller source come several times, so that they are
+    about as many as those of the largest."""
+    rows_of_source: dict[str, list[Row]] = {}
     for row in rows:
-        by_source.setdefault(row.source, []).append(Row(row.ids, row.loss_mask))
-    most = max(len(of_source) for of_source in by_source.values())
-    return [row for of_source in by_source.values() for row in of_source * (most // len(of_source))]
+        rows_of_source.setdefault(row.source, []).append(Row(row.ids, row.loss_mask))
+    most = max(len(source_rows) for source_rows in rows_of_source.values())
+    repeated: list[Row] = []
+    for source_rows in rows_of_source.values():
+        repeated += source_rows * (most // len(source_rows))
+    return repeated

@@ -78,9 +78,8 @@ class ReplaySource:
         if not self.settings.keep_env:
             return self._practised(practice)
         self.needed = (self.needed + 1) // 2  # from each of the two sources
-        named_rows, named_used = self._of_environment(
-            find_env(self.job.run.home, self.settings.keep_env)
-        )
+        record = find_env(self.job.run.home, self.settings.keep_env)
+        named_rows, named_used = self._of_environment(record)
         if not named_rows:
             return [], named_used
         practised_rows, practised_used = self._practised(practice)
@@ -123,21 +122,21 @@ class ReplaySource:
         """
         tasks = self._unasked_tasks(record)
         rows: list[ReplayedRow] = []
-        questions = 0
+        question_count = 0
         self.start.sampler.load(self.start.policy.adapter)
         with ExitStack() as stack:
-            context = None
+            context = None  # how the tasks are played, where the environment scores
             if record.scored:
                 process = stack.enter_context(open_process(record))
                 context = environment_context(self.start.policy.base, process)
-            while questions < len(tasks) and len(rows) < self.needed:
-                count = max(FEWEST_ASKED, self.needed - len(rows))
-                batch = tasks[questions : questions + count]
-                questions += len(batch)
+            while question_count < len(tasks) and len(rows) < self.needed:
+                batch_size = max(FEWEST_ASKED, self.needed - len(rows))
+                batch = tasks[question_count : question_count + batch_size]
+                question_count += len(batch)
                 rows += self._played(record, batch, context) if context else self._said(batch)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
-        return rows, self._used(record.env_id, rows, questions)
+        return rows, self._used(record.env_id, rows, question_count)
 
     def _played(
         self, record: EnvRecord, tasks: Sequence[TaskRow], context: RolloutContext
@@ -152,7 +151,7 @@ class ReplaySource:
         groups, _times = collect(fitting, 1, context, self.start.sampler, params)
         rows = []
         for task, group in zip(fitting, groups, strict=True):
-            (episode,) = group.members
+            (episode,) = group.members  # each task is played once
             if _is_right(episode) and any(episode.loss_mask):
                 rows.append(
                     ReplayedRow(
@@ -195,21 +194,19 @@ class ReplaySource:
 
     def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
         """The rows of a task's conversation, as SFT renders its own."""
-        settings = self.settings
+        settings, conversation = self.settings, task["gold"]
         tools = tools_of(task, record.tools)
-        if isinstance(settings, GRPOSettings):  # it has no rows of its own
-            chats = self.start.renderer.rows(task["gold"], tools, "assistant", "keep")
+        if isinstance(settings, GRPOSettings):  # it has no such settings: SFT's usual ones
+            loss_on, thinking = "assistant", "keep"
         else:
-            chats = self.start.renderer.rows(
-                task["gold"], tools, settings.loss_on, settings.thinking
-            )
-        for chat in chats:
+            loss_on, thinking = settings.loss_on, settings.thinking
+        for chat in self.start.renderer.rows(conversation, tools, loss_on, thinking):
             loss_mask = chat.loss_mask[: settings.max_length]
             if any(loss_mask):
                 yield ReplayedRow(
                     source=record.env_id,
                     task=task["id"],
-                    messages=task["gold"],
+                    messages=conversation,
                     ids=chat.ids[: settings.max_length],
                     loss_mask=loss_mask,
                 )

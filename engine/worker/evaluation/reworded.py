@@ -69,8 +69,11 @@ def _exam(
     results = [rewording.reworded(task, kind, seed) for task in tasks]
     reworded = [task for task in results if task is not None]
     fitting = [task for task in reworded if fits(task)]
-    reasons = [_NOT_OTHERWISE[kind]] if len(reworded) < len(tasks) else []
-    reasons += [_NO_ROOM] if len(fitting) < len(reworded) else []
+    reasons = []  # why tasks are left out
+    if len(reworded) < len(tasks):
+        reasons.append(_NOT_OTHERWISE[kind])
+    if len(fitting) < len(reworded):
+        reasons.append(_NO_ROOM)
     counts = RewordedKind(
         kind=kind,
         tasks=len(fitting),

@@ -28,10 +28,12 @@ class Pair:
 
     @property
     def rows(self) -> tuple[Row, Row]:
+        """The chosen answer and the rejected one, each with its prompt."""
         return self.chosen, self.rejected
 
     @property
     def trained_tokens(self) -> int:
+        """How many tokens of both answers are trained."""
         return sum(sum(row.loss_mask) for row in self.rows)
 
 

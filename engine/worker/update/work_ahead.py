@@ -37,17 +37,23 @@ def work_ahead(
         resumed: whether the attempt goes on from a checkpoint: then nothing is asked before its
             first step.
     """
-    evaluations = _due_between(steps_done, total_steps, settings.eval_every)
-    saves = _due_between(steps_done, total_steps, settings.save_every)
+    evaluations = _due_between(steps_done, total_steps, settings.eval_every)  # steps
+    saves = _due_between(steps_done, total_steps, settings.save_every)  # steps
+    steps = total_steps - steps_done
     has_exam = exam.choosing + exam.reported > 0
+    if not has_exam:
+        return {"training": steps, "evaluation": 0, "skill check": 0, "checkpoint": len(saves)}
     answers = exam.choosing * len(evaluations) + exam.reported
-    at_start = 0 if resumed or not has_exam else 1
+    questions = exam.questions  # at the end
+    if not resumed:  # all are also asked before the first step
+        answers += exam.choosing + exam.reported
+        questions += exam.questions
     return {
-        "training": total_steps - steps_done,
-        "evaluation": answers + at_start * (exam.choosing + exam.reported),
-        "skill check": exam.questions * (at_start + 1) if has_exam else 0,
+        "training": steps,
+        "evaluation": answers,
+        "skill check": questions,
         # An evaluation saves a checkpoint where it is the best so far: at most each of them.
-        "checkpoint": len(saves | evaluations if has_exam else saves),
+        "checkpoint": len(saves | evaluations),
     }
 
 
@@ -61,9 +67,9 @@ def earliest_end(
     """
     if settings.stop_early != "heldout":
         return None
-    evaluations = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
-    next_evaluation = (steps_done // settings.eval_every + 1) * settings.eval_every
-    step = next_evaluation + (evaluations - 1) * settings.eval_every
+    evaluations_to_come = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
+    evaluations_so_far = steps_done // settings.eval_every
+    step = (evaluations_so_far + evaluations_to_come) * settings.eval_every
     return step if step < total_steps else None
 
 

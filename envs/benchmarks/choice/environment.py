@@ -35,23 +35,23 @@ class MultipleChoice(SingleTurnEnv):
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
     """The task of a row. Raises ValueError if the row has no known form."""
-    texts, right = options_of(row, task_id)
-    options = dict(zip(LETTERS, texts, strict=False))
+    texts, right_index = options_of(row, task_id)
+    options = dict(zip(LETTERS, texts, strict=False))  # letter -> text
     question = str(row.get("question") or row.get("question_stem") or row.get("ctx") or "").strip()
-    if not question or not 0 <= right < len(options):
+    if not question or not 0 <= right_index < len(options):
         raise ValueError(f"{task_id}: no question, or no right option, in {sorted(row)}")
-    to_read = str(row.get("passage") or row.get("support") or "").strip()
-    lines = [to_read, question, *(f"{letter}) {text}" for letter, text in options.items())]
-    lines.append("End with Answer: and the letter.")
-    letter = LETTERS[right]
-    metadata = {"letter": letter, "options": options}
+    text_to_read = str(row.get("passage") or row.get("support") or "").strip()  # before it
+    option_lines = [f"{letter}) {text}" for letter, text in options.items()]
+    lines = [text_to_read, question, *option_lines, "End with Answer: and the letter."]
+    right_letter = LETTERS[right_index]
+    metadata = {"letter": right_letter, "options": options}
     for name in ("subject", "activity_label"):  # the kinds of MMLU and HellaSwag
         if row.get(name):
             metadata["category"] = str(row[name])
     return Task(
         task_id,
         "\n".join(line for line in lines if line),
-        answer=f"Answer: {letter}",
+        answer=f"Answer: {right_letter}",
         split=split,
         metadata=metadata,
     )

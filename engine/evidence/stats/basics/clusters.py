@@ -68,19 +68,20 @@ class Clusters:
         """
         if self.count < 2:
             return math.inf
-        mean = math.fsum(values.values()) / self.task_count
-        squares_of_tasks = math.fsum((value - mean) ** 2 for value in values.values())
-        if squares_of_tasks == 0.0:
-            variance_ratio = sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
-        else:
-            group_sums = (
-                math.fsum(values[task] - mean for task in tasks) for tasks in self.members
-            )
-            squares_of_groups = math.fsum(group_sum * group_sum for group_sum in group_sums)
-            variance_ratio = squares_of_groups / squares_of_tasks * self.count / (self.count - 1)
         quantile = 0.5 + confidence / 2.0  # of a two-sided interval
         t, z = t_quantile(quantile, self.count - 1), normal_quantile(quantile)
-        return max(1.0, variance_ratio) * (t / z) ** 2
+        return max(1.0, self._variance_ratio(values)) * (t / z) ** 2
+
+    def _variance_ratio(self, values: Mapping[str, float]) -> float:
+        """The variance of the mean with groups as units, divided by that with tasks as units.
+        `values` maps a task id to its value; there are at least two groups."""
+        mean = math.fsum(values.values()) / self.task_count
+        squares_of_tasks = math.fsum((value - mean) ** 2 for value in values.values())
+        if squares_of_tasks == 0.0:  # as if all tasks of a group always had the same value
+            return sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
+        group_sums = (math.fsum(values[task] - mean for task in tasks) for tasks in self.members)
+        squares_of_groups = math.fsum(group_sum * group_sum for group_sum in group_sums)
+        return squares_of_groups / squares_of_tasks * self.count / (self.count - 1)
 
     def p_of_mean(self, values: Mapping[str, float]) -> float:
         """The two-sided p value of the hypothesis that the mean of `values` (task id -> value) is
