@@ -15,7 +15,7 @@ export GOMP_SPINCOUNT ?= 10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families versions mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -29,7 +29,7 @@ help:
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make faults clients browser vllm families bench bench-gpu mutants scale evidence"
+	@echo "opt-in suites: make faults clients browser vllm families versions bench bench-gpu mutants scale evidence"
 
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
@@ -135,6 +135,12 @@ vllm: setup
 	test -n "$$HONESMITH_VLLM_PYTHON" || $(VENV)/bin/honesmith setup --vllm --home $(VLLM_HOME)
 	HONESMITH_VLLM_PYTHON="$${HONESMITH_VLLM_PYTHON:-$(CURDIR)/$(VLLM_HOME)/vllm-venv/bin/python}" \
 		$(PY) -m pytest -m vllm tests/vllm
+
+# The lowest and the highest torch and transformers that pyproject.toml allows, each pair in an
+# environment of its own under .versions (5 GB for a torch built for GPUs), which is kept.
+# ONLY=torch-2.11 takes one.
+versions: setup
+	$(PY) tests/versions.py --only "$(ONLY)"
 
 # ONLY=sft-tiny, ONLY=grpo, ONLY=cold,parity ...; what is finished is kept, FRESH=1 forgets it.
 ONLY ?=

@@ -324,20 +324,16 @@ class Caught:
             count_microbatch=lambda rows: None
         )  # counts work, changes none
         self.updates: list[tuple[float, State]] = []
-        self._own, self._moved, self._sum = own, moved, 0.0
-
-    def require_finite(self, value: float, what: str) -> None:
-        """`update` tells the sum of the losses of all updates so far."""
-        self._sum = value
+        self._own, self._moved = own, moved
 
     def within_memory(self, step: int, budget: int, batch_pass: Any) -> Any:
         return batch_pass.run(budget)
 
-    def optimizer_step(self, step: int) -> tuple[float, float]:
-        before = sum(loss for loss, _ in self.updates)
-        self.updates.append((self._sum - before, self._own.gradients()))
+    def optimizer_step(self, step: int, pending: Any) -> tuple[Any, float, float]:
+        sums = pending.read()
+        self.updates.append((pending.loss_of(sums), self._own.gradients()))
         self._own.load(self._moved)
-        return 0.0, 0.0
+        return sums, 0.0, 0.0
 
 
 def grpo(made: Path, shape: str) -> list[dict[str, Any]]:

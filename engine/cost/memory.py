@@ -1,6 +1,7 @@
 """The memory that a run needs and the disk space of its files, from its settings alone."""
 
 import math
+from dataclasses import replace
 
 from engine.cost import run_work
 from engine.cost.flops import Plan
@@ -8,7 +9,7 @@ from engine.records.estimate import PeakMemory
 from engine.records.settings import DPOSettings, RolloutSettings, RowSettings
 from engine.settings.run_size import BETWEEN_TURNS
 from engine.sizing import layers, servers
-from engine.sizing.plan import LEAST_ROWS, MICRO_FLOOR
+from engine.sizing.plan import LEAST_ROWS, MICRO_FLOOR, Job
 
 _CHECKPOINT_BYTES = 12  # of a checkpoint for each parameter of the adapter: weights and moments
 _CHECKPOINT_FILES = 200_000  # bytes of the other files of a checkpoint
@@ -26,26 +27,28 @@ def memory(plan: Plan) -> PeakMemory:
     show both (`logits` the larger), so they may add up to more. The total never gets smaller when
     rows, batch, rank or group get larger.
     """
-    return _memory(plan, plan.job.sampler_rows, plan.job.microbatch_tokens)
+    return _memory(plan, plan.job, plan.job.sampler_rows, plan.job.microbatch_tokens)
 
 
 def least_memory(plan: Plan) -> PeakMemory:
-    """The peak bytes of a run with the fewest rows sampled at once and the smallest microbatches:
-    what has to fit. On a CPU, where the worker does not adapt them, those of `memory`."""
+    """The peak bytes of a run with the fewest rows sampled at once, by our own sampler, and the
+    smallest microbatches: what has to fit. It is the same for every GPU: a vLLM server is started
+    only where there is room for it too. On a CPU, where the worker does not adapt rows and
+    microbatches, the bytes of `memory`."""
     if plan.device.kind == "cpu":
         return memory(plan)
-    fewest = servers.LEAST_ROWS if plan.job.has_server else LEAST_ROWS["cuda"]
-    return _memory(plan, min(fewest, plan.job.sampler_rows), MICRO_FLOOR)
+    without_server = replace(plan.job, wants_server=False)
+    return _memory(plan, without_server, LEAST_ROWS["cuda"], MICRO_FLOOR)
 
 
-def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemory:
+def _memory(plan: Plan, job: Job, rows_at_once: int, microbatch_tokens: float) -> PeakMemory:
     """The peak bytes of a run that samples `rows_at_once` completions at the same time and trains
     on microbatches of `microbatch_tokens` tokens.
 
     The peak is the larger of training and sampling, which alternate. A vLLM server, where the run
-    has one, sleeps while the run trains, and holds the key-value cache while it samples.
+    has one, sleeps while the run trains, and holds the key-value cache while it samples. `job`:
+    what has to fit into the device, with a vLLM server or without.
     """
-    job = plan.job
     held = _weight_bytes(plan) + job.adapters  # in training and in sampling
     # Training: activations and logits of the largest forward pass.
     pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
@@ -56,10 +59,10 @@ def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemo
     training_peak = training + training_overhead + job.asleep_bytes
     # Sampling: cache and logits of the completions, in this process or in the server.
     longest = _longest_sampled_sequence(plan)
-    kv_cache, sampled_logits = _sampling_bytes(plan, rows_at_once, longest)
+    kv_cache, sampled_logits = _sampling_bytes(plan, job, rows_at_once, longest)
     sampling = held if job.has_server else held + kv_cache + sampled_logits
     sampling_overhead = _overhead_bytes(plan, sampling)
-    server = _awake_bytes(plan) + (kv_cache if job.has_server else 0.0)
+    server = _awake_bytes(job) + (kv_cache if job.has_server else 0.0)
     sampling_peak = sampling + sampling_overhead + server
     if job.has_server and job.sampling_gpus:  # of a GPU where nothing else is
         sampling_peak = server
@@ -70,7 +73,7 @@ def _memory(plan: Plan, rows_at_once: int, microbatch_tokens: float) -> PeakMemo
         activations=int(activations),
         logits=int(trained_logits if trains_at_peak else sampled_logits),
         kv_cache=int(kv_cache),
-        server=int(_awake_bytes(plan)),
+        server=int(_awake_bytes(job)),
         overhead=int(training_overhead if trains_at_peak else sampling_overhead),
         total=int(max(training_peak, sampling_peak)),
     )
@@ -85,11 +88,11 @@ def _weight_bytes(plan: Plan) -> float:
     return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.job.other_weights
 
 
-def _awake_bytes(plan: Plan) -> float:
+def _awake_bytes(job: Job) -> float:
     """Bytes of a vLLM server that samples, its keys and values left out; 0 without one."""
-    if not plan.job.has_server:
+    if not job.has_server:
         return 0.0
-    weights = servers.server_weights(plan.loaded) / plan.job.server.gpus_of_model
+    weights = servers.server_weights(job.loaded) / job.server.gpus_of_model
     return weights + servers.AWAKE_BYTES
 
 
@@ -148,7 +151,7 @@ def _episode_level(plan: Plan) -> str:
     return "high" if plan.seen.answer_length_share is None else "likely"
 
 
-def _sampling_bytes(plan: Plan, rows_at_once: int, longest: float) -> tuple[float, float]:
+def _sampling_bytes(plan: Plan, job: Job, rows_at_once: int, longest: float) -> tuple[float, float]:
     """The bytes of memory that sampling takes, for all completions sampled at the same time.
 
     Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run samples
@@ -162,9 +165,9 @@ def _sampling_bytes(plan: Plan, rows_at_once: int, longest: float) -> tuple[floa
     if not samples_anything:
         return 0.0, 0.0
     at_once = min(_sampled_completions(plan), rows_at_once)
-    if plan.job.has_server:  # its logits are among its buffers, and it copies no cache
-        cache_bytes = at_once * longest * plan.loaded.cache_token_bytes
-        return cache_bytes / plan.job.server.gpus_of_model, 0.0
+    if job.has_server:  # its logits are among its buffers, and it copies no cache
+        cache_bytes = at_once * longest * job.loaded.cache_token_bytes
+        return cache_bytes / job.server.gpus_of_model, 0.0
     cache_bytes, logit_bytes = layers.sampled_row_bytes(plan.loaded, plan.device.kind, longest)
     return at_once * cache_bytes, at_once * logit_bytes
 

@@ -194,8 +194,9 @@ _INTRODUCTION = """# GPUs
 What LoRA training of rank 16 on all projections fits on one GPU, and how it would run there, from
 the estimate of each run: nothing on this page was measured. Settings that a user leaves out are
 those of the machine; vLLM is set up. A run is refused only if its least memory is above 92 % of
-the GPU: one row sampled at a time (8 beside vLLM) and microbatches of 512 tokens or of the longest
-row. Where a run as asked would be refused, the row shows the first that is not of: recomputation
+the GPU: one row sampled at a time by our own sampler, and microbatches of 512 tokens or of the
+longest row. It is the same on every GPU; a vLLM server is started only where there is room for it
+too. Where a run as asked would be refused, the row shows the first that is not of: recomputation
 (`gradient_checkpointing`), weights of 4 bits (`quantization = "nf4"`), both.
 
 *rows* are sampled at once if so many are asked for, *microbatch* are tokens at once in training at

@@ -40,6 +40,11 @@ FAST_PATHS: Mapping[str, FastPath] = {
         ("cuda",),
         "torch's unfused attention, which holds all scores in memory",
     ),
+    "flash_attention_3": FastPath(
+        "FlashAttention 3 in place of 2, on Hopper (flash-attn-3)",
+        ("cuda",),
+        "FlashAttention 2, which torch brings along",
+    ),
     "fused_kernels": FastPath(
         "norms, rotary positions and gates as Triton kernels (liger-kernel)",
         ("cuda",),

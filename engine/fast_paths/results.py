@@ -13,7 +13,15 @@ from engine.home.run_dir import Home
 from engine.records.record import Record
 
 # Packages whose version may change whether a path works.
-PACKAGES = ("honesmith", "torch", "transformers", "triton", "liger-kernel", "bitsandbytes")
+PACKAGES = (
+    "honesmith",
+    "torch",
+    "transformers",
+    "triton",
+    "liger-kernel",
+    "bitsandbytes",
+    "flash-attn-3",
+)
 
 State = Literal["on", "off", "skipped"]
 
@@ -63,6 +71,10 @@ class DeviceResults(Record):
     def off(self) -> dict[str, str]:
         """Name and reason of each path that is switched off."""
         return {path.name: path.reason for path in self.paths if path.state == "off"}
+
+    def is_on(self, name: str) -> bool:
+        """Whether the path of this name was tried and works."""
+        return any(path.name == name and path.state == "on" for path in self.paths)
 
 
 def identity_of(device: Device) -> dict[str, str]:

@@ -6,7 +6,7 @@ from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
 from engine.records.settings import GRPOSettings, RolloutSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
-from engine.sizing.layers import ADAPTER_BYTES, LoadedModel
+from engine.sizing.layers import LoadedModel, trained_adapter_bytes
 from engine.sizing.plan import Job
 from engine.sizing.ranks import training_devices
 
@@ -61,7 +61,7 @@ def training_job(
         teacher: the local model that teaches a distillation; None for every other run.
         shares_base: whether nothing but an adapter is loaded for the teacher.
     """
-    adapter_bytes = loaded.adapter * ADAPTER_BYTES
+    adapter_bytes = trained_adapter_bytes(loaded, kind)
     float32_copy_bytes = loaded.adapter * 4
     beside = sampling_gpus(settings)
     if isinstance(settings, GRPOSettings) and settings.async_sampling and not beside:

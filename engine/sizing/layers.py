@@ -11,8 +11,9 @@ from engine.models.model_files import ModelFacts
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
 _NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of the scales of its block
-# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
-ADAPTER_BYTES = 16
+# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW; on a
+# GPU our own forward also keeps it in 16 bits, the B factors of joint layers padded with zeros.
+_ADAPTER_BYTES, _CAST_ADAPTER_BYTES = 16, 4
 FITS = 0.92  # share of a device's memory that may be planned for; with more a run is refused
 # Bytes of logits that are computed at once. On a CPU they stay in its cache; a GPU is faster with
 # larger products.
@@ -78,6 +79,12 @@ class LoadedModel:
     def cache_token_bytes(self) -> int:
         """Bytes of the keys and values of one token, in all layers that keep them."""
         return self.model.cached_numbers * self.width
+
+
+def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
+    """Bytes of an adapter that is trained on a device of this kind, with its optimizer."""
+    is_cast = kind != "cpu" and loaded.own_forward
+    return loaded.adapter * (_ADAPTER_BYTES + (_CAST_ADAPTER_BYTES if is_cast else 0))
 
 
 def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float:

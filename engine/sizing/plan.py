@@ -6,7 +6,7 @@ many as fit into FILLED of it, and at least the least. Only a run whose least do
 refused.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from engine.models.model_files import ModelFacts
@@ -69,7 +69,9 @@ class Job:
         """Bytes of all adapters."""
         if self.adapter_bytes is not None:
             return self.adapter_bytes
-        return self.loaded.adapter * (layers.ADAPTER_BYTES if self.trains else 4)
+        if self.trains:
+            return layers.trained_adapter_bytes(self.loaded, self.kind)
+        return self.loaded.adapter * 4  # float32
 
     @cached_property
     def server(self) -> ServerPlan:
@@ -77,7 +79,24 @@ class Job:
         if self.sampling_gpus:
             return servers.alone(self.loaded, self.memory, self.sampling_gpus, self.longest)
         held = servers.trainer_bytes(self.loaded, self.adapters, self.other_weights)
-        return servers.beside_training(self.loaded, self.memory, held, self.longest, self.ram)
+        plan = servers.beside_training(self.loaded, self.memory, held, self.longest, self.ram)
+        needed = self._least_training_bytes() + servers.ASLEEP_BYTES
+        if plan.why_not or not self.trains or needed <= layers.FITS * self.memory:
+            return plan
+        why_not = (
+            f"training with vLLM asleep takes {needed / 1e9:.1f} GB at least, which do not fit "
+            f"into {self.memory / 1e9:.1f} GB"
+        )
+        return replace(plan, why_not=why_not)
+
+    def _least_training_bytes(self) -> float:
+        """Bytes of training with the smallest microbatches, which hold the longest sequence."""
+        tokens = max(MICRO_FLOOR, self.longest)
+        passed = tokens * self._token_bytes
+        if self.is_own:
+            passed += layers.trained_logit_bytes(self.model, self.kind, tokens)
+        held = self.loaded.weights + self.adapters + self.other_weights + passed
+        return held + layers.overhead_bytes(self.kind, held)
 
     @property
     def has_server(self) -> bool:
@@ -107,18 +126,22 @@ class Job:
     def microbatch_tokens(self) -> float:
         """The most tokens, padding included, that go through the model at once in training; a
         longer row goes alone."""
-        if self.kind == "cpu" or not self.is_own:
-            token_bytes = layers.foreign_token_bytes(self.model, recomputes=self.recomputes)
-        else:
-            token_bytes = layers.trained_token_bytes(
-                self.loaded, self.kind, recomputes=self.recomputes, length=self.longest
-            )
         if self.kind == "cpu":
             room = _CPU_SHARE * self.memory
         else:
             logits = layers.trained_logit_bytes(self.model, self.kind, MICRO_CEILING["cuda"])
             room = self._room(asleep=self.asleep_bytes) - logits
-        return max(MICRO_FLOOR, min(MICRO_CEILING[self.kind], room / token_bytes))
+        return max(MICRO_FLOOR, min(MICRO_CEILING[self.kind], room / self._token_bytes))
+
+    @property
+    def _token_bytes(self) -> float:
+        """Bytes of each token of a microbatch. On a CPU those of transformers' forward are taken
+        for every model."""
+        if self.kind == "cpu" or not self.is_own:
+            return layers.foreign_token_bytes(self.model, recomputes=self.recomputes)
+        return layers.trained_token_bytes(
+            self.loaded, self.kind, recomputes=self.recomputes, length=self.longest
+        )
 
     @property
     def asleep_bytes(self) -> float:

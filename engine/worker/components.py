@@ -40,6 +40,7 @@ from engine.worker.gateway.play import programs_of
 from engine.worker.network import room
 from engine.worker.network.policy import Base, Policy, load_base, pick_device
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
+from engine.worker.ops import flash3
 from engine.worker.ranks.leader import (
     Ranks,
     devices_of,
@@ -250,13 +251,27 @@ def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
     if results is None and device.type == "cuda":
         job.event("fast_paths", f"trying what works on {hardware_device.name}, once")
         results = examine_device(home, hardware_device)
-    if results is None or not results.off:
+    if results is None:
+        return
+    if results.is_on("flash_attention_3"):
+        use_flash3(job)
+    if not results.off:
         return
     switched_off.switch_off(results.off)
     if "flash_attention" in results.off:
         leave_fused_attention()
     reasons = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
     job.event("fast_paths", f"switched off on this device: {reasons}", off=results.off)
+
+
+def use_flash3(job: Job[RunConfig]) -> None:
+    """Compute attention by FlashAttention 3 from now on; where that fails, go on without it, with
+    the reason in the event `fast_paths`."""
+    try:
+        flash3.activate()
+    except Exception as error:  # noqa: BLE001 - a package may fail in any way; torch's own remains
+        switched_off.switch_off({"flash_attention_3": str(error)})
+        job.event("fast_paths", f"FlashAttention 3 was tried and does not load any more: {error}")
 
 
 def leave_fused_attention() -> None:

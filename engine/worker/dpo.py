@@ -96,12 +96,11 @@ def update(
     the model at once. Returns metrics by name."""
     preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
     # Runs the pass, again in smaller microbatches if memory runs out.
-    sums = training.within_memory(step, budget, preference_pass)
+    pending = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
     # The whole batch in one call: the counts of its microbatches would only be added up.
     training.meter.count_batch(rows)
-    training.require_finite(sums.loss, "loss")
-    grad_norm, lr = training.optimizer_step(step)
+    sums, grad_norm, lr = training.optimizer_step(step, pending)
     return {
         **pair_metrics(sums, len(batch), settings.beta),
         "tokens": sum(len(row.ids) for row in rows),

@@ -148,12 +148,12 @@ def _optimizer_steps(
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(policy_pass.settings.updates_per_batch):
-        pass_sums += training.within_memory(step, budget, batch_pass)
+        pending = training.within_memory(step, budget, batch_pass)
         for microbatch in policy_pass.microbatches:
             training.meter.count_microbatch(microbatch.rows)
         training.meter.count_microbatch(batch_pass.replayed_rows)
-        training.require_finite(sum(sums.loss for sums in pass_sums), "loss")
-        grad_norm, lr = training.optimizer_step(step)
+        sums, grad_norm, lr = training.optimizer_step(step, pending)
+        pass_sums += sums
         policy_pass.is_first_pass = False
     return {
         **pass_metrics(pass_sums),

@@ -98,11 +98,10 @@ def update(
     the model at once. Returns metrics by name."""
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
     # Runs the pass, again in smaller microbatches if memory runs out.
-    loss, microbatches = training.within_memory(step, budget, supervised_pass)
+    pending = training.within_memory(step, budget, supervised_pass)
     # The whole batch in one call: the counts of its microbatches would only be added up.
     training.meter.count_batch(batch)
-    training.require_finite(loss, "loss")
-    grad_norm, lr = training.optimizer_step(step)
+    (loss, microbatches), grad_norm, lr = training.optimizer_step(step, pending)
     return {
         "loss": loss,
         "tokens": sum(len(row.ids) for row in batch),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -51,6 +51,7 @@ from engine.worker.update import checkpoint
 from engine.worker.update.disk_guard import make_room
 from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_once
 from engine.worker.update.meter import Meter, peak_memory, totals
+from engine.worker.update.pending import Pending, Reading
 from engine.worker.update.profiling import Profiler
 from engine.worker.update.replay_pass import PassWithReplay
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
@@ -290,7 +291,8 @@ class Training:
         if self._shared_pass is None or self._shared_pass.whole is not batch_pass:
             seed = self.settings.seed * 1_000_003 + step
             self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
-        return self._shared_pass
+        shared: Any = self._shared_pass
+        return shared
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
         """Write the event that memory ran out in `step`, and apply the new limit of tokens at once
@@ -311,21 +313,27 @@ class Training:
         if self.evaluation is not None:
             self.evaluation.budget = min(self.evaluation.budget, tokens)
 
-    def optimizer_step(self, step: int) -> tuple[float, float]:
+    def optimizer_step(self, step: int, pending: Pending[Sums]) -> tuple[Sums, float, float]:
         """Update the adapter's weights with the gradients gathered so far, and clear them.
 
-        Returns (gradient norm before clipping, learning rate of the step).
+        Args:
+            pending: the result of the pass that gathered them, read here together with the norm.
+
+        Returns (that result, gradient norm before clipping, learning rate of the step).
 
         Raises:
-            WorkerFailure: kind nonfinite, when a gradient is NaN or infinite; no weight has changed
-                then.
+            WorkerFailure: kind nonfinite, when the loss or a gradient is NaN or infinite; no weight
+                has changed then.
         """
         lr = rate(step, self.total, self.settings)
         adapter, most = self.policy.adapter, self.settings.max_grad_norm
+        reading = Reading(pending, step=self.done + 1)
+        apply = partial(apply_step, self.optimizer, adapter, lr, most, reading)
         if self.ranks is None:
-            return apply_step(self.optimizer, adapter, lr, most), lr
-        apply = partial(apply_step, self.optimizer, adapter, lr, most)
-        return self.ranks.step(Step(lr, most), adapter, apply), lr
+            grad_norm = apply()
+        else:
+            grad_norm = self.ranks.step(Step(lr, most), adapter, apply)
+        return reading.sums, grad_norm, lr
 
     def log(
         self,
@@ -427,22 +435,6 @@ class Training:
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         return state
-
-    def require_finite(self, value: float, name: str) -> None:
-        """Check a value, such as the loss, before it reaches the weights.
-
-        Args:
-            name: of the value, for the message.
-
-        Raises:
-            WorkerFailure: kind nonfinite, when the value is NaN or infinite.
-        """
-        if not math.isfinite(value):
-            raise WorkerFailure(
-                "nonfinite",
-                f"The {name} became NaN or infinite.",
-                evidence=f"step {self.done + 1}: {name} {value}",  # the step under way
-            )
 
     def finish(self) -> Result:
         """End the run: check that the weights changed, and play the test half of the held-out tasks

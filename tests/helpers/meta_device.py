@@ -6,16 +6,21 @@ kernel that a GPU uses. What it keeps for the backward pass is counted by torch'
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config
 
 from engine.worker.core.batch import Row
 from engine.worker.network.adapter import Adapter, LoraSpec
 from engine.worker.network.decoder import Decoder, Rope
 from engine.worker.network.network import DecoderNetwork
+from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, of_liger
+from engine.worker.ops.liger import Liger
 
 META = torch.device("meta")
 ALL_LINEAR = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
@@ -88,9 +93,10 @@ def _weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def network_of(size: str) -> tuple[DecoderNetwork, Adapter]:
-    """Our own forward of Qwen3 of this size with an adapter of rank 16 on all its projections."""
-    network = DecoderNetwork(decoder_of(size), vocab=151669)
+def network_of(size: str, choice: Choice = AS_WRITTEN) -> tuple[DecoderNetwork, Adapter]:
+    """Our own forward of Qwen3 of this size with an adapter of rank 16 on all its projections, with
+    torch's functions between the products or with others."""
+    network = DecoderNetwork(decoder_of(size), vocab=151669, kernel_choice=choice)
     return network, network.new_adapter(ALL_LINEAR, seed=0)
 
 
@@ -112,43 +118,125 @@ def rows_of(prompt: int, answer: int, groups: int, members: int) -> list[Row]:
     ]
 
 
-def kept_bytes(forward: Callable[[], torch.Tensor], owned: Sequence[torch.Tensor]) -> int:
-    """Bytes of the tensors that a forward pass keeps for the backward pass, each memory once;
-    without `owned`, the weights and other tensors that live on anyway. Goes backward too."""
-    weights = {tensor.untyped_storage()._cdata for tensor in owned}
-    kept: dict[int, torch.Tensor] = {}  # the tensors are held, so that no memory is used twice
+def owned_by(network: DecoderNetwork, adapter: Any) -> list[torch.Tensor]:
+    """The tensors of a network and its adapter that live on after a step."""
+    decoder = network.decoder
+    owned = [decoder.head, decoder.norm, *adapter.parameters()]
+    weights = decoder.weights(adapter)
+    for number, layer in enumerate(decoder.layers):
+        norms = (layer.norm_in, layer.norm_mid, layer.q_norm, layer.k_norm)
+        owned += [norm for norm in norms if norm is not None]
+        for adapted in weights.of(number):
+            owned += [adapted.weight, *(adapted.joint or ())]
+    return owned
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+
+class Kept:
+    """A context that counts the bytes of what is kept for a backward pass, each memory once,
+    without what is `owned` anyway."""
+
+    def __init__(self, owned: Sequence[torch.Tensor]) -> None:
+        self._owned = {tensor.untyped_storage()._cdata for tensor in owned}
+        # The tensors are held, so that no memory is used twice.
+        self._kept: dict[int, torch.Tensor] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> "Kept":
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         memory = tensor.untyped_storage()._cdata
-        if memory not in weights and tensor.device == META:
-            kept.setdefault(memory, tensor)
+        if memory not in self._owned and tensor.device == META:
+            self._kept.setdefault(memory, tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = forward()
-    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    result.sum().backward()
-    return total
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._kept.values())
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the kernels that a GPU would run, by name, and how often the host waits for it."""
+    """Counts the kernels that a GPU would run, by name, and how often the host waits for it: for a
+    number, for a copy to the host, or for a copy from it that is not queued. What is read from the
+    device is zero.
+
+    Attributes:
+        phase: kernels are counted under it; any text.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.waits = 0
+        self.phase = ""
+        self.by_phase: dict[str, Counter[str]] = {}
+        self.waits: Counter[str] = Counter()
+
+    @property
+    def calls(self) -> Counter[str]:
+        """The kernels of the phase under way."""
+        return self.by_phase.setdefault(self.phase, Counter())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "nonzero", "_unique2", "is_nonzero"):
-            self.waits += 1
-        elif name not in NO_KERNEL:
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        sources = {each.device.type for each in tree_leaves((args, kwargs)) if is_tensor(each)}
+        if name == "_to_copy" and "device" in kwargs:
+            target = kwargs["device"].type
+            if sources == {"meta"} and target == "cpu":
+                self.waits["to the host"] += 1
+                return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            if sources == {"cpu"} and target == "meta" and not kwargs.get("non_blocking"):
+                self.waits["from the host"] += 1
+        result = func(*args, **kwargs)
+        if "meta" in sources or getattr(result, "device", None) == META:
+            counter = self.waits if name in WAITS else self.calls
+            counter[name] += name not in NO_KERNEL
+            self.waits["from the host"] += name == "copy_" and "cpu" in sources
+        return result
 
     @property
     def total(self) -> int:
         return self.calls.total()
+
+
+WAITS = ("_local_scalar_dense", "nonzero", "_unique2", "is_nonzero", "masked_select", "equal")
+
+
+def fused() -> Choice:
+    """Liger's set of functions, in which each launch of its kernels is one kernel here too and
+    gives tensors of the right shape; the meta device has no Triton."""
+    kernels = Liger.__new__(Liger)  # without its package
+    kernels.version = "on the meta device"
+    kernels._rms = SimpleNamespace(
+        rms_norm_forward=lambda x, *_: (x.clone(), x, _one_per_row(x)),
+        rms_norm_backward=lambda dy, *_, **__: (dy.clone(),),
+    )
+    kernels._sum = SimpleNamespace(
+        fused_add_rms_norm_forward=lambda x, delta, *_: (x.clone(), _like(x), _one_per_row(x)),
+        fused_add_rms_norm_backward=lambda dy, *_, **__: (dy.clone(),),
+    )
+    kernels._gate = lambda gate_up: (gate_up, gate_up.chunk(2, -1)[0].clone())
+    kernels._gate_gradient = lambda gate_up, dy, **_: gate_up.clone()
+    kernels._rope = _Rope()
+    kernels._launch_settings = lambda width: (width, 4)
+    kernels._next_power_of_2 = lambda number: 1 << (number - 1).bit_length()
+    return Choice(of_liger(kernels))
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _one_per_row(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+class _Rope:
+    """Liger's rotation: launched on a grid, in place."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda heads, *_, **__: heads.mul_(1)

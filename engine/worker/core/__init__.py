@@ -12,4 +12,5 @@
     switched_off.py   which faster ways to compute do not work on this device
     varied_rows.py    rows that come in other words each time they are seen
     trajectory.py  what playing a task leaves
+    transfer.py    from the host to a device without waiting for it
 """

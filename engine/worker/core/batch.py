@@ -11,6 +11,7 @@ import torch
 
 from engine.worker.core import switched_off
 from engine.worker.core.trajectory import Trajectory
+from engine.worker.core.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch with its tensors on `device`."""
-        return Batch(*(t.to(device) for t in (self.ids, self.source, self.labels, self.row)))
+        tensors = (self.ids, self.source, self.labels, self.row)
+        return Batch(*(to_device(tensor, device) for tensor in tensors))
 
 
 def collate(rows: Sequence[Row], pad: int) -> Batch:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from engine.worker.core import switched_off
 from engine.worker.core.batch import Row, shared_prefix
 from engine.worker.fast_paths.trial import NotHere, Trial
 from engine.worker.network.adapter import FlatAdapter, LoraSpec
@@ -19,7 +20,7 @@ from engine.worker.network.decoder import Decoder
 from engine.worker.network.network import DecoderNetwork
 from engine.worker.network.policy import pick_dtype
 from engine.worker.network.sampler import SamplerNeeds, SamplingParams
-from engine.worker.ops import fused_ops, matmul
+from engine.worker.ops import flash3, fused_ops, matmul
 from engine.worker.ops.attention import VARLEN_DTYPES, Attention
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, Sizes
 from engine.worker.ops.packing import Layout
@@ -194,6 +195,22 @@ def flash_attention(device: torch.device) -> Trial:
     return Trial(work, ROUNDING[dtype], plain)
 
 
+def flash_attention_3(device: torch.device) -> Trial:
+    """Compute attention over a group's packed sequences by FlashAttention 3 and by 2.
+
+    Raises NotHere where it is not installed, or made for other GPUs.
+    """
+    if why_not := flash3.why_not(device):
+        raise NotHere(why_not)
+    packed = packed_attention(device)
+
+    def work() -> Sequence[torch.Tensor]:
+        with flash3.in_use(wanted=not switched_off.is_off("flash_attention_3")):
+            return packed.work()
+
+    return Trial(work, packed.allowed)
+
+
 def fused_kernels(device: torch.device) -> Trial:
     """Run a small model with the fused functions that a run would use, and without them.
 
@@ -323,6 +340,7 @@ TRIALS: Mapping[str, Callable[[torch.device], Trial]] = {
     "bfloat16": bfloat16,
     "varlen_attention": packed_attention,
     "flash_attention": flash_attention,
+    "flash_attention_3": flash_attention_3,
     "fused_kernels": fused_kernels,
     "decode_graph": decode_graph,
     "float32_head": float32_head,

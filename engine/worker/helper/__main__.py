@@ -140,7 +140,7 @@ class Helper:
             batch_pass.is_first_pass = order.first
         answer: messages.Done | messages.OutOfMemory
         try:
-            answer = messages.Done(batch_pass.run(order.token_limit))
+            answer = messages.Done(batch_pass.run(order.token_limit).read())
         except (RuntimeError, MemoryError) as error:
             # A sharded pass cannot be left halfway: the others wait for its layers.
             if not out_of_memory(error) or self._lockstep is not None:

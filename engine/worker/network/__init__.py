@@ -14,5 +14,5 @@ Start with `policy.py`, then `network.py`.
     room.py            what has to fit into the device, as the estimate counted it
     sampler.py         what every sampler shares: how to sample, what to draw, when to stop
     shape.py           a model's sizes, and whether our forward knows it
-    weights.py         weights from safetensors files, fused layer by layer
+    weights.py         weights from safetensors files, fused layer by layer, an adapter on them
 """

@@ -6,20 +6,14 @@ from typing import NamedTuple
 
 import torch
 
-from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import (
-    AdaptedLinear,
-    Decoder,
-    LayerWeights,
-    Weights,
-    no_rotation,
-)
+from engine.worker.network.decoder import Decoder, no_rotation
 from engine.worker.network.shape import Shape
-from engine.worker.network.weights import Layer
+from engine.worker.network.weights import AdaptedLinear, Layer, LayerWeights, Weights
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
 from engine.worker.ops.fused_ops import per_head
+from engine.worker.ops.low_rank import fill_joint
 from engine.worker.ops.matmul import Fixed
 from engine.worker.ops.packing import Layout
 
@@ -274,9 +268,11 @@ class _Product:
         self.scale = adapted.scale
         self.a = self.b = None
         if adapted.factors is not None and adapted.merged is None:
-            # [in, parts * rank] and [parts * rank, out]
-            self.a = adapted.factors.a.detach().to(adapted.weight.dtype).t()
-            self.b = _joint_b(adapted.factors, adapted.weight)
+            # [in, parts * rank] and [parts * rank, out], for one product over all parts.
+            a, weight = adapted.factors.a.detach(), adapted.weight
+            joint_b = weight.new_zeros(weight.shape[0], a.shape[0])
+            fill_joint(joint_b, adapted.factors.b, adapted.factors.spans)
+            self.a, self.b = a.to(weight.dtype).t(), joint_b.t().contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output [N, out] for x [N, in], with the adapter's part unless that is merged
@@ -299,15 +295,3 @@ class _Products(NamedTuple):
     def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
         """The products of a layer's four matrices; `pack`: see `_Product`."""
         return cls(*(_Product(adapted, pack=pack) for adapted in linears))
-
-
-def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:
-    """The factors B of all parts, transposed, in one matrix [parts * rank, out]. Each part has rows
-    and columns of its own; everything else is zero. `weight` is the layer's [out, in]."""
-    rank = factors.b.shape[1]
-    joint = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
-    row = 0  # of the joint matrix, the first of the next part
-    for (start, stop), adapted in zip(factors.spans, factors.parts, strict=True):
-        joint[row : row + rank, start:stop] = factors.b.detach()[adapted.b].t()
-        row += rank
-    return joint

@@ -19,22 +19,25 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.core.hardware import detect
 from engine.sizing.layers import HEAD_BYTES
-from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Slot
+from engine.worker.network.adapter import FlatAdapter, LoraSpec, Slot
 from engine.worker.network.shape import Multipliers, Shape, is_rotated
-from engine.worker.network.weights import Layer, Linear, Take, layer_from, opened, required
+from engine.worker.network.weights import (
+    Layer,
+    LayerWeights,
+    Take,
+    Weights,
+    layer_from,
+    opened,
+    required,
+)
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.fused_ops import TORCH, Pointwise
 from engine.worker.ops.kernels import (
     AddNorm,
-    FrozenLinear,
-    GatedLoraLinear,
     HeadLayout,
     HeadsRope,
-    LoraLinear,
-    LoraPlacement,
     Norm,
     PickRows,
-    SwiGLU,
     TokenLogprobs,
 )
 from engine.worker.ops.matmul import OutputLayer, grain
@@ -119,7 +122,7 @@ class Decoder:
         self._tables = _RopeTables(rope, factor=factors.angles, context=context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = _layers(config, take, self.shape, factors.residual)
-        self._base_weights = Weights(self)
+        self._base_weights = Weights(self.layers)
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
@@ -144,6 +147,19 @@ class Decoder:
             return weight
 
         return cls(model.config, take, rope)
+
+    def give_back(self, model: "PreTrainedModel") -> bool:
+        """Put the weights that `of` emptied in the model back, as parts of the fused ones: the
+        model works again, and this decoder must not be used any more. False where that cannot be,
+        because the decoder has weights that are multiplied by a factor."""
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        if any(linear.factor != 1 for linear in linears):
+            return False
+        parameters = dict(model.named_parameters())
+        for linear in linears:
+            for name, start, stop in linear.slot.projections:
+                parameters[f"{name}.weight"].data = linear.weight[start:stop]
+        return True
 
     @classmethod
     def read(
@@ -197,7 +213,7 @@ class Decoder:
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
-    def weights(self, adapter: FlatAdapter | None) -> "Weights":
+    def weights(self, adapter: FlatAdapter | None) -> Weights:
         """The layers with `adapter` on them as it is now; None gives the base alone. They are made
         once per adapter and kept in it, so that the policy and its sampler share them."""
         if adapter is None:
@@ -205,7 +221,7 @@ class Decoder:
         if adapter.applied is None:
             # Only on a CPU, and only where memory allows a second copy of the weights.
             merge = self.device.type == "cpu" and self.packs_weights
-            adapter.applied = Weights(self, adapter, merge=merge)
+            adapter.applied = Weights(self.layers, adapter, merge=merge)
         return adapter.applied.refresh()
 
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +237,7 @@ class Decoder:
     def hidden(
         self,
         batch: Packed,
-        weights: "Weights",
+        weights: Weights,
         rows: torch.Tensor | None = None,
         *,
         checkpointing: bool = False,
@@ -263,7 +279,7 @@ class Decoder:
     def logprobs(
         self,
         batch: Packed,
-        weights: "Weights",
+        weights: Weights,
         *,
         vocab: int,
         inverse_temperature: float = 1.0,
@@ -313,7 +329,7 @@ class Decoder:
         return hidden, F.pad(labels, (0, padding))
 
     @torch.no_grad()
-    def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, weights: Weights) -> torch.Tensor:
         """The logits of one sequence of ids [length], [length, vocab] float32. All of them are in
         memory at once: for comparisons of short sequences."""
         no_tokens = torch.empty(0, dtype=torch.long, device=ids.device)
@@ -359,7 +375,7 @@ class _LayerStep:
 
     shared: _Pass
     layer: Layer
-    linears: "LayerWeights"
+    linears: LayerWeights
     rows: torch.Tensor | None
 
     def __call__(
@@ -467,125 +483,3 @@ def _rows_at_once(device: torch.device, vocab: int) -> int:
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables like `cos` and `sin` that turn nothing."""
     return torch.ones_like(cos), torch.zeros_like(sin)
-
-
-class AdaptedLinear:
-    """A frozen layer as the forward pass calls it, with its adapter if it has one."""
-
-    def __init__(
-        self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
-    ) -> None:
-        """Keep the layer and its adapter: factors (None without one) and scale of its output.
-        `merged` [out, in] is memory that `merge` fills with the sum of both; None: not merged."""
-        self.linear = linear
-        self.factors = factors
-        self.scale = scale
-        self.merged = merged
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """[out, in] with the adapter in it where it is merged."""
-        return self.linear.weight if self.merged is None else self.merged
-
-    def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
-        """The layer's output [N, out] for x [N, in]. With dropout, weight and adapter are applied
-        separately even where they are merged, since dropout acts on the adapter's input alone."""
-        factors = self.factors
-        if factors is None:
-            return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
-        use_merged = self.merged is not None and not dropout
-        dropped = F.dropout(x, dropout) if dropout else x
-        return LoraLinear.apply(
-            x,
-            dropped,
-            factors.a,
-            factors.b,
-            self.weight if use_merged else self.linear.weight,  # `weight` is the merged one
-            self.linear.bias,
-            LoraPlacement(factors.spans, self.scale, merged=use_merged),
-        )
-
-    def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """This layer's output [N, out] for silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then
-        up; dropout acts on the adapter's input."""
-        factors = self.factors
-        if factors is None or dropout:  # GatedLoraLinear knows neither case
-            return self(SwiGLU.apply(gate_up, functions), dropout)
-        return GatedLoraLinear.apply(
-            gate_up,
-            factors.a,
-            factors.b,
-            self.weight,
-            self.linear.bias,
-            LoraPlacement(factors.spans, self.scale, merged=self.merged is not None),
-            functions,
-        )
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Write weight + scale * B A into `merged`. Does nothing without memory for it, which a
-        layer without an adapter never has."""
-        factors = self.factors
-        if factors is None or self.merged is None:
-            return
-        self.merged.copy_(self.linear.weight)
-        for (start, stop), part in zip(factors.spans, factors.parts, strict=True):
-            self.merged[start:stop].addmm_(factors.b[part.b], factors.a[part.a], alpha=self.scale)
-
-
-LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
-
-
-class Weights:
-    """A decoder's layers with an adapter on them, or without."""
-
-    def __init__(
-        self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
-    ) -> None:
-        """Put the adapter on each layer of the decoder; None leaves the base alone.
-
-        Args:
-            merge: keep weight + scale * B A beside the frozen weights. `refresh` computes it from
-                the frozen weights whenever the adapter has changed, so that errors do not add up.
-                Ignored unless the weights are float32: rounded to bfloat16, most of a small update
-                would be lost.
-        """
-        self.adapter = adapter
-        self.merging = merge and adapter is not None and decoder.dtype == torch.float32
-        self._merged_version = -1  # of the adapter; -1: it was never merged
-        self._layers: list[LayerWeights] = []
-        linear_index = 0  # counted through the whole decoder, as in the adapter
-        for layer in decoder.layers:
-            adapted = []
-            for linear in layer.linears:
-                adapted.append(self._adapted_linear(linear, linear_index))
-                linear_index += 1
-            qkv, o, gate_up, down = adapted
-            self._layers.append((qkv, o, gate_up, down))
-
-    def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
-        """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
-        its number among all matrices. Allocates memory for the merged weight if there will be one.
-        """
-        factors = self.adapter.factors[linear_index] if self.adapter is not None else None
-        if self.adapter is None or factors is None:
-            return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
-        merged = torch.empty_like(linear.weight) if self.merging else None
-        # A factor that the model multiplies the layer's output by holds for the adapter's part too.
-        scale = self.adapter.spec.scale * linear.factor
-        return AdaptedLinear(linear, factors, scale=scale, merged=merged)
-
-    def of(self, layer: int) -> LayerWeights:
-        return self._layers[layer]
-
-    def refresh(self) -> "Weights":
-        """Merge the adapter into the weights again if it has changed since the last time. Returns
-        this object."""
-        if not self.merging or self.adapter is None:
-            return self
-        if self._merged_version != self.adapter.version:
-            for layer in self._layers:
-                for linear in layer:
-                    linear.merge()
-            self._merged_version = self.adapter.version
-        return self

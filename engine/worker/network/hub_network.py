@@ -8,10 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict
 from transformers import PreTrainedModel
 
@@ -27,6 +29,7 @@ from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 from engine.worker.ops.matmul import OutputLayer
 
+CASTS_INPUTS = "cast_input_dtype_enabled"  # PEFT's switch of a layer
 # Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
 # Settings of models that compute more than the head between hidden state and logits: their
@@ -191,6 +194,8 @@ class HubNetwork:
             raise WorkerFailure(
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
+        if self.dtype in (torch.bfloat16, torch.float16):
+            _compute_in(self.dtype, self._peft)
         adapter = HubAdapter(self, name, spec)
         self._first_adapter = self._first_adapter or adapter
         return adapter
@@ -433,6 +438,22 @@ def disable_dropout(model: torch.nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def _compute_in(dtype: torch.dtype, model: torch.nn.Module) -> None:
+    """From now on the layers with adapters compute in `dtype`, of 16 bits: of the factors, which
+    stay float32, copies are made. Otherwise PEFT would copy every layer's input to float32, keep
+    that for the backward pass, and multiply in float32."""
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer) and getattr(module, CASTS_INPUTS, True):
+            setattr(module, CASTS_INPUTS, False)
+            module.forward = partial(_in_format, dtype, module.forward)
+
+
+def _in_format(dtype: torch.dtype, forward: Any, x: torch.Tensor, *more: Any, **named: Any) -> Any:
+    """Call a layer's `forward` with its products in `dtype`."""
+    with torch.autocast(x.device.type, dtype=dtype):
+        return forward(x, *more, **named)
 
 
 def _require_hub(adapter: Adapter) -> HubAdapter:

@@ -14,9 +14,10 @@ import torch
 from engine.worker.core.batch import Batch, Row
 from engine.worker.network.adapter import Adapter, FlatAdapter, LoraSpec
 from engine.worker.network.decode import DecoderSampler
-from engine.worker.network.decoder import Decoder, Weights
+from engine.worker.network.decoder import Decoder
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.network.shape import Shape
+from engine.worker.network.weights import Weights
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice
 from engine.worker.ops.packing import Packed, pack
 

@@ -126,13 +126,15 @@ def load_base(
     stop_ids = stop_ids_of(config, tokenizer, path)
     # "": our own forward may do; otherwise the reason why it does not, which HubNetwork keeps.
     why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
+    model: PreTrainedModel | None = None
     if not why_not_ours:
-        network, why_not_ours = _load_decoder_network(
+        network, why_not_ours, model = _load_decoder_network(
             path, config, vocab, device, precision, comparisons_file, steps=steps
         )
         if network is not None:
             return Base(network, tokenizer, stop_ids, path)
-    model, _ = load_transformers(path, device, precision, quantization)
+    if model is None:
+        model, _ = load_transformers(path, device, precision, quantization)
     # Imported late: PEFT takes a second and over 100 MB, and our own forward does without it.
     from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
 
@@ -148,10 +150,10 @@ def _load_decoder_network(
     comparisons_file: Path | None,
     *,
     steps: int,
-) -> tuple[DecoderNetwork | None, str]:
-    """Load the model in `path` for our own forward. Returns (the network, ""), or (None, why not)
-    if its logits differ from transformers'. They are compared once for each model; later loads
-    trust the result in `comparisons_file`.
+) -> "tuple[DecoderNetwork | None, str, PreTrainedModel | None]":
+    """Load the model in `path` for our own forward. Returns (the network, "", None), or (None, why
+    not, transformers' model if it is whole) if its logits differ from transformers'. They are
+    compared once for each model; later loads trust the result in `comparisons_file`.
 
     Args:
         config: transformers' configuration of the model; our own forward supports it.
@@ -168,25 +170,28 @@ def _load_decoder_network(
         # through transformers below, and compared again.
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
-            return DecoderNetwork(decoder, vocab, choice), ""
-    decoder, used_choice, difference = _compared_decoder(path, vocab, device, precision, choice)
+            return DecoderNetwork(decoder, vocab, choice), "", None
+    model, decoder, used_choice, difference = _compared_decoder(
+        path, vocab, device, precision, choice
+    )
     if difference <= TOLERANCE[decoder.dtype]:
         kernels = used_choice.functions.name
         rope = decoder.rotary
         comparisons.remember(comparisons_file, path, dtype, kernels, rope, difference, device)
-        return DecoderNetwork(decoder, vocab, used_choice), ""
-    return None, f"logits differ from transformers' by {difference:.1e}"
+        return DecoderNetwork(decoder, vocab, used_choice), "", None
+    why_not = f"logits differ from transformers' by {difference:.1e}"
+    return None, why_not, model if decoder.give_back(model) else None
 
 
 def _compared_decoder(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
-) -> tuple[Decoder, Choice, float]:
+) -> "tuple[PreTrainedModel, Decoder, Choice, float]":
     """Load the model in `path` with transformers, make our own decoder of it, and compare their
     logits on a few ids. `choice` is the set of functions to try in the decoder, which may have to
     use torch's in its place.
 
-    Returns (the decoder, the choice of the set that it now uses, the difference of its logits from
-    transformers', relative to those).
+    Returns (the model, emptied by the decoder; the decoder; the choice of the set that it now uses;
+    the difference of its logits from transformers', relative to those).
     """
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)
@@ -194,7 +199,7 @@ def _compared_decoder(
         expected = model(torch.tensor([probe], device=device)).logits[0].float()
     decoder = Decoder.of(model)
     choice, difference = _choice_and_difference(decoder, choice, probe, expected)
-    return decoder, choice, difference
+    return model, decoder, choice, difference
 
 
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:

@@ -1,4 +1,5 @@
-"""A decoder's weights: from a folder's safetensors files, and fused layer by layer."""
+"""A decoder's weights: from a folder's safetensors files, fused layer by layer, and with an adapter
+on them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,8 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
+from torch.nn import functional as F
 
-from engine.worker.network.adapter import Projection, Slot
+from engine.worker.network.adapter import Factors, FlatAdapter, Projection, Slot
+from engine.worker.ops.fused_ops import Pointwise
+from engine.worker.ops.kernels import FrozenLinear, GatedLoraLinear, LoraLinear, SwiGLU
+from engine.worker.ops.low_rank import Joint, LoraPlacement, fill_joint
 
 # Gives the weight with a name as transformers spells it; None if the model has no such weight.
 Take = Callable[[str], torch.Tensor | None]
@@ -217,3 +222,176 @@ def required(take: Take, name: str) -> torch.Tensor:
     if weight is None:
         raise KeyError(name)
     return weight
+
+
+class AdaptedLinear:
+    """A frozen layer as the forward pass calls it, with its adapter if it has one."""
+
+    def __init__(
+        self,
+        linear: Linear,
+        factors: Factors | None = None,
+        scale: float = 0.0,
+        merged: torch.Tensor | None = None,
+        joint: Joint | None = None,
+    ) -> None:
+        """Keep the layer and its adapter: factors (None without one) and scale of its output.
+
+        Args:
+            merged: [out, in], memory that `refresh` fills with the sum of both; None: not merged.
+            joint: the factors for one product; of its b, `refresh` fills in the parts. None
+                computes part by part.
+        """
+        self.linear = linear
+        self.factors = factors
+        self.scale = scale
+        self.merged = merged
+        self.joint = joint
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in] with the adapter in it where it is merged."""
+        return self.linear.weight if self.merged is None else self.merged
+
+    def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
+        """The layer's output [N, out] for x [N, in]. With dropout, weight and adapter are applied
+        separately even where they are merged, since dropout acts on the adapter's input alone."""
+        factors = self.factors
+        if factors is None:
+            return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
+        use_merged = self.merged is not None and not dropout
+        dropped = F.dropout(x, dropout) if dropout else x
+        return LoraLinear.apply(
+            x,
+            dropped,
+            factors.a,
+            factors.b,
+            self.weight if use_merged else self.linear.weight,  # `weight` is the merged one
+            self.linear.bias,
+            LoraPlacement(factors.spans, self.scale, merged=use_merged, joint=self.joint),
+        )
+
+    def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
+        """This layer's output [N, out] for silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then
+        up; dropout acts on the adapter's input."""
+        factors = self.factors
+        if factors is None or dropout:  # GatedLoraLinear knows neither case
+            return self(SwiGLU.apply(gate_up, functions), dropout)
+        is_merged = self.merged is not None
+        return GatedLoraLinear.apply(
+            gate_up,
+            factors.a,
+            factors.b,
+            self.weight,
+            self.linear.bias,
+            LoraPlacement(factors.spans, self.scale, merged=is_merged, joint=self.joint),
+            functions,
+        )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring what was computed of the adapter up to its weights: weight + scale * B A in
+        `merged`, or the parts of B in `joint`. Does nothing without memory for either, which a
+        layer without an adapter never has."""
+        factors = self.factors
+        if factors is None:
+            return
+        # A layer whose outputs are adapted as one part has a view of the cast adapter as its b.
+        if self.joint is not None and self.joint.b.shape != factors.b.shape:
+            fill_joint(self.joint.b, factors.b, factors.spans)
+        if self.merged is not None:
+            self.merged.copy_(self.linear.weight)
+            for (start, stop), part in zip(factors.spans, factors.parts, strict=True):
+                a, b = factors.a[part.a], factors.b[part.b]
+                self.merged[start:stop].addmm_(b, a, alpha=self.scale)
+
+
+LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
+
+
+class Weights:
+    """A decoder's layers with an adapter on them, or without.
+
+    What is computed of the adapter is computed once for each version of it. On a CPU in float32
+    that is the sum of weight and adapter, where memory allows it; elsewhere the adapter in the
+    layers' number format, as factors for one product per layer (low_rank.py).
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], adapter: FlatAdapter | None = None, *, merge: bool = False
+    ) -> None:
+        """Put the adapter on each of the layers; None leaves them alone.
+
+        Args:
+            merge: keep weight + scale * B A beside the frozen weights. `refresh` computes it from
+                the frozen weights whenever the adapter has changed, so that errors do not add up.
+                Ignored unless the weights are float32: rounded to bfloat16, most of a small update
+                would be lost.
+        """
+        weight = layers[0].qkv.weight
+        is_float32 = weight.dtype == torch.float32
+        self.adapter = adapter
+        self.merging = merge and adapter is not None and is_float32
+        self._version = -1  # of the adapter at the last refresh; -1: there was none
+        self._cast: torch.Tensor | None = None  # all of the adapter in the weights' format
+        if adapter is not None and not (is_float32 and weight.device.type == "cpu"):
+            self._cast = torch.empty_like(adapter.flat, dtype=weight.dtype)
+        self._layers: list[LayerWeights] = []
+        linear_index = 0  # counted through the whole decoder, as in the adapter
+        for layer in layers:
+            adapted = []
+            for linear in layer.linears:
+                adapted.append(self._adapted_linear(linear, linear_index))
+                linear_index += 1
+            qkv, o, gate_up, down = adapted
+            self._layers.append((qkv, o, gate_up, down))
+
+    def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
+        """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
+        its number among all matrices. Allocates memory for what is computed of the adapter.
+        """
+        factors = self.adapter.factors[linear_index] if self.adapter is not None else None
+        if self.adapter is None or factors is None:
+            return AdaptedLinear(linear)
+        return AdaptedLinear(
+            linear,
+            factors,
+            # A factor that the model multiplies the layer's output by holds for the adapter's part.
+            scale=self.adapter.spec.scale * linear.factor,
+            merged=torch.empty_like(linear.weight) if self.merging else None,
+            joint=_joint_of(linear, factors, self._cast) if self._cast is not None else None,
+        )
+
+    def of(self, layer: int) -> LayerWeights:
+        return self._layers[layer]
+
+    @torch.no_grad()
+    def refresh(self) -> "Weights":
+        """Compute again what is computed of the adapter, if it has changed since the last time.
+        Returns this object."""
+        adapter = self.adapter
+        if adapter is None or adapter.version == self._version:
+            return self
+        if self._cast is not None:
+            self._cast.copy_(adapter.flat)
+        if self.merging or self._cast is not None:
+            for layer in self._layers:
+                for linear in layer:
+                    linear.refresh()
+        self._version = adapter.version
+        return self
+
+
+def _joint_of(linear: Linear, factors: Factors, cast: torch.Tensor) -> Joint:
+    """The factors of a layer for one product, as views of `cast`, which holds the whole adapter in
+    the layer's number format; the B factors of several parts, or of a part of the outputs, get
+    memory of their own, which is zero so far."""
+
+    def view_of(leaf: torch.Tensor) -> torch.Tensor:
+        place = leaf.storage_offset()  # in the flat buffer
+        return cast[place : place + leaf.numel()].view(leaf.shape)
+
+    a, outputs = view_of(factors.a), linear.weight.shape[0]
+    if factors.spans == ((0, outputs),):
+        return Joint(a, view_of(factors.b))
+    return Joint(a, cast.new_zeros(outputs, a.shape[0]))

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from engine.worker.core import switched_off
+from engine.worker.core.transfer import to_device
 from engine.worker.ops import causal
 from engine.worker.ops.kernels import Spread
 from engine.worker.ops.packing import (
@@ -93,7 +94,8 @@ class Attention:
             on = not switched_off.is_off("varlen_attention")
             varlen = on and device.type != "cpu" and dtype in VARLEN_DTYPES
         self.varlen_plan = None
-        self.by_blocks = not varlen and _fits_blocks(layout, device, dtype)
+        self.takes_blocks = not switched_off.is_off("block_attention")
+        self.by_blocks = not varlen and self.takes_blocks and _fits_blocks(layout, device, dtype)
         if varlen:
             self.varlen_plan = VarlenPlan.of(layout, device)
         elif self.by_blocks:
@@ -138,7 +140,7 @@ class Attention:
         sequence up to itself: [tokens of the bucket, heads * dim]. qkv: [N, heads + 2 kv_heads,
         dim]."""
         padded = _padded_of(qkv, bucket)  # [rows, length, heads + 2 kv_heads, dim]
-        if causal.applies(padded.dtype, padded.device, bucket.length):
+        if self.takes_blocks and causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
         by_head = padded.transpose(1, 2)
@@ -270,10 +272,7 @@ def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
 
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST, and it is
-    not switched off."""
-    if switched_off.is_off("block_attention"):
-        return False
+    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST."""
     pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
     whole_rows = [layout.prefix_lengths[owner] + length for owner, length in pairs]
     return causal.applies(dtype, device, max([*layout.prefix_lengths, *whole_rows]))
@@ -343,7 +342,7 @@ class VarlenPlan:
             query_lengths, key_lengths: how many queries and keys each sequence has, in packed
                 order.
         """
-        self.keys = keys.to(device) if keys is not None else None
+        self.keys = to_device(keys, device) if keys is not None else None
         self.query_starts = _cumulative(query_lengths, device)
         self.key_starts = _cumulative(key_lengths, device)
         self.longest_query = max(query_lengths)
@@ -386,4 +385,4 @@ def _key_rows(layout: Layout) -> torch.Tensor:
 
 def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:
     """The cumulative lengths from 0 as int32 on the device: for 3 and 5, [0, 3, 8]."""
-    return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+    return to_device(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), device)

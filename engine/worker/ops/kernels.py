@@ -9,30 +9,15 @@ works in the dtype of its input; adapters are float32 always.
 # once_differentiable hides the parameters of a backward from the type checker.
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from engine.worker.ops.fused_ops import TORCH, Pointwise
-from engine.worker.ops.matmul import OutputLayer, dense, linear
-
-
-@dataclass(frozen=True)
-class LoraPlacement:
-    """Where and how an adapter joins a linear layer.
-
-    Attributes:
-        spans: (start, stop) of each adapted part among the layer's outputs.
-        scale: lora_alpha / r.
-        merged: whether the layer's weight already contains the adapter.
-    """
-
-    spans: Sequence[tuple[int, int]]
-    scale: float
-    merged: bool
+from engine.worker.ops.low_rank import LoraPlacement, adapted, factor_gradients
+from engine.worker.ops.matmul import OutputLayer, linear
 
 
 @dataclass(frozen=True)
@@ -80,8 +65,9 @@ class LoraLinear(torch.autograd.Function):
         for the backward pass."""
         ctx.placement = placement
         ctx.has_dropout = dropped is not x
+        a, b = placement.joint or (a, b)
         ctx.save_for_backward(dropped, a, b, weight)
-        return _adapted(x, dropped, a, b, weight, bias, placement)
+        return adapted(x, dropped, a, b, weight, bias, placement)
 
     @staticmethod
     @once_differentiable
@@ -90,7 +76,7 @@ class LoraLinear(torch.autograd.Function):
         None for the other arguments. Without dropout x and `dropped` are one tensor, and x gets the
         gradient of both."""
         dropped, a, b, weight = ctx.saved_tensors
-        da, db, d_low_rank = _factor_gradients(dropped, a, b, dy, ctx.placement)
+        da, db, d_low_rank = factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
         # In the first layer neither does, since nothing below it is trained.
@@ -128,8 +114,9 @@ class GatedLoraLinear(torch.autograd.Function):
         """
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
+        a, b = placement.joint or (a, b)
         ctx.save_for_backward(gate_up, a, b, weight)
-        return _adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
+        return adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
 
     @staticmethod
     @once_differentiable
@@ -138,90 +125,13 @@ class GatedLoraLinear(torch.autograd.Function):
         for the other arguments."""
         gate_up, a, b, weight = ctx.saved_tensors
         x, saved = ctx.functions.gate_again(gate_up)  # x = silu(gate) * up, as in the forward pass
-        da, db, d_low_rank = _factor_gradients(x, a, b, dy, ctx.placement)
+        da, db, d_low_rank = factor_gradients(x, a, b, dy, ctx.placement)
         del x  # its memory, and its place in the processor's cache, serve the next tensors
         dx = linear(dy, weight.t())
         if not ctx.placement.merged:  # a merged weight has given the adapter's share of dx
             dx.addmm_(d_low_rank, a.to(dx.dtype))
         dgate_up = ctx.functions.gate_gradient(gate_up, saved, dx)
         return dgate_up, da, db, None, None, None, None
-
-
-def _adapted(
-    x: torch.Tensor,
-    dropped: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    placement: LoraPlacement,
-) -> torch.Tensor:
-    """x W^T + bias [N, out] for x [N, in]. Unless the weight contains the adapter already, scale *
-    (dropped A_i^T) B_i^T is added in the span of each adapted part i of the outputs.
-
-    Args:
-        dropped: x after adapter dropout, or x itself.
-        a, b: [parts * r, in] and [adapted outputs, r], the factors of all parts one below the
-            other.
-    """
-    y = linear(x, weight, bias)
-    if not placement.merged:
-        low_rank = linear(dropped, a.to(x.dtype))
-        for part in _parts(placement.spans, rank=b.shape[1]):
-            part_of_b = b[part.rows].to(x.dtype)
-            y[:, part.outputs].addmm_(
-                low_rank[:, part.columns], part_of_b.t(), alpha=placement.scale
-            )
-    return y
-
-
-def _factor_gradients(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of the adapter's factors a and b, and of its low-rank activations x A^T [N,
-    parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
-    input; each part is one of the spans of outputs in `placement`, with r columns of its own."""
-    scale = placement.scale
-    low_rank = linear(x, a.to(x.dtype))  # x A^T
-    d_low_rank = torch.empty_like(low_rank)
-    db = torch.empty_like(b)
-    for part in _parts(placement.spans, rank=b.shape[1]):
-        grad = dense(dy[:, part.outputs])
-        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())  # dy_i B_i
-        # dy_i^T (x A_i^T), as a transposed product: faster, since one side has few columns.
-        db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()
-    db.mul_(scale)
-    d_low_rank.mul_(scale)
-    da = linear(d_low_rank.t(), x.t()).to(a.dtype)
-    return da, db, d_low_rank
-
-
-class _Part(NamedTuple):
-    """One adapted part of a layer's outputs.
-
-    Attributes:
-        outputs: its place among the layer's outputs.
-        rows: its rows of the factor B.
-        columns: its columns of the low-rank activations x A^T.
-    """
-
-    outputs: slice
-    rows: slice
-    columns: slice
-
-
-def _parts(spans: Sequence[tuple[int, int]], rank: int) -> list[_Part]:
-    """The adapted parts at these (start, stop) spans of the outputs. In B and in the low-rank
-    activations they follow each other without gaps: for (0, 4) and (8, 10) and rank 2 the rows of B
-    are 0 to 4 and 4 to 6, the columns 0 to 2 and 2 to 4."""
-    parts = []
-    row = 0  # of B, the first of the next part
-    for number, (start, stop) in enumerate(spans):
-        end_row = row + stop - start
-        columns = slice(number * rank, (number + 1) * rank)
-        parts.append(_Part(outputs=slice(start, stop), rows=slice(row, end_row), columns=columns))
-        row = end_row
-    return parts
 
 
 class FrozenLinear(torch.autograd.Function):

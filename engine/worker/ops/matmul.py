@@ -150,7 +150,8 @@ class OutputLayer:
 
     def float_logits(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T, [N, vocab] float32 for x [N, hidden]."""
-        if x.is_cuda and x.dtype != torch.float32 and not switched_off.is_off("float32_head"):
+        is_wide = x.device.type == "cpu" or x.dtype == torch.float32
+        if not is_wide and not switched_off.is_off("float32_head"):
             return float32_product(x, self.weight)
         return self.logits(x).float()
 

@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 
 from engine.worker.core.batch import Row
+from engine.worker.core.transfer import to_device
 
 # The most pairs of tokens that an attention bucket may compute only because of padding: they cost
 # as much as one more call.
@@ -145,9 +146,8 @@ class Packed:
     predicting_of_label: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """The same microbatch with its tensors on the device. On a GPU the copies may still be
-        under way; what is computed with them waits for them."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
+        """The same microbatch with its tensors on the device, without waiting for it."""
+        moved = {name: to_device(getattr(self, name), device) for name in _TENSORS}
         return replace(self, **moved)
 
 

@@ -17,7 +17,7 @@ from engine.worker.ranks.shares import cut
 from engine.worker.update.losses import Normaliser
 from engine.worker.update.policy_update import PolicyPass
 from engine.worker.update.preference import Pair, PreferencePass
-from engine.worker.update.supervised import SupervisedPass
+from engine.worker.update.supervised import SupervisedPass, SupervisedSums
 
 # All ranks do a part of these passes; a teacher reads on rank 0 alone.
 Shareable = SupervisedPass | PreferencePass | PolicyPass
@@ -107,7 +107,7 @@ def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
     """What the pass over the whole batch returns, from what those over its parts returned, rank 0's
     first. Microbatches are those of rank 0: as many follow each other on a device."""
     if isinstance(batch_pass, SupervisedPass):
-        return sum(loss for loss, _ in results), results[0][1]
+        return SupervisedSums(sum(loss for loss, _ in results), results[0].microbatches)
     if isinstance(batch_pass, PreferencePass):
         total = results[0]
         for sums in results[1:]:

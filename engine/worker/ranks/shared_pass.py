@@ -12,6 +12,7 @@ from engine.worker.core.failures import out_of_memory
 from engine.worker.ranks.leader import Ranks
 from engine.worker.ranks.messages import Begin, Done, OutOfMemory, Run
 from engine.worker.ranks.parts import Shareable, merged, parts_of
+from engine.worker.update.pending import Pending
 from engine.worker.update.policy_update import PolicyPass
 
 
@@ -34,7 +35,7 @@ class SharedPass:
                 self.helpers.append(rank)
                 ranks.tell(rank, Begin(part))
 
-    def run(self, token_limit: int) -> Any:
+    def run(self, token_limit: int) -> Pending[Any]:
         """Add the gradients of all parts, at most `token_limit` tokens at a time on each rank.
         Returns what `batch_pass.run` would. Raises torch.OutOfMemoryError where memory ran out on
         any rank, after all have ended the pass."""
@@ -46,9 +47,10 @@ class SharedPass:
             self.ranks.tell(rank, Run(token_limit, first, seed))
         self.ranks.accompany(self.helpers)
         memory_error = ""
+        pending: Pending[Any] | None = None  # of rank 0's part
         results: list[Any] = []
         try:
-            results.append(self._run_first_part(token_limit, first=first))
+            pending = self._run_first_part(token_limit, first=first)
         except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
             # A sharded pass cannot be left halfway: the others wait for its layers.
             if not out_of_memory(error) or self.ranks.lockstep is not None:
@@ -60,11 +62,14 @@ class SharedPass:
                 memory_error = memory_error or f"rank {rank}: {answer.message}"
             elif isinstance(answer, Done):
                 results.append(answer.result)
-        if memory_error:
+        if memory_error or pending is None:
             raise torch.OutOfMemoryError(memory_error)
-        return merged(self.whole, results)
+        own = pending
+        return Pending(
+            own.numbers, lambda each: merged(self.whole, [own.of(each), *results]), own.loss_of
+        )
 
-    def _run_first_part(self, token_limit: int, *, first: bool) -> Any:
+    def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
         """The pass over rank 0's part."""
         if isinstance(self.first_part, PolicyPass) and isinstance(self.whole, PolicyPass):
             self.first_part.is_first_pass = first

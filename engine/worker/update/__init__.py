@@ -7,6 +7,7 @@ with `losses.py`.
     memory_retry.py   a step that ran out of memory, again in smaller microbatches
     meter.py          operations done, utilisation, peak memory
     optimizer.py      AdamW without the compiler torch.optim brings along
+    pending.py        what a pass has left on its device, read once per step
     policy_update.py  trajectories of a step as microbatches, a pass of the policy loss over them
     preference.py     pairs of a better and a worse answer, a pass of DPO's loss over them
     profiling.py      a trace of two steps

@@ -7,15 +7,18 @@ all passes and need no forward of their own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine.records.settings import GRPOSettings
 from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.trajectory import Trajectory
+from engine.worker.core.transfer import floats_on
 from engine.worker.network.network import Micro
 from engine.worker.network.policy import Policy
 from engine.worker.update import losses
+from engine.worker.update.pending import Pending
 
 
 @dataclass
@@ -97,7 +100,7 @@ class PolicyPass:
         self.is_first_pass = True
         self.microbatches: list[Microbatch] = []
 
-    def run(self, token_limit: int) -> list[PassSums]:
+    def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Compute the gradients of the whole batch, in microbatches of at most `token_limit`
         tokens. Returns the sums of each microbatch. The first pass splits the batch; later passes
         keep the split, as long as the limit is the same."""
@@ -105,13 +108,10 @@ class PolicyPass:
             self.microbatches = self._split(token_limit, earlier=[])
         elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
             self.microbatches = self._split(token_limit, earlier=self.microbatches)
-        results = [self._backward(microbatch) for microbatch in self.microbatches]
-        # Asked for once: on a GPU each question makes the host wait for it.
-        sums = torch.stack([sums for sums, _, _ in results]).tolist()
-        return [
-            self._pass_sums(values, tokens, missing)
-            for values, (_, tokens, missing) in zip(sums, results, strict=True)
-        ]
+        numbers = torch.cat([self._backward(microbatch) for microbatch in self.microbatches])
+        tokens = [microbatch.sampled.numel() for microbatch in self.microbatches]
+        of = partial(_pass_sums, tokens=tokens, is_first_pass=self.is_first_pass)
+        return Pending(numbers, of, loss_of=lambda all_sums: sum(each.loss for each in all_sums))
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every trajectory already goes alone."""
@@ -153,39 +153,23 @@ class PolicyPass:
             budget=budget,
             rows=rows,
             batch=self.policy.collate(rows).to(device),
-            advantage=torch.tensor(advantages, device=device),
-            sampled=torch.tensor(sampled, device=device),
-            lengths=torch.tensor(lengths, device=device),
+            advantage=floats_on(advantages, device),
+            sampled=floats_on(sampled, device),
+            lengths=floats_on(lengths, device),
         )
 
-    def _backward(self, micro: Microbatch) -> tuple[torch.Tensor, int, int]:
-        """Run one microbatch forward and backward, which adds to the gradients. Returns (its sums
-        [6] float64, as `_pass_sums` reads them; its trained tokens; how many of them came without
-        log-probability)."""
+    def _backward(self, micro: Microbatch) -> torch.Tensor:
+        """Run one microbatch forward and backward, which adds to the gradients. Returns its sums,
+        [7] float64 as `_pass_sums` reads them."""
         tokens, entropy, missing = self._forward(micro)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
         gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
         clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
-        sums = [loss.detach(), entropy.sum(), kl, clipped, gap.sum(), gap.max()]
-        as_double = [torch.as_tensor(value, device=gap.device).detach().double() for value in sums]
-        return torch.stack(as_double), tokens.policy.numel(), missing
+        sums = [loss.detach(), entropy.sum(), kl, clipped, missing, gap.sum(), gap.max()]
+        return torch.stack([value.double() for value in sums])
 
-    def _pass_sums(self, values: Sequence[float], tokens: int, missing: int) -> PassSums:
-        """The sums of a microbatch from the six that `_backward` counted."""
-        return PassSums(
-            loss=values[0],
-            tokens=tokens,
-            entropy=values[1],
-            kl=values[2],
-            clipped=values[3],
-            gap_sum=values[4] if self.is_first_pass else 0.0,
-            gap_max=values[5] if self.is_first_pass else 0.0,
-            missing=missing,
-            is_first_pass=self.is_first_pass,
-        )
-
-    def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, int]:
+    def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, torch.Tensor]:
         """Run one microbatch forward. Returns (its trained tokens; their entropies; for how many of
         them the sampler gave no log-probability). The first pass also stores the policy's
         log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
@@ -193,7 +177,7 @@ class PolicyPass:
         logprobs, entropy = self.policy.logprobs(
             micro.batch, settings.temperature, entropies=self.is_first_pass
         )
-        missing = 0
+        missing = entropy.new_zeros(())
         if micro.old is None:
             micro.old = logprobs.detach()
             missing = _fill_missing(micro, micro.old)
@@ -233,12 +217,26 @@ class PolicyPass:
         return (ratio * divergence * weights).sum(), divergence.detach().sum()
 
 
-def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
+def _pass_sums(
+    numbers: Sequence[float], *, tokens: Sequence[int], is_first_pass: bool
+) -> list[PassSums]:
+    """The sums of each microbatch, of which `tokens` gives the trained tokens, from the seven
+    numbers of each that `PolicyPass._backward` counted."""
+    all_sums = []
+    for first, count in zip(range(0, len(numbers), 7), tokens, strict=True):
+        loss, entropy, kl, clipped, missing, *gap = numbers[first : first + 7]
+        gaps = gap if is_first_pass else (0.0, 0.0)
+        sums = PassSums(loss, count, entropy, kl, clipped, *gaps, int(missing), is_first_pass)
+        all_sums.append(sums)
+    return all_sums
+
+
+def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> torch.Tensor:
     """Give each token without a log-probability from the sampler (NaN) the one in `old`, the
     trainer's own of the first pass, as if the two agreed. Returns the number of such tokens."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
-    return int(is_missing.sum())
+    return is_missing.sum()
 
 
 def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:

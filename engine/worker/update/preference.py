@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.worker.core.batch import Row
+from engine.worker.core.transfer import floats_on
 from engine.worker.network.network import Micro
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
+from engine.worker.update.pending import Pending
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def gains(
     row_gains = _summed_by_row(logprobs - reference, batch, len(rows))
     better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
-    mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
+    mean_logprobs = better_logprobs / floats_on(better_lengths, policy.device)
     return row_gains[0::2], row_gains[1::2], mean_logprobs
 
 
@@ -172,32 +174,38 @@ class PreferencePass:
         self.sft_weight = sft_weight
         self.pairs_in_batch = len(pairs) if pairs_in_batch is None else pairs_in_batch
 
-    def run(self, token_limit: int) -> PreferenceSums:
+    def run(self, token_limit: int) -> Pending[PreferenceSums]:
         """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
         microbatches of at most `token_limit` tokens."""
-        sums = PreferenceSums()
-        for members in split_pairs(self.policy, self.pairs, token_limit):
-            sums = sums + self._backward([self.pairs[i] for i in members])
-        return sums
+        numbers = [
+            self._backward([self.pairs[i] for i in members])
+            for members in split_pairs(self.policy, self.pairs, token_limit)
+        ]
+        return Pending(torch.cat(numbers), _added_up)
 
-    def _backward(self, microbatch: Sequence[Pair]) -> PreferenceSums:
+    def _backward(self, microbatch: Sequence[Pair]) -> torch.Tensor:
         """Run some of the step's pairs forward and backward, which adds to the gradients, and
-        return their sums."""
+        return their sums, [4] float64 as `_added_up` reads them."""
         chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
         losses = dpo_loss(chosen, rejected, self.beta, self.pairs_in_batch)
         # DPO's loss alone can also fall while both answers become less likely, the worse one more
         # so; the second term keeps the better one likely (arXiv 2404.19733, equation 1).
         loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / self.pairs_in_batch
         loss.backward()
-        return PreferenceSums(
-            loss=loss.item(),
-            correct=int((chosen > rejected).sum()),
-            chosen=float(chosen.detach().sum()),
-            rejected=float(rejected.detach().sum()),
-            microbatches=1,
-        )
+        correct = (chosen > rejected).sum()
+        sums = (loss.detach(), correct, chosen.detach().sum(), rejected.detach().sum())
+        return torch.stack([each.double() for each in sums])
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every pair already goes alone, so that a smaller limit would
         change nothing."""
         return len(split_pairs(self.policy, self.pairs, token_limit)) == len(self.pairs)
+
+
+def _added_up(numbers: Sequence[float]) -> PreferenceSums:
+    """The sums of a step, from four numbers of each of its microbatches."""
+    total = PreferenceSums()
+    for first in range(0, len(numbers), 4):
+        loss, correct, chosen, rejected = numbers[first : first + 4]
+        total = total + PreferenceSums(loss, int(correct), chosen, rejected, microbatches=1)
+    return total

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from engine.worker.core.batch import Row
 from engine.worker.update.memory_retry import BatchPass
+from engine.worker.update.pending import Pending
 from engine.worker.update.policy_update import PassSums, PolicyPass
 from engine.worker.update.supervised import SupervisedPass
 
@@ -22,18 +25,25 @@ class PassWithReplay:
     def __init__(self, policy_pass: PolicyPass, replayed_rows: Sequence[Row]) -> None:
         """Prepare both passes; the second does nothing where there are no replayed rows."""
         self.policy_pass = policy_pass
-        self.first: BatchPass[list[PassSums]] = policy_pass
+        self.first: BatchPass[Pending[list[PassSums]]] = policy_pass
         self.replay_loss: float | None = None
         self.replayed_rows = replayed_rows
         self._replay = SupervisedPass(policy_pass.policy, replayed_rows, packing=True)
 
-    def run(self, token_limit: int) -> list[PassSums]:
+    def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Add the gradients of both passes, in microbatches of at most `token_limit` tokens.
-        Returns the sums of GRPO's."""
-        sums = self.first.run(token_limit)
-        if self.replayed_rows:
-            self.replay_loss, _ = self._replay.run(token_limit)
-        return sums
+        Returns the sums of GRPO's; when they are read, `replay_loss` is set too."""
+        first = self.first.run(token_limit)
+        if not self.replayed_rows:
+            return first
+        replay = self._replay.run(token_limit)
+        first_count = len(first.numbers)
+
+        def of(numbers: list[float]) -> list[PassSums]:
+            self.replay_loss = replay.of(numbers[first_count:]).loss
+            return first.of(numbers[:first_count])
+
+        return Pending(torch.cat([first.numbers, replay.numbers]), of, first.loss_of)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every row of both passes already goes alone."""

@@ -1,7 +1,7 @@
 """Learning-rate schedules and the optimizer they drive."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -43,9 +43,11 @@ def apply_step(
     adapter: Adapter,
     learning_rate: float,
     max_grad_norm: float,
+    read: Callable[[torch.Tensor], float] = float,
 ) -> float:
     """Clip the gradients, update the weights and clear the gradients. `max_grad_norm` is the
-    largest norm of all gradients together; 0 turns clipping off. Returns the norm before clipping.
+    largest norm of all gradients together; 0 turns clipping off. Returns the norm before clipping,
+    which `read` asks the device for.
 
     Raises:
         WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
@@ -53,7 +55,7 @@ def apply_step(
     """
     # An infinite limit clips nothing; the norm is needed all the same.
     limit = max_grad_norm if max_grad_norm > 0 else math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
+    norm = read(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
     if not math.isfinite(norm):
         raise WorkerFailure(
             "nonfinite", "The gradient became NaN or infinite.", evidence=f"gradient norm {norm}"

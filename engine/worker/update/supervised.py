@@ -1,12 +1,21 @@
 """One pass of the cross-entropy over the rows of an SFT step."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine.worker.core.batch import Row
 from engine.worker.network.policy import Policy
 from engine.worker.update.losses import cross_entropy
+from engine.worker.update.pending import Pending
+
+
+class SupervisedSums(NamedTuple):
+    """What a pass came to: the loss in nats per token, and how many microbatches there were."""
+
+    loss: float
+    microbatches: int
 
 
 class SupervisedPass:
@@ -38,10 +47,9 @@ class SupervisedPass:
             supervised_tokens = sum(sum(row.loss_mask) for row in batch)
         self.supervised_tokens = supervised_tokens
 
-    def run(self, token_limit: int) -> tuple[float, int]:
+    def run(self, token_limit: int) -> Pending[SupervisedSums]:
         """Add the gradients of the batch's loss, the mean over all its supervised tokens, to the
-        adapter, in microbatches of at most `token_limit` tokens. Returns (loss, number of
-        microbatches)."""
+        adapter, in microbatches of at most `token_limit` tokens."""
         losses: list[torch.Tensor] = []
         microbatches = self._split(token_limit)
         for rows in microbatches:
@@ -49,8 +57,8 @@ class SupervisedPass:
             microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
             microbatch_loss.backward()
             losses.append(microbatch_loss.detach())
-        # Asked for once: on a GPU each question makes the host wait for it.
-        return sum(torch.stack(losses).tolist()), len(microbatches)
+        count = len(microbatches)
+        return Pending(torch.stack(losses).double(), lambda each: SupervisedSums(sum(each), count))
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether with `token_limit` every row already goes alone, so that a smaller limit would

@@ -1,8 +1,7 @@
 """Bytes of a token: what our own forward keeps of it, held against torch itself at real sizes."""
 
 import pytest
-import torch
-from meta_device import ALL_LINEAR, batch_of, config_of, kept_bytes, network_of, rows_of
+from meta_device import ALL_LINEAR, Kept, batch_of, config_of, network_of, owned_by, rows_of
 
 from engine.models.model_files import ModelFacts
 from engine.sizing import layers
@@ -46,20 +45,13 @@ def test_bytes_per_token_are_those_that_torch_keeps(recomputes: bool):
     """4B, forward and backward through the variable-length kernel, on the meta device."""
     network, adapter = network_of("4B")
     batch = batch_of(network, rows_of(prompt=512, answer=513, groups=4, members=1))
-    decoder = network.decoder
-    weights = [decoder.head, decoder.norm]
-    for layer in decoder.layers:
-        weights += [linear.weight for linear in layer.linears]
-        norms = (layer.norm_in, layer.norm_mid, layer.q_norm, layer.k_norm)
-        weights += [norm for norm in norms if norm is not None]
-    kept = kept_bytes(
-        lambda: network.logprobs(batch, adapter, training=True, checkpointing=recomputes)[0],
-        [*weights, *adapter.parameters()],
-    )
+    with Kept(owned_by(network, adapter)) as kept:
+        logprobs, _ = network.logprobs(batch, adapter, training=True, checkpointing=recomputes)
+    logprobs.sum().backward()
     model = facts_of("4B")
     per_layer = layers.kept_numbers_per_layer(model, "cuda", 1024)
     expected = model.layers * (2 * model.hidden if recomputes else per_layer)
-    assert kept / batch.ids.numel() == pytest.approx(2 * expected, rel=0.1)
+    assert kept.bytes / batch.ids.numel() == pytest.approx(2 * expected, rel=0.1)
 
 
 def test_a_token_takes_least_where_activations_are_computed_again():
@@ -76,7 +68,3 @@ def test_a_drawn_token_takes_more_on_a_gpu_whose_logits_are_cast():
     assert cache == pytest.approx(1000 * 2 * 36 * 8 * 128 * 2, rel=0.03)
     assert logits == 18 * 151936
     assert layers.sampled_row_bytes(loaded("4B"), "cpu", 1000)[1] == 12 * 151936
-
-
-def test_the_meta_device_holds_no_numbers():
-    assert network_of("0.6B")[0].device == torch.device("meta")

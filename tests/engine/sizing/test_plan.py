@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from engine.cost import memory as footprint
-from engine.dry_run.gpu_plans import CHANGES, GPUS, MODELS, TASKS, fewest_shards, machine, planned
+from engine.dry_run.gpu_plans import (
+    CHANGES,
+    GPUS,
+    MODELS,
+    TASKS,
+    Cell,
+    fewest_shards,
+    machine,
+    planned,
+)
+from engine.sizing import layers
 from engine.sizing.layers import LoadedModel
 from engine.sizing.plan import LEAST_ROWS, MICRO_CEILING, MICRO_FLOOR, MOST_ROWS, Job
 
@@ -31,6 +41,47 @@ def test_what_is_admitted_fits_and_what_is_refused_does_not(model: str, task: st
                 assert cell.memory.total <= total
             else:  # it takes no more than it must
                 assert cell.memory.total == cell.least.total
+
+
+def itemised_minimum(cell: Cell) -> float:
+    """Weights and adapter, and beside them the larger of a training pass of the longest row (or 512
+    tokens) and of one sampled row; from the sizes of single layers alone."""
+    plan, loaded = cell.plan, cell.plan.loaded
+    longest = plan.env.lengths[0].total
+    tokens = max(512, longest)
+    recomputes = plan.settings.gradient_checkpointing
+    if loaded.own_forward:
+        token = layers.trained_token_bytes(loaded, "cuda", recomputes=recomputes, length=longest)
+    else:
+        token = layers.foreign_token_bytes(plan.model, recomputes=recomputes)
+    trained = tokens * token + layers.trained_logit_bytes(plan.model, "cuda", tokens)
+    sampled = sum(layers.sampled_row_bytes(loaded, "cuda", longest))
+    held = loaded.weights + layers.trained_adapter_bytes(loaded, "cuda")
+    return (
+        held + max(trained, sampled) + layers.overhead_bytes("cuda", held + max(trained, sampled))
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_least_memory_is_the_itemised_minimum_on_every_gpu(model: str, task: str):
+    for change in CHANGES:
+        cell = planned(TASKS[task], MODELS[model], machine(140), change)  # with vLLM, if it may be
+        minimum = itemised_minimum(cell)
+        for gib in GPUS.values():
+            device = replace(cell.plan.device, memory_total=gib * GIB, memory_free=gib * GIB)
+            on_gpu = footprint.least_memory(replace(cell.plan, device=device))
+            assert on_gpu == cell.least
+            assert on_gpu.total == pytest.approx(minimum, rel=1e-6)
+
+
+def test_a_server_is_not_planned_where_training_has_no_room_beside_it_asleep():
+    """Long rows: one fits beside the weights, but not with 2 GB less."""
+    job = Job(loaded("Qwen3-4B"), "cuda", 80 * GIB, longest=16_000, wants_server=True)
+    least = job._least_training_bytes()
+    tight = replace(job, memory=int((least + 1e9) / 0.92))
+    assert not tight.has_server and "asleep takes" in tight.server.why_not
+    assert replace(job, memory=int((least + 2.1e9) / 0.92)).has_server
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ class Bare(Training):
         self.meter: Any = SimpleNamespace(count_microbatch=lambda rows: None)  # counts operations
         self.given: Tensors = {}
 
-    def optimizer_step(self, step: int) -> tuple[float, float]:
+    def optimizer_step(self, step: int, pending: Any) -> tuple[Any, float, float]:
         self.given = {k: g.clone() for k, g in self.policy.adapter.gradients().items()}
-        return super().optimizer_step(step)
+        return super().optimizer_step(step, pending)
 
 
 class Setting:

@@ -80,7 +80,7 @@ def test_loss_and_gradient_are_those_of_the_papers_however_the_pairs_are_split(
     pairs = some_pairs(3)
     loss, slopes = exactly(exact, policy, pairs, sft_weight)
     step = PreferencePass(policy, pairs, BETA, sft_weight)
-    sums = step.run(budget)
+    sums = step.run(budget).read()
     assert sums.loss == pytest.approx(loss, rel=1e-5)
     assert apart(policy.adapter.gradients(), slopes) < 3e-5
     assert step.is_finest(budget) is (sums.microbatches == len(pairs))

@@ -62,10 +62,10 @@ class Bare(Training):
         self.states: list[Tensors] = []
         self.found: list[Tensors] = []
 
-    def optimizer_step(self, step: int) -> tuple[float, float]:
+    def optimizer_step(self, step: int, pending: Any) -> tuple[Any, float, float]:
         self.states.append(self.policy.adapter.state())
         self.found.append({k: g.clone() for k, g in self.policy.adapter.gradients().items()})
-        return super().optimizer_step(step)
+        return super().optimizer_step(step, pending)
 
 
 def learn(training: Bare, groups: Sequence[Group], step: int, budget: int) -> dict[str, Any]:

@@ -431,7 +431,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
 def test_weights_that_do_not_change_are_reported(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training.Training, "optimizer_step", lambda self, step: (1.0, 1.0))
+    def no_step(self: Any, step: int, pending: Any) -> tuple[Any, float, float]:
+        return pending.read(), 1.0, 1.0
+
+    monkeypatch.setattr(training.Training, "optimizer_step", no_step)
     run = make_run(home, env_id, "sft", SFT)
     with pytest.raises(WorkerFailure) as caught:
         go(run)

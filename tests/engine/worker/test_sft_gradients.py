@@ -288,6 +288,6 @@ def test_a_step_asks_for_its_loss_once_however_many_microbatches_it_has(
             return plain(self)
 
         monkeypatch.setattr(torch.Tensor, name, question)
-    loss, microbatches = SupervisedPass(policy, rows, packing=False).run(10**6)
+    loss, microbatches = SupervisedPass(policy, rows, packing=False).run(10**6).read()
     assert microbatches == len(rows) and asked == ["tolist"]
     assert loss == pytest.approx(backward(policy, rows), rel=1e-5)

@@ -17,7 +17,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import FlatAdapter
 from engine.worker.network.decode import DecoderSampler
-from engine.worker.network.decoder import Decoder, Weights
+from engine.worker.network.decoder import Decoder
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.sampler import (
     SamplerNeeds,
@@ -27,6 +27,7 @@ from engine.worker.network.sampler import (
     row_key,
     uniforms,
 )
+from engine.worker.network.weights import Weights
 from engine.worker.ops.packing import pack
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -114,7 +115,7 @@ def test_an_adapter_is_sampled_from_merged_or_not(merge: bool) -> None:
     decoder = Decoder.of(model)
     for targets in ((), ("q_proj", "v_proj", "down_proj")):
         adapter = stir(decoder.new_adapter(spec(*targets), 0))
-        adapter.applied = Weights(decoder, adapter, merge=merge)
+        adapter.applied = Weights(decoder.layers, adapter, merge=merge)
         sampler = fast(decoder, stop_ids=())
         sampler.load(adapter)
         params = SamplingParams(12, 1.0, seed=5)

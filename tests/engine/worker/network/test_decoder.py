@@ -163,9 +163,17 @@ def test_a_forward_that_disagrees_with_transformers_is_refused_at_load(
             super().__init__(*given)
             self.eps = 0.5
 
+    loads: list[Any] = []
+    load = policy.load_transformers
+
+    def counted(*given: Any, **options: Any) -> Any:
+        loads.append(given)
+        return load(*given, **options)
+
     monkeypatch.setattr(policy, "Decoder", Wrong)
+    monkeypatch.setattr(policy, "load_transformers", counted)
     base = load_base(folder, CPU, "float32")
-    assert base.network.forward == "transformers"
+    assert base.network.forward == "transformers" and len(loads) == 1
     assert base.network.why.startswith("logits differ from transformers' by ")
     # The refused decoder had emptied its model: the fallback must have a whole one.
     assert distance(base.network.logits(IDS, None), whole) < 2e-6

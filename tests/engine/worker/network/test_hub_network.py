@@ -105,3 +105,39 @@ def test_activations_are_recomputed_by_whichever_name_transformers_has(
         values.sum().backward()
     assert asked == [{"use_reentrant": False}]  # once
     assert all(each.grad is not None for each in adapter.parameters())
+
+
+def test_adapted_layers_of_16_bits_keep_their_inputs_in_16_bits() -> None:
+    """PEFT alone would keep each input once more in float32."""
+    network = HubNetwork(model_of("mistral").bfloat16(), VOCAB - 3, "asked for")
+    adapter = stir(network.new_adapter(spec(), 1), size=0.03)
+    network.new_adapter(spec(), 2)  # a second one on the same layers
+    layer = next(m for n, m in network.peft.named_modules() if n.endswith("q_proj"))
+    kept: list[torch.Tensor] = []
+    x = torch.randn(5, SHAPE["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    factors = {id(parameter) for parameter in network.peft.parameters()}
+    with (
+        network.with_adapter(adapter),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+    ):
+        y = layer(x)
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16 and kept
+    assert {t.dtype for t in kept if id(t) not in factors} == {torch.bfloat16}
+    gradients = adapter.gradients()
+    assert {g.dtype for g in gradients.values()} == {torch.float32}
+    assert any(g.any() for g in gradients.values())
+
+
+def test_16_bits_have_the_numbers_of_float32_within_rounding() -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        network = HubNetwork(model_of("mistral").to(dtype), VOCAB - 3, "asked for")
+        adapter = stir(network.new_adapter(spec(), 1), size=0.03)
+        values, _ = network.logprobs(network.collate(ROWS), adapter, training=True)
+        values.sum().backward()
+        found.append((values.detach(), adapter.gradients()))
+    (exact, slopes), (rounded, rounded_slopes) = found
+    assert (rounded - exact).norm() < 0.05 * exact.norm()
+    for name, slope in slopes.items():
+        assert (rounded_slopes[name] - slope).norm() < 0.2 * slope.norm() + 1e-2

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import varlen_loop
-from meta_device import Kernels, batch_of, network_of, rows_of
 
 from engine.worker.ops import attention
 from engine.worker.ops.attention import Attention
@@ -61,16 +60,3 @@ def test_the_lowest_and_the_highest_torch_give_the_attention_of_buckets(
         for varlen in (True, False)
     )
     torch.testing.assert_close(found, wanted)
-
-
-def test_a_decoder_of_4b_runs_through_the_kernel_forward_and_backward_without_waiting():
-    """On the meta device, GRPO's rows: groups that share their prompt. Nothing asks for a number,
-    which on a GPU would make the host wait for it."""
-    network, adapter = network_of("4B")
-    batch = batch_of(network, rows_of(prompt=64, answer=64, groups=2, members=4))
-    with Kernels() as seen:
-        logprobs, _ = network.logprobs(batch, adapter, training=True)
-        logprobs.sum().backward()
-    assert logprobs.shape == (2 * 4 * 64,)
-    assert seen.calls["_varlen_attn"] == 36 and seen.waits == 0
-    assert all(each.grad is not None for each in adapter.parameters())

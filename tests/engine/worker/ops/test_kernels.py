@@ -12,13 +12,13 @@ from engine.worker.ops.kernels import (
     HeadLayout,
     HeadsRope,
     LoraLinear,
-    LoraPlacement,
     Norm,
     PickRows,
     Spread,
     SwiGLU,
     TokenLogprobs,
 )
+from engine.worker.ops.low_rank import Joint, LoraPlacement, fill_joint
 from engine.worker.ops.matmul import OutputLayer
 
 EPS = 1e-3  # large enough to be seen
@@ -97,6 +97,34 @@ def test_a_frozen_layer_with_its_adapter_has_the_gradients_of_the_factors(
         return [y if bias is None else y + bias.double()]
 
     compare(ours, formula, [x, a, b])
+
+
+@pytest.mark.parametrize(
+    "spans", [((0, 11),), ((3, 8),), ((0, 4), (6, 11)), ((0, 4), (4, 6), (6, 11))]
+)
+def test_one_product_for_all_parts_has_the_results_and_gradients_of_single_ones(
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    weight, x, dropped = torch.randn(11, 7), torch.randn(9, 7), torch.randn(9, 7)
+    rows = sum(stop - start for start, stop in spans)
+    a, b = torch.randn(3 * len(spans), 7), torch.randn(rows, 3)
+    joint_b = torch.zeros(11, 3 * len(spans))
+    fill_joint(joint_b, b, spans)
+    results = []
+    for joint in (None, Joint(a.clone(), joint_b)):
+        leaves = [each.clone().requires_grad_() for each in (x, dropped, a, b)]
+        placement = LoraPlacement(spans, 0.5, False, joint)
+        y = LoraLinear.apply(*leaves, weight, None, placement)
+        y.square().sum().backward()
+        gate_up = torch.cat([x, dropped], 1).requires_grad_()
+        a_again, b_again = (each.clone().requires_grad_() for each in (a, b))
+        gated = GatedLoraLinear.apply(gate_up, a_again, b_again, weight, None, placement)
+        gated.square().sum().backward()
+        tensors = [y, gated, *(each.grad for each in (*leaves, gate_up, a_again, b_again))]
+        results.append([each.detach() for each in tensors if each is not None])
+    assert len(results[0]) == 9
+    for by_parts, jointly in zip(*results, strict=True):
+        torch.testing.assert_close(jointly, by_parts, rtol=1e-5, atol=1e-4)
 
 
 def test_parts_so_large_that_another_library_multiplies_have_the_gradients_of_the_factors() -> None:
