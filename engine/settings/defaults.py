@@ -52,7 +52,8 @@ class Facts:
         hardware: None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new one.
         attempts: answers per task in an evaluation.
-        vllm: whether vLLM can be started on this machine.
+        vllm: whether vLLM is set up on this machine.
+        vllm_fault: why it is switched off on the GPU, where it was tried and failed; else "".
     """
 
     model: ModelFacts
@@ -61,6 +62,7 @@ class Facts:
     inherited: AdapterFacts | None = None
     attempts: int = 1
     vllm: bool = False
+    vllm_fault: str = ""
 
     def rows(self, algorithm: str) -> int | None:
         """Number of train rows the algorithm can learn from; None without an environment."""
@@ -425,8 +427,11 @@ def _gpu_of(facts: Facts) -> Device | None:
 
 
 def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: int) -> str:
-    """Return why a vLLM server has no room beside the training on this GPU; "" if it has."""
+    """Return why no vLLM server samples beside the training on this GPU: it was tried there and
+    failed, or has no room; "" if it can."""
     assert facts.hardware is not None
+    if facts.vllm_fault:
+        return f"it is switched off on this device ({facts.vllm_fault})"
     ram = facts.hardware.ram_total
     loaded = LoadedModel(
         facts.model,

@@ -350,6 +350,14 @@ def test_vllm_samples_where_it_is_asked_for_or_a_gpu_has_it(asked, hardware, vll
     assert found.sources["sampler"] == ("hardware" if asked in (None, "auto") else "user")
 
 
+def test_vllm_that_was_tried_in_vain_does_not_sample():
+    fault = {"vllm": True, "vllm_fault": "it does not wake up"}
+    auto = resolve("grpo", hardware=GPU, **fault)
+    assert auto.settings.sampler == "torch" and "it does not wake up" in auto.warnings[0]
+    asked = resolve("grpo", {"sampler": "vllm"}, hardware=GPU, **fault)
+    assert "our own sampler will be used" in asked.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
