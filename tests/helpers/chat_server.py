@@ -12,7 +12,7 @@ from engine.home.run_dir import DeployDir, Home
 from engine.models import catalog
 
 KEY = {"Authorization": "Bearer sesame"}
-START_S = 500  # importing torch on busy cores
+START_S = 50  # importing torch on busy cores
 
 
 @contextmanager

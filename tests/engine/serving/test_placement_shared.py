@@ -25,7 +25,7 @@ from engine.serving.chat_request import Patience
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.vllm_sampler import VllmSampler
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(60)
 
 GB = 1_000_000_000
 TOTAL, TRAINER, SAMPLER = 20 * GB, 2 * GB, 6 * GB

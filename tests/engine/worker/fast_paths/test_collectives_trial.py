@@ -11,7 +11,7 @@ from engine.worker.fast_paths import collectives_trial
 from engine.worker.fast_paths.collectives_trial import compare, try_collectives
 from engine.worker.fast_paths.summing import exact_part, rounded_part
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(60)
 TWO = ["", ""]  # two ranks on the CPU
 
 

@@ -27,7 +27,7 @@ from engine.worker.update import checkpoint
 from engine.worker.update.schedule import make_optimizer
 from tests.engine.worker.conftest import SETTINGS
 
-pytestmark = [pytest.mark.worker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
 ASK = [{"role": "user", "content": "What is 4 + 3?"}]
 
