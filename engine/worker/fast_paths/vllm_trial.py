@@ -186,8 +186,8 @@ def _server(
 ) -> Iterator[VllmSampler]:
     """A context with a sampler on a server that is ready. Raises Wrong where it does not start."""
     sampler = VllmSampler(
-        start(plan, folder / "vllm.log"),
-        folder=folder / "adapters",
+        start(plan, folder / "server.log"),
+        folder=folder / "loaded",
         stop_ids=base.stop_ids,
         vocab=base.vocab,
         model_vocab=base.network.shape.vocab,

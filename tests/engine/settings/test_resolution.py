@@ -351,11 +351,10 @@ def test_vllm_samples_where_it_is_asked_for_or_a_gpu_has_it(asked, hardware, vll
 
 
 def test_vllm_that_was_tried_in_vain_does_not_sample():
-    fault = {"vllm": True, "vllm_fault": "it does not wake up"}
-    auto = resolve("grpo", hardware=GPU, **fault)
+    fault = {"hardware": GPU, "vllm": True, "vllm_fault": "it does not wake up"}
+    auto = resolve("grpo", **fault)
     assert auto.settings.sampler == "torch" and "it does not wake up" in auto.warnings[0]
-    asked = resolve("grpo", {"sampler": "vllm"}, hardware=GPU, **fault)
-    assert "our own sampler will be used" in asked.warnings[0]
+    assert "our own sampler will be" in resolve("grpo", {"sampler": "vllm"}, **fault).warnings[0]
 
 
 @pytest.mark.parametrize(
