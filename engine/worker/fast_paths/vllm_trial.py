@@ -56,7 +56,7 @@ class Load:
 
 # A GPU needs a model of usual depth: a shallow one takes less time than the server's own work.
 WIDTHS = {
-    "cpu": Widths(64, 192, 4, 2, 16, layers=2),
+    "cpu": Widths(64, 192, 4, 2, 32, layers=2),  # vLLM has no smaller heads on a CPU
     "cuda": Widths(1024, 3072, 16, 8, 128, layers=28),
 }
 LOADS = {"cpu": Load(2, 2, 24, 5), "cuda": Load(16, 8, 64, 96)}
