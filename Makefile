@@ -15,7 +15,7 @@ export GOMP_SPINCOUNT ?= 10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families versions mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu wheels-gpu faults clients browser vllm families versions mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -36,8 +36,8 @@ setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 
-# The fused kernels come along where a GPU is.
-GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu)
+# Fused kernels and weights of 4 bits come along where a GPU is.
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu,nf4)
 
 # Official chat templates for the tests: trl's files without what trl needs.
 ORACLE := $(PIP) --no-deps --upgrade --target $(VENV)/oracle -r tests/oracle.txt
@@ -148,8 +148,28 @@ FRESH ?=
 bench: setup
 	$(PY) -m benchmarks.all --only "$(ONLY)" $(if $(FRESH),--fresh)
 
-bench-gpu: setup
-	$(PY) -m benchmarks.gpu --only "$(ONLY)" $(GPU_ARGS)
+# With WHEELS=folder nothing is fetched: what is missing here is installed from the wheels in it, and
+# our own packages are found through PYTHONPATH. make wheels-gpu fills the folder where an index is.
+WHEELS ?=
+GPU_VENV := .bench/own
+NEEDED := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extra = project["optional-dependencies"]; print(*project["dependencies"], *extra["train"], *extra["gpu"], sep="\n")
+
+bench-gpu: $(if $(WHEELS),$(GPU_VENV)/.done,setup)
+	PYTHONPATH=$(CURDIR) $(if $(WHEELS),$(GPU_VENV)/bin/python,$(PY)) -m benchmarks.gpu \
+		--only "$(ONLY)" $(if $(WHEELS),--wheels $(WHEELS)) $(GPU_ARGS)
+
+$(GPU_VENV)/.done:
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	$(PYTHON) -c '$(NEEDED)' > $(GPU_VENV)/needed.txt
+	$(GPU_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-index \
+		--find-links $(WHEELS) -r $(GPU_VENV)/needed.txt
+	@touch $@
+
+wheels-gpu: setup
+	$(PY) -c '$(NEEDED)' > $(VENV)/needed.txt
+	$(PY) -m pip download --disable-pip-version-check --quiet --dest $(WHEELS) -r $(VENV)/needed.txt
+	$(PY) -c 'from benchmarks import peer; print(*peer.requirements(), sep="\n")' > $(VENV)/needed.txt
+	$(PY) -m pip download --disable-pip-version-check --quiet --dest $(WHEELS) -r $(VENV)/needed.txt
 
 # Plants faults in a copy of the engine, one at a time; each must make its tests fail.
 mutants: setup

@@ -126,20 +126,28 @@ def inputs_of(case: Case) -> Path:
     return ensure_inputs(tuple(real.values()), *real) if case.name in real else ensure_inputs()
 
 
-def ensure_inputs(wanted: Sequence[Case] = tuple(cases.CASES.values()), *names: str) -> Path:
+def ensure_inputs(
+    wanted: Sequence[Case] = tuple(cases.CASES.values()),
+    *names: str,
+    limit_s: float | None = None,
+) -> Path:
     """The folder of models and rows, made by a process of its own where it is missing.
 
     Args:
-        names: of `wanted`, where these are not the cases of `make bench`.
+        names: of `wanted`, where these are not the cases of `make bench`; what is made.
+        limit_s: seconds that it may take; None for any.
+
+    Raises subprocess.TimeoutExpired.
     """
     facts = json.dumps([asdict(case) for case in wanted]).encode()
     digest = hashlib.sha256(Path(inputs.__file__).read_bytes() + facts).hexdigest()[:12]
     folder = BENCH / "inputs" / digest
-    if not (folder / "done").is_file():
+    done = folder / "-".join(["done", *names])
+    if not done.is_file():
         command = [sys.executable, "-m", "benchmarks.inputs", str(folder), *names]
         env = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        subprocess.run(command, cwd=ROOT, check=True, env=env)
-        (folder / "done").touch()
+        subprocess.run(command, cwd=ROOT, check=True, env=env, timeout=limit_s)
+        done.touch()
     return folder
 
 
@@ -180,9 +188,20 @@ def begun(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_ours(
-    home: Home, job: Job, made: Path, facts: Mapping[str, Any], cores: list[int]
+    home: Home,
+    job: Job,
+    made: Path,
+    facts: Mapping[str, Any],
+    cores: list[int],
+    limit_s: float = 900.0,
+    **more: Any,
 ) -> dict[str, Any]:
-    """One run of the shipped worker, as an entry of a round."""
+    """One run of the shipped worker, as an entry of a round.
+
+    Args:
+        limit_s: seconds that it may take; then it is ended, and RunFailed raised.
+        more: settings beside the case's.
+    """
     case = job.case
     env_id = ours.push(home, made / "cases" / case.name / "environment", case.name)
     run, watched = ours.train(
@@ -190,8 +209,9 @@ def run_ours(
         env_id,
         str(made / "models" / case.shape),
         case.algorithm,
-        cases.settings(case),
+        cases.settings(case) | more,
         cores,
+        limit_s,
     )
     lines = ours.metric_lines(run)
     timed = ours.step_times(lines)
@@ -204,6 +224,7 @@ def run_ours(
         "steps": len(measured),
     }
     by_step = {line["step"]: line for line in lines}
+    entry["mfu"] = sum(by_step[step]["mfu"] for step in measured) / len(measured)
     if case.algorithm == "sft":
         entry["losses"] = [by_step[step]["loss"] for step in sorted(by_step) if step]
         entry["tokens"] = sum(by_step[step]["tokens"] for step in measured)

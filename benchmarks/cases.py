@@ -31,6 +31,7 @@ class Shape:
     """A Qwen3-style decoder: per-head norms of queries and keys, tied head, no biases.
 
     Attributes:
+        tied: whether the head is the embedding.
         known: the name by which `honesmith models add` fetches a model with real weights, whose
             heads have no norms; "" for random weights.
     """
@@ -44,6 +45,7 @@ class Shape:
     vocab: int
     context: int = 4096
     known: str = ""
+    tied: bool = True
 
 
 SHAPES: dict[str, Shape] = {
@@ -55,6 +57,7 @@ SHAPES: dict[str, Shape] = {
     "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936),
     "1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
     "4b": Shape(2560, 36, 32, 8, 128, 9728, 151_936),
+    "8b": Shape(4096, 36, 32, 8, 128, 12_288, 151_936, tied=False),
 }
 
 
@@ -68,8 +71,9 @@ class Case:
         variants: settings of the peer, and how many rounds each takes part in (0: all of them).
         targets: what our throughput must be in multiples of a variant's; "best" is the variant
             with the highest throughput.
+        algorithm: "sft", "grpo", or "decode": sampling alone, without a peer.
         prompts: SFT, conversations per step; GRPO, tasks per step.
-        words: median words of a prompt (GRPO).
+        words: median words of a prompt (GRPO); its tokens (decode).
         memory: what our peak memory may be at most, as a share of the padded peer's.
         matmul: share of the matrix rate that is asked for beside the ratios; 0 for none.
     """
@@ -90,6 +94,11 @@ class Case:
     seed: int = 0
     memory: float = MEMORY_SHARE
     matmul: float = 0.0
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of the completions of one step, each at its full length."""
+        return self.prompts * self.group * self.new_tokens
 
     @property
     def padded(self) -> str:
@@ -174,8 +183,25 @@ REAL_CASES = _named(
 )
 
 
-def _on_gpu(shape: str) -> tuple[Case, Case]:
-    """About 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time."""
+def _decode(name: str, shape: str, prompts: int, length: int, new_tokens: int) -> Case:
+    """Sampling alone: eight completions of each prompt."""
+    return Case(
+        name,
+        "decode",
+        shape,
+        1,
+        {},
+        {},
+        rows=1,
+        prompts=prompts,
+        words=length,
+        new_tokens=new_tokens,
+    )
+
+
+def _on_gpu(shape: str) -> tuple[Case, Case, Case]:
+    """About 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time, sampling
+    alone 512 of 1,024 tokens."""
     sft = Case(
         f"sft-{shape}",
         "sft",
@@ -202,10 +228,35 @@ def _on_gpu(shape: str) -> tuple[Case, Case]:
         max_length=2048,
         learning_rate=1e-5,
     )
-    return sft, grpo
+    return sft, grpo, _decode(f"decode-{shape}", shape, prompts=64, length=512, new_tokens=1024)
 
 
-GPU_CASES = _named(*(case for shape in ("0.6b", "1.7b", "4b") for case in _on_gpu(shape)))
+# A step as runs have it: 64 tasks, 8 completions of 1,024 tokens each, prompts of about 512.
+_FULL_STEP = Case(
+    "grpo-4b-64x8",
+    "grpo",
+    "4b",
+    4,
+    {"dynamic": 0},
+    {"dynamic": 2.5},
+    rows=256,
+    prompts=64,
+    words=400,
+    new_tokens=1024,
+    max_length=4096,
+    learning_rate=1e-5,
+)
+GPU_CASES = _named(
+    *(case for shape in ("0.6b", "1.7b", "4b", "8b") for case in _on_gpu(shape)), _FULL_STEP
+)
+# What `gpu.py --device cpu` measures, to try the benchmark itself.
+SELF_TEST = _named(
+    Case("sft-try", "sft", "tiny", 4, {"padded": 0}, {}, rows=16, prompts=4),
+    Case(
+        "grpo-try", "grpo", "tiny", 4, {"dynamic": 0}, {}, rows=8, prompts=2, group=4, new_tokens=8
+    ),
+    _decode("decode-try", "tiny", prompts=2, length=16, new_tokens=8),
+)
 
 
 def jobs(

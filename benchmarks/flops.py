@@ -41,9 +41,10 @@ def adapter_weights(shape: Shape, rank: int) -> int:
 
 
 def model_weights(shape: Shape) -> int:
-    """All parameters of the model, its tied head counted once."""
+    """All parameters of the model, a tied head counted once."""
     norms = shape.layers * (2 * shape.hidden + 2 * shape.head_dim) + shape.hidden
-    return linear_weights(shape) + shape.hidden * shape.vocab + norms
+    heads = 1 if shape.tied else 2
+    return linear_weights(shape) + heads * shape.hidden * shape.vocab + norms
 
 
 def sft_step(shape: Shape, rank: int, lengths: Sequence[int], supervised: int) -> float:

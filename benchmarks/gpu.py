@@ -1,206 +1,260 @@
-"""Ours beside TRL on a GPU: `make bench-gpu`.
+"""Ours beside TRL on a GPU: `make bench-gpu`, or with PYTHONPATH alone and no index
 
-    .venv/bin/python -m benchmarks.gpu [--only sft-1.7b] [--rounds 3] [--wheels FOLDER]
+    PYTHONPATH=. python -m benchmarks.gpu --wheels wheels/ [--only 4b] [--minutes 25]
 
-Randomly initialised models of Qwen3's 0.6B, 1.7B and 4B sizes in bfloat16, made here; nothing is
-downloaded. On a machine without a package index give `--wheels`, a folder of wheels carried along;
-packages that are unpacked already are found through PYTHONPATH, TRL too if it is among them.
-One round runs ours (the shipped worker, started by submit) and TRL's variants one after the other.
-Prints tokens/s, the share of the matrix rate measured in the same run (flops.py says what counts as
-work), the device memory either side took at most, and how long sampling 64 completions at once
-took against the time that reading weights and cache once per token would take at the bandwidth
-measured. Finished rounds are kept in `.bench/gpu.jsonl`; the same command goes on after them.
+SFT, GRPO and sampling alone of randomly initialised models with Qwen3's 0.6B, 1.7B, 4B and 8B
+shapes in bfloat16, made here; nothing is downloaded. Each case is measured on our side, with our
+own sampler and with vLLM, then through TRL and through TRL with vLLM, with the memory that each
+takes. It ends within `--minutes`. What was not measured stands in the table with the reason, and
+the same command goes on with it. The results are in `.bench/gpu.json`.
+
+`--device cpu` measures tiny shapes on the CPU, to try the benchmark itself.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks import bench, cases, flops, pairs, peer
-from benchmarks.cases import SHAPES, Job
-from benchmarks.peer import BENCH, Peer
+from benchmarks import bench, cases
+from benchmarks.cases import Case, Job
+from benchmarks.gpu_sides import OURS, TRL_VLLM, Bench, Late, Skipped, sides_of
+from benchmarks.peer import BENCH
 from engine.core import hardware
+from engine.core.files import read_object, write_json
+from engine.core.hardware import Device
+from engine.fast_paths.examine import examine_device
+from engine.fast_paths.results import all_results
 from engine.home.run_dir import Home
 
-RESULTS = BENCH / "gpu.jsonl"
-DECODE_LIMIT = 2.5  # times the bandwidth floor
-SHARE_ASKED = {"sft-1.7b": 0.5, "sft-4b": 0.5}  # of the matrix rate
-TOKENS_ASKED = {"sft-4b": 20_000.0, "sft-0.6b": 80_000.0}  # per second on one H200
+RESULTS = BENCH / "gpu.json"
+LEAST_S = 20.0  # nothing is begun with less time left
+ENDING_S = 60.0  # kept for ending what takes too long, on a busy machine too
+CELL_MINUTES = 8.0  # that one side of one case may take
+EXAMINE_S = 300.0  # trying the fast paths first needs so much time left
+# What is asked of our side on one H200: tokens/s at least, seconds of a step at most, and how many
+# times the rate of TRL with vLLM.
+RATES_ASKED = {"sft-0.6b": 80_000.0, "sft-4b": 20_000.0, "decode-4b": 20_000.0}
+STEPS_ASKED = {"grpo-4b-64x8": 60.0}
+RATIO_ASKED = 2.5
 NO_GPU = (
     "no CUDA device was found: this benchmark measures a GPU. On a GPU machine run the same "
-    "command; make bench measures the CPU."
+    "command; --device cpu tries it on a tiny shape, make bench measures the CPU."
 )
 
 
+class Measures(Protocol):
+    """What measures one side of a case; see `gpu_sides.Bench`."""
+
+    def measure(self, case: Case, side: str, limit_s: float) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to end, on the monotonic clock, and what one side may take."""
+
+    began: float
+    whole_s: float
+    cell_s: float = 60 * CELL_MINUTES
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def left_s(self) -> float:
+        return self.began + self.whole_s - self.clock()
+
+
 def main() -> int:
+    began = time.monotonic()
     asked = arguments()
-    device = hardware.detect().device
-    if device.kind != "cuda":
+    device = chosen_device(asked.device)
+    if device is None:
         print(NO_GPU, file=sys.stderr)
         return 2
+    among = cases.GPU_CASES if device.kind == "cuda" else cases.SELF_TEST
     try:
-        chosen = cases.jobs(asked.only, (0,), cases.GPU_CASES, {})
+        chosen = [job.case for job in cases.jobs(asked.only, (0,), among, {})]
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    measure(chosen, asked.rounds, time.monotonic() + 60 * asked.minutes, peer_python(asked))
-    rounds = pairs.read(RESULTS)
-    print(f"{device.name}, {bench.machine()}")
-    shown = [(job, bench.shown(rounds, job)) for job in chosen]
-    print(pairs.table([line for job, lines in shown for line in pairs.verdicts(job, lines)]))
-    for job, lines in shown:
-        for line in notes(job, lines):
-            print(line)
+    home = Home.locate(BENCH / "home")
+    limits = Limits(began, 60 * asked.minutes)
+    python = Path(asked.peer_python) if asked.peer_python else None
+    measuring = Bench(device, home, python, asked.wheels)
+    if device.kind == "cuda":
+        examine(home, device, limits)
+    try:
+        rows = measure_all(chosen, sides(asked.sides), measuring, limits, kept(RESULTS))
+    finally:
+        measuring.close()
+    report = {
+        "device": device.name,
+        "machine": bench.machine(),
+        "driver": hardware.driver() if device.kind == "cuda" else "",
+        "minutes": asked.minutes,
+        "took_s": round(time.monotonic() - began, 1),
+        "fast_paths_off": {k: why for found in all_results(home) for k, why in found.off.items()},
+        "rows": rows,
+    }
+    write_json(RESULTS, report)
+    print(f"{device.name}, {bench.machine()}; {report['took_s']:.0f} s, results in {RESULTS}")
+    print(table(rows))
+    print("\n".join(goals(rows)))
     return 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ours beside TRL on a GPU.")
     parser.add_argument("--only", default="", help="cases: sft, 4b, sft-1.7b; with commas")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=25.0, help="start no round after these")
+    parser.add_argument("--sides", default="", help="ours, vllm, trl; with commas")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--minutes", type=float, default=25.0, help="the whole ends within these")
     parser.add_argument("--wheels", type=Path, help="install TRL's environment from these wheels")
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL")
     return parser.parse_args()
 
 
-def peer_python(asked: argparse.Namespace) -> Path:
-    """The interpreter TRL runs with: the one named, this one if it has TRL, else one built."""
-    if asked.peer_python:
-        return Path(asked.peer_python)
-    if importlib.util.find_spec("trl") is not None:
-        return Path(sys.executable)
-    return peer.ensure_venv(wheels=asked.wheels)
+def chosen_device(kind: str) -> Device | None:
+    """The device that is measured, which alone is visible from now on, to TRL too; None where there
+    is none of that kind."""
+    if kind == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return hardware.detect().device
+    gpus = [device for device in hardware.detect().devices if device.kind == "cuda"]
+    if not gpus:
+        return None
+    emptiest = max(gpus, key=lambda device: device.memory_free)
+    os.environ["CUDA_VISIBLE_DEVICES"] = emptiest.visible
+    return emptiest
 
 
-def measure(chosen: Sequence[Job], rounds: int, deadline: float, python: Path) -> None:
-    """Every round that is missing, until the deadline."""
-    with peer.running(python, BENCH / "trl.log", os.environ.get("PYTHONPATH", "")) as other:
-        for job in chosen:
-            had = len(pairs.of(pairs.read(RESULTS), job, bench.key(job)))
-            for number in range(had, rounds):
-                if time.monotonic() > deadline:
-                    return
-                line = one_round(job, number, other)
-                pairs.append(RESULTS, line)
-                print(bench.said(job, number, line), flush=True)
+def sides(words: str) -> Callable[[str], bool]:
+    """Whether a side is among those that `words` names; "" names all."""
+    named = [word.strip().lower() for word in words.split(",") if word.strip()]
+    return lambda side: (
+        not named or any(side == word or (word != OURS and word in side.lower()) for word in named)
+    )
 
 
-def one_round(job: Job, number: int, other: Peer) -> dict[str, Any]:
-    """Every side once, and what the device can do beside them. A variant of TRL that does not fit
-    into memory is tried again with activations recomputed."""
-    case = job.case
-    made = bench.ensure_inputs((case,), case.name)
-    facts = json.loads((made / "cases" / case.name / "facts.json").read_text())
-    home, cores = Home.locate(BENCH / "home"), sorted(os.sched_getaffinity(0))
-    line: dict[str, Any] = {
-        "job": job.name,
-        "key": bench.key(job),
-        "round": number,
-        "time": time.time(),
-        "load": os.getloadavg()[0],
-    }
-    for side in pairs.due(job, number):
-        with device_memory() as peak:
-            if side == pairs.OURS:
-                entry = bench.run_ours(home, job, made, facts, cores)
-            else:
-                entry = run_peer(other, job, side, made, facts, cores, number)
-        # The table's memory column is the device's here, not the machine's.
-        line[side] = entry | {"rss_mb": max(peak) / 2**20}
-    line["matmul"] = bench.matrix_rate(other, job, facts, cores, device="cuda", repeat=10)
-    del line["matmul"]["torch"]
-    del line["matmul"]["gflops_cpu"]  # the processor does not multiply here
-    line["bytes_per_s"] = other.ask({"do": "bandwidth"})["bytes_per_s"]
-    line["prompt_tokens"] = [row["tokens"] for row in facts["rows"]]
-    return line
+def examine(home: Home, device: Device, limits: Limits) -> None:
+    """Try the fast paths of the device where that was not done, as the first run would."""
+    if limits.left_s > EXAMINE_S and not all_results(home):
+        examine_device(home, device, report=lambda result: print(result.name, result.state))
 
 
-def run_peer(
-    other: Peer,
-    job: Job,
-    side: str,
-    made: Path,
-    facts: Mapping[str, Any],
-    cores: list[int],
-    number: int,
-) -> dict[str, Any]:
-    for checkpointing in (False, True):
-        more = {"device": "cuda", "checkpointing": checkpointing}
-        try:
-            return bench.run_peer(other, job, side, made, facts, cores, None, number, **more)
-        except peer.PeerFailed as error:
-            if "OutOfMemoryError" not in str(error) or checkpointing:
-                raise
-    raise AssertionError("unreachable")
+def kept(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows that earlier calls have measured, by their key."""
+    rows = read_object(path).get("rows") or []
+    return {row["key"]: row for row in rows if row["state"] == "measured"}
 
 
-@contextmanager
-def device_memory() -> Iterator[list[int]]:
-    """Bytes of device memory taken above what was taken before, one sample every 50 ms."""
-    before, samples, over = used_memory(), [0], threading.Event()
+def measure_all(
+    chosen: Sequence[Case],
+    wanted: Callable[[str], bool],
+    measuring: Measures,
+    limits: Limits,
+    earlier: dict[str, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """A row for each side of each case: what was measured, or why it was not."""
+    rows = []
+    for case in chosen:
+        for side in sides_of(case):
+            key = f"{bench.key(Job(case, 0))} {side}"
+            row = earlier.get(key)
+            if row is None:
+                row = {"case": case.name, "side": side, "key": key}
+                row |= (
+                    one_side(case, side, measuring, limits)
+                    if wanted(side)
+                    else {"state": "skipped", "why": "it was not asked for"}
+                )
+                print(said(row), flush=True)
+            rows.append(row)
+    return rows
 
-    def look() -> None:
-        while not over.wait(0.05):
-            samples.append(max(0, used_memory() - before))
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+def one_side(case: Case, side: str, measuring: Measures, limits: Limits) -> dict[str, Any]:
+    """The numbers of a side, or `why` it has none."""
+    whole = f"the limit of {limits.whole_s / 60:g} min"
+    left_s = limits.left_s - ENDING_S
+    if left_s < LEAST_S:
+        return {"state": "skipped", "why": f"{whole} is reached"}
+    limit_s = min(left_s, limits.cell_s)
+    began = limits.clock()
     try:
-        yield samples
-    finally:
-        over.set()
-        watcher.join()
+        numbers = measuring.measure(case, side, limit_s)
+    except Skipped as error:
+        return {"state": "skipped", "why": str(error)}
+    except Late:
+        took_s = limits.clock() - began
+        return {"state": "skipped", "why": f"not done after {took_s:.0f} s, within {whole}"}
+    except Exception as error:  # noqa: BLE001 - one side's failure is a row, not the end
+        words = " ".join(str(error).split())[-300:]
+        return {"state": "failed", "why": f"{type(error).__name__}: {words}"}
+    return {"state": "measured", **numbers}
 
 
-def used_memory() -> int:
-    """Bytes taken of the device that runs are planned for."""
-    device = hardware.detect().device
-    return device.memory_total - device.memory_free
+def said(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    if row["state"] != "measured":
+        return f"{row['case']}, {row['side']}: {row['state']}: {row['why']}"
+    return f"{row['case']}, {row['side']}: {row['rate']:,.0f} tokens/s, {row['step_s']:.2f} s"
 
 
-def notes(job: Job, rounds: Sequence[pairs.Round]) -> list[str]:
-    """What the table has no column for: tokens/s asked for, decoding against its floor."""
-    if not rounds:
-        return []
-    values = pairs.side(rounds, pairs.OURS)
-    out = []
-    if values and job.case.name in TOKENS_ASKED:
-        asked = TOKENS_ASKED[job.case.name]
-        word = "pass" if values.rate >= asked else "MISS"
-        out.append(f"{job.case.name}: {values.rate:,.0f} tokens/s, {asked:,.0f} asked: {word}")
-    if values and job.case.name in SHARE_ASKED:
-        asked, reached = SHARE_ASKED[job.case.name], pairs.share(rounds)
-        word = "pass" if reached >= asked else "MISS"
-        out.append(f"{job.case.name}: {reached:.0%} of the matrix rate, {asked:.0%} asked: {word}")
-    if job.case.algorithm == "grpo":
-        times = [line["ours"]["sample_s"] / decode_floor(job, line) for line in rounds]
-        worst = max(times)
-        word = "pass" if worst <= DECODE_LIMIT else "MISS"
-        rows = job.case.prompts * job.case.group
-        out.append(
-            f"{job.case.name}: sampling {rows} completions takes {worst:.2f} times the bandwidth "
-            f"floor, at most {DECODE_LIMIT:g} asked: {word}"
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as a Markdown table; `ours by` is our rate by that side's."""
+    ours = {row["case"]: row["rate"] for row in rows if row["side"] == OURS and "rate" in row}
+    lines = [
+        "| case | side | tokens/s | s/step | sampling s | update s | memory GB | ours by | |",
+        "|" + "---|" * 9,
+    ]
+    for row in rows:
+        if row["state"] != "measured":
+            why = f"{row['state']}: {row['why']}".replace("|", "/")
+            lines.append(f"| {row['case']} | {row['side']} | | | | | | | {why} |")
+            continue
+        ratio = f"{ours[row['case']] / row['rate']:.2f}" if row["case"] in ours else ""
+        parts = [f"{row[name]:.2f}" if name in row else "" for name in ("sample_s", "train_s")]
+        lines.append(
+            f"| {row['case']} | {row['side']} | {row['rate']:,.0f} | {row['step_s']:.2f} "
+            f"| {parts[0]} | {parts[1]} | {row['memory_gb']:.1f} | {ratio} | "
+            f"{json.dumps(row['with']) if row.get('with') else ''} |"
         )
-    return out
+    return "\n".join(lines)
 
 
-def decode_floor(job: Job, line: Mapping[str, Any]) -> float:
-    """Least seconds for one step's completions, by the bandwidth measured in the round."""
-    case = job.case
-    prompt = sum(line["prompt_tokens"]) / len(line["prompt_tokens"])
-    context = prompt + case.new_tokens / 2
-    rows = case.prompts * case.group
-    once = flops.decode_floor_s(SHAPES[case.shape], rows, context, line["bytes_per_s"])
-    return once * case.new_tokens
+def goals(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What was asked and what was reached, a line each, of what was measured; the better of our two
+    samplers counts."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = best.get(row["case"])
+        is_ours = row["side"].startswith(OURS) and row["state"] == "measured"
+        if is_ours and (known is None or row["rate"] > known["rate"]):
+            best[row["case"]] = row
+    lines = []
+    for case, row in best.items():
+        if case in RATES_ASKED:
+            lines.append(_goal(case, row["rate"], RATES_ASKED[case], "tokens/s"))
+        if case in STEPS_ASKED:
+            lines.append(
+                _goal(case, STEPS_ASKED[case], row["step_s"], "s of a step, asked, reached")
+            )
+    for row in rows:
+        if row["side"] == TRL_VLLM and row["state"] == "measured" and row["case"] in best:
+            ratio = best[row["case"]]["rate"] / row["rate"]
+            lines.append(_goal(row["case"], ratio, RATIO_ASKED, f"times {TRL_VLLM}"))
+    return lines
+
+
+def _goal(case: str, reached: float, asked: float, unit: str) -> str:
+    """A line that says whether the first number is at least the second."""
+    word = "pass" if reached >= asked else "MISS"
+    return f"{case}: {reached:,.4g}, {asked:,.4g} {unit}: {word}"
 
 
 if __name__ == "__main__":

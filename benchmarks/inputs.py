@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, GPU_CASES, REAL_CASES, SHAPES, Case, Shape
+from benchmarks.cases import CASES, GPU_CASES, REAL_CASES, SELF_TEST, SHAPES, Case, Shape
 from engine.home.run_dir import Home
 from engine.models import library
 
@@ -160,7 +160,7 @@ def make_model(shape: Shape, tokenizer: Any, folder: Path, dtype: str = "float32
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.tied,
         attention_bias=False,
         rms_norm_eps=1e-6,
         initializer_range=0.05 if shape.hidden < 1024 else 0.02,
@@ -269,7 +269,11 @@ def make(folder: Path, wanted: Iterable[Case], dtype: str = "float32") -> None:
 
 def make_case(case: Case, tokenizer: Any, folder: Path) -> None:
     """Rows, environment and `facts.json`: the rows in the order they are trained on, with their
-    sizes in tokens."""
+    sizes in tokens. Sampling alone has no rows."""
+    if case.algorithm == "decode":
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "facts.json").write_text(json.dumps({"case": case.name, "rows": []}))
+        return
     rows = make_rows(case, tokenizer)
     write_environment(case, rows, folder / "environment")
     train = [row for row in rows if row["split"] == "train"]
@@ -306,6 +310,6 @@ if __name__ == "__main__":
     if names and names[0] in GPU_CASES:
         make(Path(sys.argv[1]), [GPU_CASES[name] for name in names], "bfloat16")
     elif names:
-        make(Path(sys.argv[1]), [REAL_CASES[name] for name in names])
+        make(Path(sys.argv[1]), [(REAL_CASES | SELF_TEST)[name] for name in names])
     else:
         make(Path(sys.argv[1]), CASES.values())

@@ -1,7 +1,9 @@
 """The process that runs TRL: its virtual environment, and a line of JSON each way. No torch."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,14 +37,26 @@ def requirements() -> list[str]:
     return [f"trl=={TRL}", "accelerate", "datasets", *pinned]
 
 
-def ensure_venv(folder: Path = BENCH / "venv", wheels: Path | None = None) -> Path:
+def ensure_venv(
+    folder: Path = BENCH / "venv",
+    wheels: Path | None = None,
+    *,
+    with_vllm: bool = False,
+    limit_s: float | None = None,
+) -> Path:
     """The interpreter of the peer's environment, built when missing or for other versions.
 
     Args:
         wheels: install from the wheels in this folder alone.
+        with_vllm: with vLLM beside TRL, in the versions that fit each other rather than ours.
+        limit_s: seconds that installing may take; None for any.
+
+    Raises subprocess.SubprocessError where it cannot be built, or not in time.
     """
     python, stamp = folder / "bin" / "python", folder / "requirements.json"
-    wanted = requirements()
+    wanted = (
+        [f"trl[vllm]=={TRL}", "peft", "accelerate", "datasets"] if with_vllm else requirements()
+    )
     if stamp.is_file() and json.loads(stamp.read_text()) == wanted and python.is_file():
         return python
     print(f"building {folder} with {' '.join(wanted)}", file=sys.stderr, flush=True)
@@ -51,7 +65,7 @@ def ensure_venv(folder: Path = BENCH / "venv", wheels: Path | None = None) -> Pa
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     source = ["--no-index", "--find-links", str(wheels)] if wheels else []
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, *source, *wanted], check=True)
+    subprocess.run([*pip, *source, *wanted], check=True, timeout=limit_s)
     stamp.write_text(json.dumps(wanted))
     return python
 
@@ -74,6 +88,11 @@ class Peer:
         if "error" in answer:
             raise PeerFailed(answer["error"])
         return answer
+
+    def kill(self) -> None:
+        """End it at once with all it started; who waits for an answer gets PeerFailed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -101,6 +120,7 @@ def running(python: Path, log: Path, path: str = "") -> Iterator[Peer]:
             stdout=subprocess.PIPE,
             stderr=output,
             text=True,
+            start_new_session=True,
         )
     try:
         yield Peer(process, log)

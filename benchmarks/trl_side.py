@@ -12,6 +12,7 @@ process's own. The reward is the environment's own function, called on the same 
 checkpointing is off.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -215,13 +216,25 @@ def text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
+# Sampling through vLLM on the same GPU, which sleeps while the policy is trained.
+VLLM = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_enable_sleep_mode": True,
+    "vllm_gpu_memory_utilization": 0.5,
+}
+
+
 def train_grpo(asked: dict[str, Any], folder: str) -> dict[str, Any]:
     """One GRPO run: on-policy, no KL term, the trainer's own generation."""
     model, tokenizer = load(asked)
     rows = [grpo_row(row) for row in asked["rows"]]
+    parts = asked.get("accumulate", 1)
     config = GRPOConfig(
         **common(asked, folder),
-        per_device_train_batch_size=asked["prompts"] * asked["group"],
+        **(VLLM if asked["variant"] == "vllm" else {}),
+        per_device_train_batch_size=asked["prompts"] * asked["group"] // parts,
+        gradient_accumulation_steps=parts,
         num_generations=asked["group"],
         max_completion_length=asked["new_tokens"],
         max_steps=asked["steps"],
@@ -394,6 +407,14 @@ def answer_in_fork(asked: dict[str, Any]) -> dict[str, Any]:
     return json.loads(reply) if reply else {"error": "the process died without a word"}
 
 
+def vllm_version() -> str:
+    """The version of vLLM in this environment; "" without one."""
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def main() -> None:
     # Standard output is for answers alone; what libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -403,6 +424,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "peft": peft.__version__,
+        "vllm": vllm_version(),
     }
     answers.write(json.dumps(versions) + "\n")
     for line in sys.stdin:

@@ -65,7 +65,7 @@ def metrics_reference() -> str:
         "|---|---|---|---|",
     ]
     for metric in METRICS.values():
-        when = " at evaluations" if metric.where == "evaluation" else ""
+        when = {"evaluation": " at evaluations", "gpu": " on a GPU"}.get(metric.where, "")
         by = ", ".join(metric.algorithms) + when
         lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {by} |")
     return "\n".join(lines) + "\n"

@@ -99,7 +99,7 @@ def examine(
 
 def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambda _: None) -> Reply:
     """Try every faster way to compute on each device of this machine, and store what works; runs
-    leave out the rest. Takes about a minute for a device.
+    leave out the rest. Takes about a minute for a device, and some more where vLLM is set up.
 
     `report_check` is called with each finding as soon as it is there. Returns what `examine`
     returns. Raises UserError: DEVICE_BUSY while runs hold devices, NO_TORCH, DEVICE_UNUSABLE.
@@ -119,10 +119,20 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
         findings.append(finding)
         report_check(_as_reply(finding))
 
-    for device in hardware.detect(home.root).devices:
+    devices = hardware.detect(home.root).devices
+    gpus = [device for device in devices if device.kind == "cuda"]
+    known: dict[str, list[PathResult]] = {}  # name of a device -> what holds for all of that name
+    for device in devices:
         if device.kind == "cpu":
             keep(Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried."))
-        examine_device(home, device, report=lambda result: keep(_finding_of_path(result)))
+        results = examine_device(
+            home,
+            device,
+            report=lambda result: keep(_finding_of_path(result)),
+            all_gpus=gpus,
+            known=known.get(device.name, ()),
+        )
+        known[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
     return {
         "summary": _summary_of_paths(findings),
         "failed": sum(finding.status == "fail" for finding in findings),
@@ -358,6 +368,22 @@ def training(home: Home) -> Iterator[Finding]:
     yield Finding("kernels", "pass", _kernels_in_words(machine, liger))
     if machine.device.kind != "cpu":
         yield _gpu_finding(Path(interpreter), machine.device)
+        yield from _compiler_finding(liger)
+
+
+def _compiler_finding(liger: str) -> Iterator[Finding]:
+    """A warning where Triton, which compiles Liger's kernels when they are first used, finds no C
+    compiler. `liger` is the version of Liger; "" where it is not installed."""
+    found = os.environ.get("CC") or next(
+        filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
+    )
+    if liger and not found:
+        yield Finding(
+            "compiler",
+            "warn",
+            "no C compiler is on PATH: Triton cannot build Liger's kernels, torch's own are used",
+            "Install gcc (Debian, Ubuntu: apt-get install gcc), then honesmith doctor --gpu.",
+        )
 
 
 def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:

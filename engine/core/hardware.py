@@ -7,6 +7,7 @@ at a time like any other. Nothing here imports torch; the driver library is load
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,49 @@ def driver_version() -> str:
         return _text(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError:
         return ""
+    finally:
+        nvml.nvmlShutdown()
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """What a GPU's own sensors say now; None for one that it does not have.
+
+    Attributes:
+        utilization: share of the last moment in which a kernel ran, in 0..1.
+        temperature: degrees Celsius.
+        power: watts.
+    """
+
+    utilization: float | None
+    temperature: float | None
+    power: float | None
+
+
+def read_gauges(visible: str) -> Gauges | None:
+    """Read the sensors of a GPU, named by its UUID as `Device.visible` has it. None where it is not
+    there, or the driver does not answer."""
+    nvml = _load_nvml()
+    if nvml is None:
+        return None
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(visible)
+    except nvml.NVMLError:
+        nvml.nvmlShutdown()
+        return None
+
+    def sensor(read: Callable[[], float]) -> float | None:
+        try:
+            return read()
+        except nvml.NVMLError:  # many cards lack one
+            return None
+
+    try:
+        return Gauges(
+            utilization=sensor(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            temperature=sensor(lambda: float(nvml.nvmlDeviceGetTemperature(handle, 0))),
+            power=sensor(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+        )
     finally:
         nvml.nvmlShutdown()
 

@@ -26,7 +26,7 @@ class Metric:
         unit: `share` lies in 0..1; `nats` are natural-log units; `1` has no unit.
         algorithms: the trainers that write it.
         where: `step` on every training step, `evaluation` on the steps that are evaluated
-            (0, every `eval_every`, the last).
+            (0, every `eval_every`, the last), `gpu` on training steps on a GPU whose driver tells.
     """
 
     name: str
@@ -240,6 +240,15 @@ _LIST = (
         "bytes",
         ALL,
     ),
+    Metric(
+        "gpu_utilization",
+        "Share of the step's time in which a kernel ran on the GPU, however small.",
+        "share",
+        ALL,
+        "gpu",
+    ),
+    Metric("gpu_temperature", "The highest temperature of the GPU in the step.", "°C", ALL, "gpu"),
+    Metric("gpu_power", "Mean power that the GPU drew in the step.", "W", ALL, "gpu"),
     Metric(
         "loss",
         "Mean cross-entropy of the supervised tokens of the step; DPO: mean loss of its pairs, "

@@ -25,6 +25,7 @@ from engine.cost.flops import Plan
 from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
+from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -142,6 +143,7 @@ def planned_run(
         hardware=hardware,
         inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
+        vllm_fault=why_off(home, hardware.device, "vllm"),
     )
     return PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
 

@@ -18,6 +18,7 @@ from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
+from engine.fast_paths.results import why_off
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
@@ -186,6 +187,7 @@ class DryRun:
             hardware=machine,
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
+            vllm_fault=why_off(self.home, machine.device, "vllm"),
         )
 
     def check_interpreter(self) -> Outcome:

@@ -16,12 +16,15 @@ class FastPath:
         devices: the kinds of device that have it.
         without: what a worker does where it is switched off.
         timed: whether it is switched off for being slower. One that saves memory is not.
+        once: whether one trial holds for all devices of a name, because it takes long or needs
+            them all.
     """
 
     title: str
     devices: tuple[DeviceKind, ...]
     without: str
     timed: bool = True
+    once: bool = False
 
 
 FAST_PATHS: Mapping[str, FastPath] = {
@@ -87,6 +90,18 @@ FAST_PATHS: Mapping[str, FastPath] = {
         ("cuda",),
         "runs go on, and each says that its device computes other numbers",
         timed=False,
+    ),
+    "vllm": FastPath(
+        "sampling through vLLM: start, two adapters in turn, sleep and wake",
+        ("cuda",),
+        "our own sampler samples, also for a run that asks for vLLM",
+        once=True,
+    ),
+    "collectives": FastPath(
+        "sums over the GPUs of this machine through NCCL",
+        ("cuda",),
+        "the ranks of a run add their gradients up through the machine's memory (gloo)",
+        once=True,
     ),
 }
 

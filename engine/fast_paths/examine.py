@@ -19,12 +19,13 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.hardware import Device
 from engine.fast_paths.catalogue import DeviceKind, paths_of
-from engine.fast_paths.results import DeviceResults, PathResult, keep_results
+from engine.fast_paths.results import DeviceResults, PathResult, keep_results, read_results
 from engine.home.run_dir import Home
 from engine.processes import launcher, programs
 from engine.processes.trainer_variables import trainer_variables
 
 PATH_S = 120.0  # for one path; compiling its kernels for the first time is the longest part
+ALL_GPUS = "HONESMITH_ALL_GPUS"  # the CUDA_VISIBLE_DEVICES of each GPU that a run may have
 EXIT_S = 2.0  # from the end of its output to that of the process
 START_S = 120.0  # until a process with torch says its first word, from a cold disk
 
@@ -35,46 +36,59 @@ def examine_device(
     names: Sequence[str] = (),
     report: Callable[[PathResult], None] = lambda _: None,
     path_s: float = PATH_S,
+    all_gpus: Sequence[Device] = (),
+    known: Sequence[PathResult] = (),
 ) -> DeviceResults:
     """Try the fast paths of a device and store the results in the home.
 
     Args:
-        names: the paths to try; all of the device where it is empty. Only results of all paths are
-            stored.
+        names: the paths to try; all of the device where it is empty. Their results take the place
+            of earlier ones; where there are none, only results of all paths are stored.
         report: called with each result as soon as it is there.
-        path_s: seconds that a path may take before it counts as hanging.
+        path_s: seconds that a path, or a part of one, may take before it counts as hanging.
+        all_gpus: the GPUs that collectives are tried on.
+        known: results that hold for this device too; these paths are not tried again.
 
     Raises UserError: NO_TORCH where no interpreter has torch, DEVICE_UNUSABLE where the process
     ends before it tries a path.
     """
     kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
-    path_names = list(names) or paths_of(kind)
+    known_names = {result.name for result in known}
+    path_names = [name for name in list(names) or paths_of(kind) if name not in known_names]
     identity: dict[str, str] = {}
     results: list[PathResult] = []
+    doing = ""  # the part of a path that is being tried
     while len(results) < len(path_names):
         remaining = path_names[len(results) :]
         interrupted_at = ""
-        for line in _lines_of_process(home, device, remaining, path_s):
+        for line in _lines_of_process(home, device, remaining, path_s, all_gpus):
             if "identity" in line:
                 identity = line["identity"]
             elif "began" in line:
-                interrupted_at = line["began"]
+                interrupted_at, doing = line["began"], ""
+            elif "doing" in line:
+                doing = line["doing"]
             elif "result" in line:
                 interrupted_at = ""
                 results.append(PathResult.model_validate(line["result"]))
                 report(results[-1])
             elif len(results) < len(path_names):  # the process has ended, and paths are left
-                results.append(_switched_off_by_death(interrupted_at, line, device))
+                results.append(_switched_off_by_death(interrupted_at, doing, line, device))
                 report(results[-1])
-    checked = DeviceResults(identity=identity, time=time.time(), paths=tuple(results))
+    checked = DeviceResults(identity=identity, time=time.time(), paths=(*results, *known))
     if not names:
+        keep_results(home, checked)
+    elif (earlier := read_results(home, identity)) is not None:
+        checked = earlier.with_paths(checked.paths)
         keep_results(home, checked)
     return checked
 
 
-def _switched_off_by_death(name: str, line: dict[str, Any], device: Device) -> PathResult:
-    """The result of the path at which a process ended. Raises UserError DEVICE_UNUSABLE where it
-    had begun none."""
+def _switched_off_by_death(
+    name: str, doing: str, line: dict[str, Any], device: Device
+) -> PathResult:
+    """The result of the path at which a process ended, while it was `doing` a part of it ("" where
+    it has none). Raises UserError DEVICE_UNUSABLE where it had begun none."""
     if not name:
         raise UserError(
             "DEVICE_UNUSABLE",
@@ -83,13 +97,15 @@ def _switched_off_by_death(name: str, line: dict[str, Any], device: Device) -> P
             hint="Run `honesmith doctor`: it says whether torch and the driver fit.",
         )
     reason = f"the process that tried it {line['ended']}"
+    if doing:
+        reason += f", asked to {doing}"
     if line["last_words"]:
         reason += f": {line['last_words']}"
     return PathResult(name=name, state="off", reason=reason)
 
 
 def _lines_of_process(
-    home: Home, device: Device, names: Sequence[str], path_s: float
+    home: Home, device: Device, names: Sequence[str], path_s: float, all_gpus: Sequence[Device]
 ) -> Iterator[dict[str, Any]]:
     """Start a process that tries the paths, and yield what it writes, a JSON object for each line.
 
@@ -103,7 +119,8 @@ def _lines_of_process(
     with open(log, "wb") as stderr:
         process = subprocess.Popen(
             [python, "-P", *programs.command("fast_paths"), *names],
-            env=trainer_variables(home.root, device.id, lifeline=0),
+            env=trainer_variables(home.root, device.id, lifeline=0)
+            | {ALL_GPUS: ",".join(gpu.visible for gpu in all_gpus)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

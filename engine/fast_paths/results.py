@@ -3,13 +3,14 @@ home's cache."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from engine.core.files import read_object, write_json
 from engine.core.hardware import Device, driver_version
 from engine.home.run_dir import Home
+from engine.install import vllm_env
 from engine.records.record import Record
 
 # Packages whose version may change whether a path works.
@@ -67,6 +68,16 @@ class DeviceResults(Record):
     time: float
     paths: tuple[PathResult, ...]
 
+    def state_of(self, name: str) -> str:
+        """The state of a path; "skipped" for one that was not tried."""
+        return next((path.state for path in self.paths if path.name == name), "skipped")
+
+    def with_paths(self, paths: Sequence[PathResult]) -> "DeviceResults":
+        """These results with the given ones in place of those of the same names."""
+        names = {path.name for path in paths}
+        kept = [path for path in self.paths if path.name not in names]
+        return self.model_copy(update={"paths": (*kept, *paths)})
+
     @property
     def off(self) -> dict[str, str]:
         """Name and reason of each path that is switched off."""
@@ -77,16 +88,38 @@ class DeviceResults(Record):
         return any(path.name == name and path.state == "on" for path in self.paths)
 
 
-def identity_of(device: Device) -> dict[str, str]:
-    """What may change whether a path works on the device: its name, its driver, and the packages of
-    this interpreter, "" for one that is not installed."""
-    facts = {"device": device.name, "driver": driver_version() if device.kind == "cuda" else ""}
+def identity_of(device: Device, home: Home) -> dict[str, str]:
+    """What may change whether a path works on the device: its name, its driver, the vLLM that is
+    set up, and the packages of this interpreter; "" for one that is not installed."""
+    facts = _outside_this_interpreter(device, home)
     for package in PACKAGES:
         try:
             facts[package] = version(package)
         except PackageNotFoundError:
             facts[package] = ""
     return facts
+
+
+def _outside_this_interpreter(device: Device, home: Home) -> dict[str, str]:
+    """The part of an identity that is the same whichever interpreter asks."""
+    return {
+        "device": device.name,
+        "driver": driver_version() if device.kind == "cuda" else "",
+        "vllm": vllm_env.version_in(home),
+    }
+
+
+def why_off(home: Home, device: Device, name: str) -> str:
+    """Why the path `name` is switched off on the device, by the newest trial there with this driver
+    and this vLLM; "" where it is not, or was not tried.
+
+    It is asked by processes without torch, which cannot tell what else a worker has installed.
+    """
+    facts = _outside_this_interpreter(device, home)
+    for results in all_results(home):
+        if facts.items() <= results.identity.items():
+            return results.off.get(name, "")
+    return ""
 
 
 def read_results(home: Home, identity: Mapping[str, str]) -> DeviceResults | None:

@@ -25,6 +25,8 @@ PROOF = (
     "import torch, transformers, peft, gguf; print(torch.__version__, torch.cuda.is_available())"
 )
 EXTRAS = ("train", "gguf")  # what workers and the importer of GGUF files need
+# Where a GPU is: fused kernels, since torch makes several launches for each, and weights of 4 bits.
+GPU_EXTRAS = ("gpu", "nf4")
 IMPORT_S = 300  # seconds that the proof may take
 
 
@@ -94,8 +96,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     and move it there. Returns the reply of `setup`; raises UserError DISK_FULL or NO_TORCH."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
-    # Where a GPU is, the fused kernels come along: torch makes several launches for each of theirs.
-    packages = requirements(*EXTRAS, *(() if device == "cpu" else ("gpu",)))
+    packages = requirements(*EXTRAS, *(() if device == "cpu" else GPU_EXTRAS))
     build_folder = venvs.build_folder(home.train_venv)
     shutil.rmtree(build_folder, ignore_errors=True)
     try:

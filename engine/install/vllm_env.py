@@ -49,6 +49,19 @@ def find_python(home: Home) -> Path | None:
     return home.vllm_python if _is_complete(home.vllm_venv) else None
 
 
+def version_in(home: Home) -> str:
+    """What is set up here, such as "vllm==0.32.0", or the interpreter that was named in its place;
+    "" for nothing."""
+    override = os.environ.get(OVERRIDE)
+    if override:
+        return override
+    try:
+        marker = read_json(home.vllm_venv / MARKER)
+        return ", ".join(marker["packages"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def require_python(home: Home) -> Path:
     """The interpreter that runs vLLM. Raises UserError NO_VLLM if vLLM is not set up."""
     python = find_python(home)

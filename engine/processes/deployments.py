@@ -11,16 +11,19 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.recovery import configured_adapters
-from engine.home.rows import DeploymentRow
+from engine.home.rows import HOLDS_DEVICE, DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
+
+if TYPE_CHECKING:
+    from engine.core.hardware import Device
 
 LIVING = ("starting", "ready")
 _HEADROOM_FACTOR = 1.1  # this many times a run's estimated memory must be free when it starts
@@ -236,7 +239,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _fits(run: RunDir, device_id: str) -> bool:
-    """Return whether the memory that a run may need is free on the device.
+    """Return whether the memory that a run may need is free on the device, and claimed by nobody.
 
     That is `_HEADROOM_FACTOR` times its expected peak. A run without an estimate is taken to need
     half of the device's memory. An unknown `device_id` means the machine's default device.
@@ -250,7 +253,38 @@ def _fits(run: RunDir, device_id: str) -> bool:
     config = run.find_config()  # None if damaged: the trainer reports that, not we
     expected_bytes = config.peak_memory if config else None
     needed_bytes = expected_bytes or device.memory_total / 2
-    return _HEADROOM_FACTOR * needed_bytes <= device.memory_free
+    return _HEADROOM_FACTOR * needed_bytes <= unclaimed_bytes(run.home, device, besides=run.id)
+
+
+def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
+    """What of a GPU's memory is free for something new: no more than is free now without what is
+    still being loaded, and no more than is left once everything of this home there has what it was
+    granted, since a sampler that sleeps takes its memory back. Of a CPU the memory that is free.
+
+    Args:
+        besides: a run whose claim does not count, because the memory is for it.
+    """
+    if device.kind == "cpu":
+        return device.memory_free
+    with Store(home) as store:
+        runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
+    held = loading = 0  # claims by what has taken its memory, and by what is about to
+    for run in runs:
+        config = home.run(run.run_id).find_config() if device.id in run.devices else None
+        if config is None or run.run_id == besides:
+            continue
+        if run.state == "preparing":
+            loading += config.peak_memory or 0
+        else:
+            held += config.peak_memory or 0
+    for row in living(home):
+        if config_of(home.deployment(row.deployment_id)).get("device") != device.id:
+            continue
+        if row.state == "starting":
+            loading += row.memory_bytes
+        else:
+            held += row.memory_bytes
+    return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:

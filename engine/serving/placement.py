@@ -7,6 +7,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.hardware import Device
 from engine.core.hints import Call, Hint
+from engine.fast_paths.results import why_off
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -43,28 +44,16 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
     `name` is how messages call the model. Raises UserError DOES_NOT_FIT if no device is large
     enough, DEVICE_BUSY if the best one is too full now, NO_VLLM.
     """
-    devices = [_without_awaited(home, device) for device in hardware.detect(home.root).devices]
+    # What is free once all that runs and loads here has what it was granted.
+    devices = [
+        replace(device, memory_free=deployments.unclaimed_bytes(home, device))
+        for device in hardware.detect(home.root).devices
+    ]
     placements = [_placement(home, ref, device) for device in devices]
     best = max(placements, key=lambda option: option.device.memory_free - option.memory_bytes)
     if best.memory_bytes > best.device.memory_free:
         raise _no_room_error(home, best, name, devices)
     return best
-
-
-def _without_awaited(home: Home, device: Device) -> Device:
-    """The device, and of a GPU as free only what the runs on it leave once they hold all that they
-    are expected to: a sampler that sleeps now takes its memory back."""
-    if device.kind == "cpu":
-        return device
-    with Store(home) as store:
-        rows = store.list_runs(limit=100, states=HOLDS_DEVICE)
-    expected_bytes = 0
-    for row in rows:
-        config = home.run(row.run_id).find_config()
-        if device.id in row.devices and config is not None:
-            expected_bytes += config.peak_memory or 0
-    left_by_runs = max(0, device.memory_total - expected_bytes)
-    return replace(device, memory_free=min(device.memory_free, left_by_runs))
 
 
 def served_length(home: Home, ref: ModelRef) -> int:
@@ -101,13 +90,14 @@ def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
 def engine_for(home: Home, device: Device) -> str:
     """The engine for deployments on this device: "torch" (our own sampler) or "vllm".
 
-    `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
+    `serve_with` = "auto" takes vLLM for GPUs only, where it was not tried in vain: on a CPU it is
+    slower to start and to answer.
     Raises UserError NO_VLLM where vLLM is asked for and not set up.
     """
     engine = home.user_config().serve_with
     if engine == "auto":
-        use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
-        return "vllm" if use_vllm else "torch"
+        is_set_up = device.kind == "cuda" and vllm_env.find_python(home) is not None
+        return "vllm" if is_set_up and not why_off(home, device, "vllm") else "torch"
     if engine == "vllm":
         vllm_env.require_python(home)
     return engine

@@ -238,6 +238,7 @@ def _server_config(
         "idle_stop_minutes": home.user_config().idle_stop_minutes,
         "thinking": target.thinking,
         "serve_with": chosen.engine,
+        "device": chosen.device.id,  # where its memory is claimed
         # Of the device's memory; only vLLM needs it.
         "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
         "served_length": placement.served_length(home, target.ref),

@@ -52,7 +52,7 @@ class Facts:
         hardware: None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new one.
         attempts: answers per task in an evaluation.
-        vllm: whether vLLM can be started on this machine.
+        vllm, vllm_fault: whether vLLM is set up here; why it is switched off, "" if it is not.
     """
 
     model: ModelFacts
@@ -61,6 +61,7 @@ class Facts:
     inherited: AdapterFacts | None = None
     attempts: int = 1
     vllm: bool = False
+    vllm_fault: str = ""
 
     def rows(self, algorithm: str) -> int | None:
         """Number of train rows the algorithm can learn from; None without an environment."""
@@ -397,11 +398,8 @@ def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
 
 
 def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> None:
-    """Set the sampler of rollouts: vLLM where possible, else our own.
-
-    vLLM must suit machine and weights and have room beside the training. `longest_sequence` is the
-    length in tokens of the longest sequence that is sampled.
-    """
+    """Set the sampler of rollouts: vLLM where it suits machine and weights and has room, else our
+    own. `longest_sequence`: tokens of the longest sequence that is sampled."""
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
     gpu = _gpu_of(facts)
     why_not = _why_no_server(filled, facts, gpu, longest_sequence) if gpu is not None else ""
@@ -425,8 +423,10 @@ def _gpu_of(facts: Facts) -> Device | None:
 
 
 def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: int) -> str:
-    """Return why a vLLM server has no room beside the training on this GPU; "" if it has."""
+    """Return why no vLLM server samples on this GPU: it failed there or lacks room; else ""."""
     assert facts.hardware is not None
+    if facts.vllm_fault:
+        return f"it is switched off on this device ({facts.vllm_fault})"
     ram = facts.hardware.ram_total
     loaded = LoadedModel(
         facts.model,

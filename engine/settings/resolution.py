@@ -166,6 +166,7 @@ def resolve(
     hardware: Hardware | None,
     inherited: AdapterFacts | None = None,
     vllm: bool = False,
+    vllm_fault: str = "",
 ) -> Resolved:
     """Choose all settings of a training run: those given, and defaults for the rest.
 
@@ -176,13 +177,14 @@ def resolve(
         env: None assumes rows of usual length.
         hardware: None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new adapter.
-        vllm: whether vLLM can be started on this machine.
+        vllm: whether vLLM is set up on this machine.
+        vllm_fault: why it is switched off on the GPU, where it was tried and failed.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
     check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
-    facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
+    facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm, vllm_fault=vllm_fault)
     _check_given(algorithm, user_settings, facts)
     filled = defaults.fill_defaults(algorithm, user_settings, facts)
     setting_checks.check_together(algorithm, filled, model, env)

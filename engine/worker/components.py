@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from engine.core.hardware import detect
+from engine.core.hardware import Device, detect
 from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
@@ -155,6 +155,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
     training = training_ranks(job.config, len(devices))
     count = max(len(devices), rank_count())
+    gpus = [gpu for gpu in detect().devices if gpu.kind == "cuda"] if devices else []
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
     set_threads(count)
@@ -164,7 +165,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         memory //= count  # ranks share the machine's memory
     elif job.run.home.user_config().runs_per_gpu > 1:
         memory = room.keep_to(device, min(memory, job.config.planned_memory or memory))
-    switch_off_what_fails(job, device)
+    switch_off_what_fails(job, device, gpus)
     others = devices[training:]  # which sample beside training
     ranks = Ranks(job, devices, training) if devices else None  # they load while this process does
     if ranks is not None and others and not samplers.wants_server(job.config):
@@ -238,19 +239,28 @@ def _sampler_beside(
     return SharedSampler(None, ranks)
 
 
-def switch_off_what_fails(job: Job[RunConfig], device: torch.device) -> None:
+def switch_off_what_fails(
+    job: Job[RunConfig], device: torch.device, gpus: Sequence[Device] = ()
+) -> None:
     """Use none of the fast paths that do not work on this device.
 
     The event `fast_paths` names them. A GPU on which none was tried yet, with this driver and these
-    libraries, is tried first, in a process of its own; that takes about a minute, once. A CPU is
+    libraries, is tried first, in a process of its own; that takes a minute, and some more where
+    vLLM is set up, once. So are sums over several GPUs by the first run that has them. A CPU is
     tried by `honesmith doctor --gpu` alone.
+
+    Args:
+        gpus: all that the ranks of the run have; empty for a run in one process.
     """
     hardware_device = detect().device
     home = job.run.home
-    results = read_results(home, identity_of(hardware_device))
+    results = read_results(home, identity_of(hardware_device, home))
     if results is None and device.type == "cuda":
         job.event("fast_paths", f"trying what works on {hardware_device.name}, once")
-        results = examine_device(home, hardware_device)
+        results = examine_device(home, hardware_device, all_gpus=gpus)
+    elif results is not None and len(gpus) > 1 and results.state_of("collectives") == "skipped":
+        job.event("fast_paths", f"trying sums over {len(gpus)} GPUs, once")
+        results = examine_device(home, hardware_device, names=["collectives"], all_gpus=gpus)
     if results is None:
         return
     if results.is_on("flash_attention_3"):

@@ -19,6 +19,8 @@ def main() -> None:
     tell({"identity": {"device": "a card", "driver": "580.1"}})
     for name in sys.argv[1:]:
         tell({"began": name})
+        if name == "vllm":
+            tell({"doing": "wake up"})
         if name == broken and what == "hang":
             threading.Event().wait()
         if name == broken and what == "segfault":

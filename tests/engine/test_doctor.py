@@ -1,7 +1,7 @@
 """What doctor finds, and that it only looks."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,11 @@ def test_what_stands_between_the_products_is_named(
     done = subprocess.CompletedProcess([], 0, "2.13.0 5.23.0 0.8.5\n", "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **k: done)
     assert examined(home, tmp_path)["kernels"]["detail"].startswith("liger 0.8.5, where")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert "apt-get install gcc" in examined(home, tmp_path)["compiler"]["fix"]
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    assert "compiler" not in examined(home, tmp_path)
     monkeypatch.setenv(doctor.KERNELS, "torch")
     assert examined(home, tmp_path)["kernels"]["detail"] == "torch"
 
@@ -195,11 +200,23 @@ def test_what_does_not_work_on_a_device_is_told_from_its_newest_trial(home: Home
 def test_fast_paths_are_tried_for_each_device_with_what_is_done_without_them(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    def tries(home: Home, device: Device, report: Callable[[PathResult], None]) -> None:
-        for result in tried(device.name, 1.0, decode_graph="slower: 3 ms").paths:
-            report(result)
+    asked: list[tuple[str, int, int]] = []
 
-    cards = tuple(Device(f"cuda:{i}", f"card {i}", "cuda", 1, 1) for i in range(2))
+    def tries(
+        home: Home,
+        device: Device,
+        report: Callable[[PathResult], None],
+        all_gpus: Sequence[Device],
+        known: Sequence[PathResult],
+    ) -> DeviceResults:
+        asked.append((device.id, len(all_gpus), len(known)))
+        results = tried(device.name, 1.0, decode_graph="slower: 3 ms")
+        for result in results.paths:
+            report(result)
+        vllm = PathResult(name="vllm", state="off", reason="it does not start")
+        return results.with_paths([vllm])
+
+    cards = tuple(Device(f"cuda:{i}", "a card", "cuda", 1, 1) for i in range(2))
     machine = Hardware(cards, 2, 1, 1, 1)
     monkeypatch.setattr(doctor.hardware, "detect", lambda disk: machine)
     monkeypatch.setattr(doctor, "examine_device", tries)
@@ -207,6 +224,7 @@ def test_fast_paths_are_tried_for_each_device_with_what_is_done_without_them(
     assert [check["status"] for check in reply["checks"]] == ["warn", "pass"] * 2
     assert "each operation of a step is launched by itself" in reply["checks"][0]["fix"]
     assert reply["summary"] == "2 of 4 fast paths switched off; runs do without."
+    assert asked == [("cuda:0", 2, 0), ("cuda:1", 2, 1)]  # vLLM is tried on one of them
 
 
 def test_nothing_is_timed_beside_a_run(home: Home):

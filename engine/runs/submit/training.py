@@ -19,6 +19,7 @@ from engine.cost.exam import Exam, exam_of, first_doubts
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
+from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
@@ -241,6 +242,7 @@ def _settings(
         hardware=machine,
         inherited=model.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
+        vllm_fault=why_off(home, machine.device, "vllm"),
     )
 
 

@@ -94,8 +94,8 @@ def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device)
     slower."""
     fast_rounds, plain_rounds = [], []
     for _ in range(ROUNDS):
-        fast_rounds.append(_seconds(fast, device))
-        plain_rounds.append(_seconds(plainly, device))
+        fast_rounds.append(seconds_of(fast, device))
+        plain_rounds.append(seconds_of(plainly, device))
     seconds, plain_seconds = min(fast_rounds), min(plain_rounds)
     times = {"seconds": seconds, "plain_seconds": plain_seconds}
     if seconds > SLOWER * plain_seconds:
@@ -122,7 +122,7 @@ def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tens
     return math.nan if has_nan else max(differences)
 
 
-def _seconds(work: Work, device: torch.device) -> float:
+def seconds_of(work: Work, device: torch.device) -> float:
     """Return the seconds that one call of `work` takes, until the device has finished it."""
     _synchronize(device)
     began = time.perf_counter()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from engine.worker.core import switched_off
 from engine.worker.core.failures import out_of_memory
 from engine.worker.network.adapter import Adapter
 from engine.worker.update.optimizer import AdamW
@@ -81,17 +82,25 @@ def together() -> Iterator[None]:
         raise Disconnected(str(error)) from error
 
 
-def join(meeting: Meeting, rank: int, device: torch.device, patience: timedelta = PATIENCE) -> None:
+def join(
+    meeting: Meeting,
+    rank: int,
+    device: torch.device,
+    patience: timedelta = PATIENCE,
+    backend: str = "",
+) -> None:
     """Connect this process to the other ranks of its run; returns when all are there.
 
     Args:
         patience: how long a call waits for a rank that does not come.
+        backend: what carries the tensors, "nccl" or "gloo"; "" takes what suits the device and
+            works on this machine.
     """
     global _groups
     on_gpu = device.type == "cuda"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        backend or backend_of(device),
         store=distributed.FileStore(meeting.store, meeting.count),  # pyright: ignore[reportPrivateImportUsage]
         rank=rank,
         world_size=meeting.count,
@@ -113,6 +122,12 @@ def lockstep_group() -> "distributed.ProcessGroup":
     group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
     assert isinstance(group, distributed.ProcessGroup)
     return group
+
+
+def backend_of(device: torch.device) -> str:
+    """What carries the tensors of ranks on such a device: nccl between GPUs where it works on this
+    machine, else gloo, which takes the way through the machine's memory."""
+    return "nccl" if device.type == "cuda" and not switched_off.is_off("collectives") else "gloo"
 
 
 def leave(*, broken: bool = False) -> None:

@@ -14,6 +14,7 @@ from engine.records.run_config import RunConfig
 from engine.records.settings import RolloutSettings
 from engine.sizing import plan as sizing
 from engine.sizing import servers
+from engine.worker.core import switched_off
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplerNeeds
@@ -26,7 +27,8 @@ LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job) -> Sampler:
     """The sampler that the setting `sampler` names, `vllm` or our own; runs without that setting
     always use our own. A vLLM server is started here, but waited for only when it is first used.
-    On a GPU without room for one our own is used, and the event `sampler` says why.
+    On a GPU without room for one, or where vLLM was tried and failed (engine/fast_paths), our own
+    is used, and the event `sampler` says why.
 
     Args:
         needs: what every sampler has to know: ids that end a completion, and the like.
@@ -47,12 +49,14 @@ def wants_server(config: RunConfig) -> bool:
 
 
 def why_no_server(job: Job[RunConfig], size: sizing.Job) -> str:
-    """Why the vLLM server that the settings name has no room on its GPU, which the event `sampler`
-    says too; "" where it has."""
-    if size.kind != "cuda" or not size.server.why_not:
-        return ""
-    job.event("sampler", f"our own sampler is used: {size.server.why_not}", sampler="torch")
-    return size.server.why_not
+    """Why the vLLM server that the settings name cannot be had: it has no room on its GPU, or was
+    tried there and failed (engine/fast_paths). The event `sampler` says so too; "" where it can."""
+    why_not = size.server.why_not if size.kind == "cuda" else ""
+    if switched_off.is_off("vllm"):
+        why_not = f"vLLM is switched off on this device: {switched_off.why_off('vllm')}"
+    if why_not:
+        job.event("sampler", f"our own sampler is used: {why_not}", sampler="torch")
+    return why_not
 
 
 def start_vllm(

@@ -27,6 +27,7 @@ from engine.worker.core.runtime import prepare
 prepare()
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -57,8 +58,11 @@ from engine.worker.serving.token_logprobs import parse_logprobs
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
 MAX_HEADERS = 64 * 1024  # bytes
-MAX_BUSY = 32  # answers in progress
-MAX_CONNECTIONS = 128
+MAX_BUSY = 128  # answers in progress; those beyond what is sampled at once wait in line
+MAX_CONNECTIONS = 512
+# Each answer in progress may hold a thread while it waits; the rest is for adapters that are loaded
+# meanwhile.
+THREADS = MAX_BUSY + 16
 
 
 _T = TypeVar("_T")
@@ -277,6 +281,7 @@ class Server:
             limit_concurrency=MAX_CONNECTIONS,
             h11_max_incomplete_event_size=MAX_HEADERS,
         )
+        current_default_thread_limiter().total_tokens = THREADS
         server = self.uvicorn = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
         await _wait_until_started(server, serving)

@@ -14,5 +14,6 @@ with `losses.py`.
     replay_pass.py    a pass of GRPO with one over replayed rows beside it
     schedule.py       learning rates, clipping, one step
     supervised.py     a pass of the cross-entropy over the rows of an SFT step
+    telemetry.py      what a GPU's sensors say in each step
     work_ahead.py     steps, answers and checkpoints that an attempt still does
 """

@@ -24,6 +24,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
 from engine.worker.ops import matmul
+from engine.worker.update.telemetry import telemetry_of
 from envs.json_types import JsonObject
 
 PROBE_S = 0.05  # how long matrix products are measured
@@ -46,6 +47,7 @@ class Meter:
         self.model_facts = read_facts(policy.base.path)  # its sizes
         self.adapter_parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
+        self.telemetry = telemetry_of(network.device)
         self._operations = 0.0
 
     def count_microbatch(self, rows: Sequence[Row]) -> None:
@@ -67,8 +69,8 @@ class Meter:
 
     def step(self, train_s: float) -> dict[str, float]:
         """The metrics of the microbatches that were counted since the last call: `mfu`, their
-        operations per second as a share of what the machine can do, and `peak_memory`, in bytes, of
-        the run so far.
+        operations per second as a share of what the machine can do, `peak_memory`, in bytes, of
+        the run so far, and what the sensors of a GPU said.
 
         Args:
             train_s: the seconds that the microbatches took; with 0, `mfu` is 0.
@@ -78,7 +80,8 @@ class Meter:
         # The machine may have been busy when its rate was measured. A step that is faster than that
         # rate shows what the machine can do.
         self.matrix_flops = max(self.matrix_flops, flops_per_s)
-        return {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
+        measured = {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
+        return measured | (self.telemetry.step() if self.telemetry else {})
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:

@@ -53,6 +53,22 @@ class FakeNvml:
     def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
         return (9, 0) if handle == 0 else (7, 5)
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if not uuid.startswith("GPU-") or int(uuid[4]) >= len(self.memories):
+            raise self.NVMLError("not found")
+        return int(uuid[4])
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=87, memory=40)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        if handle:
+            raise self.NVMLError("not supported")
+        return 512_300  # milliwatts
+
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
@@ -81,6 +97,12 @@ def test_gpus_are_listed_with_the_name_that_shows_only_them(gpus: FakeNvml):
     assert (first.bf16, second.bf16) == (True, False)
     assert hardware.detect().device == first  # the one with the most memory
     assert gpus.open == 0  # the driver is let go
+
+
+def test_the_sensors_of_a_gpu_are_read_as_far_as_it_has_them(gpus: FakeNvml):
+    read = [hardware.read_gauges(device.visible) for device in hardware.detect().devices]
+    assert read == [hardware.Gauges(0.87, 61.0, 512.3), hardware.Gauges(0.87, 61.0, None)]
+    assert hardware.read_gauges("GPU-7-gone") is None and gpus.open == 0
 
 
 @pytest.mark.parametrize(

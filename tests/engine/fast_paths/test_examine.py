@@ -9,7 +9,14 @@ from engine.core.errors import UserError
 from engine.core.hardware import Device
 from engine.fast_paths.catalogue import FAST_PATHS, paths_of
 from engine.fast_paths.examine import examine_device
-from engine.fast_paths.results import all_results, read_results
+from engine.fast_paths.results import (
+    DeviceResults,
+    PathResult,
+    all_results,
+    keep_results,
+    read_results,
+    why_off,
+)
 from engine.home.run_dir import Home
 
 CPU = Device("cpu", "a processor", "cpu", memory_total=1, memory_free=1)
@@ -67,6 +74,49 @@ def test_a_part_of_the_paths_is_not_kept_as_if_it_were_all(
     monkeypatch.setenv("HONESMITH_TEST_PATH", "")
     assert len(examine_device(home, CPU, names=NAMES[:1]).paths) == 1
     assert all_results(home) == []
+
+
+def test_a_part_of_a_path_that_hangs_is_named(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HONESMITH_TEST_PATH", "vllm:hang")
+    monkeypatch.setattr("engine.fast_paths.examine.START_S", 0.0)
+    result = examine_device(home, CPU, names=["vllm"], path_s=1.0)
+    assert "wrote nothing for 1 s, asked to wake up" in result.off["vllm"]
+
+
+def test_what_is_tried_again_takes_the_place_of_what_was_found_before(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HONESMITH_TEST_PATH", f"{NAMES[0]}:exit")
+    assert list(examine_device(home, CPU).off) == NAMES[:1]
+    monkeypatch.setenv("HONESMITH_TEST_PATH", "")
+    assert examine_device(home, CPU, names=NAMES[:1]).off == {}
+    (stored,) = all_results(home)
+    assert sorted(path.name for path in stored.paths) == sorted(NAMES) and stored.off == {}
+
+
+def test_what_holds_for_all_devices_of_a_name_is_tried_on_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HONESMITH_TEST_PATH", "")
+    known = PathResult(name=NAMES[0], state="off", reason="it differed")
+    told: list[str] = []
+    results = examine_device(home, CPU, report=lambda one: told.append(one.name), known=[known])
+    assert told == NAMES[1:] and results.off == {NAMES[0]: "it differed"}
+
+
+def test_a_processor_without_torch_knows_what_the_newest_trial_found(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.fast_paths.results.driver_version", lambda: "580.1")
+    monkeypatch.setattr("engine.install.vllm_env.version_in", lambda home: "vllm==1")
+    gpu = Device("cuda:0", "a card", "cuda", 1, 1)
+    off = PathResult(name="vllm", state="off", reason="it does not start")
+    known = {"device": "a card", "driver": "580.1", "vllm": "vllm==1", "torch": "2.13"}
+    keep_results(home, DeviceResults(identity=known, time=1.0, paths=(off,)))
+    assert why_off(home, gpu, "vllm") == "it does not start"
+    assert why_off(home, gpu, "bfloat16") == ""
+    monkeypatch.setattr("engine.install.vllm_env.version_in", lambda home: "vllm==2")
+    assert why_off(home, gpu, "vllm") == ""  # another vLLM was not tried yet
 
 
 def test_every_path_says_what_is_done_without_it():

@@ -21,6 +21,8 @@ METADATA = [
     'gguf<1,>=0.17; extra == "gguf"',
     'pytest<10,>=9; extra == "dev"',
     'trackio>=0.40; extra == "trackio"',
+    'liger-kernel<0.9,>=0.8.5; extra == "gpu"',
+    'bitsandbytes<1,>=0.48; extra == "nf4"',
 ]
 
 
@@ -45,6 +47,11 @@ def test_what_is_installed_is_what_our_metadata_lists_for_workers_and_gguf_files
         "peft<1,>=0.21",
         "gguf<1,>=0.17",
     ]
+
+
+def test_where_a_gpu_is_fused_kernels_and_four_bits_come_along():
+    wanted = setup_env.requirements(*setup_env.EXTRAS, *setup_env.GPU_EXTRAS)
+    assert wanted[-2:] == ["liger-kernel<0.9,>=0.8.5", "bitsandbytes<1,>=0.48"]
 
 
 @pytest.mark.timeout(60)

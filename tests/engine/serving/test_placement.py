@@ -9,8 +9,9 @@ from run_configs import train_config
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import write_json
-from engine.core.hardware import Device, Hardware
+from engine.core.hardware import Device, Hardware, driver_version
 from engine.dry_run.gpu_plans import MODELS
+from engine.fast_paths.results import DeviceResults, PathResult, keep_results
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -80,3 +81,17 @@ def test_memory_that_a_sleeping_sampler_takes_back_is_not_free(
     run.create()
     write_json(run.config, config)
     assert placement.choose(home, model("Qwen3-4B"), "it").device.id == "cuda:1"
+
+
+def test_vllm_that_was_tried_in_vain_serves_only_where_the_owner_asks_for_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    gpus(monkeypatch, (80, 79))
+    gpu = hardware.detect().device
+    assert placement.engine_for(home, gpu) == "vllm"
+    off = PathResult(name="vllm", state="off", reason="it does not wake up")
+    known = {"device": gpu.name, "driver": driver_version(), "vllm": vllm_env.version_in(home)}
+    keep_results(home, DeviceResults(identity=known, time=1.0, paths=(off,)))
+    assert placement.engine_for(home, gpu) == "torch"
+    home.config_file.write_text('serve_with = "vllm"')
+    assert placement.engine_for(home, gpu) == "vllm"

@@ -350,6 +350,11 @@ def test_vllm_samples_where_it_is_asked_for_or_a_gpu_has_it(asked, hardware, vll
     assert found.sources["sampler"] == ("hardware" if asked in (None, "auto") else "user")
 
 
+def test_vllm_that_was_tried_in_vain_does_not_sample():
+    found = resolve("grpo", hardware=GPU, vllm=True, vllm_fault="it hangs")
+    assert found.settings.sampler == "torch" and "it hangs" in found.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [

@@ -51,7 +51,7 @@ def test_a_run_leaves_everything_the_contract_names(
     result = go(run)
     lines = metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-    for name in names(algorithm):
+    for name in (name for name in names(algorithm) if METRICS[name].where != "gpu"):
         where = lines if METRICS[name].where == "evaluation" else lines[1:]
         assert any(name in line for line in where), name
     known = set(METRICS) | {"step", "time", "short"}

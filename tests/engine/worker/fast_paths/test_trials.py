@@ -14,11 +14,13 @@ from engine.home.run_dir import Home
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.fast_paths import trials
+from engine.worker.fast_paths.__main__ import IN_PARTS
 from engine.worker.fast_paths.trial import try_path
 from engine.worker.network.policy import load_base, pick_dtype
 from engine.worker.ops import fused_ops, matmul
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.packing import Layout
+from engine.worker.ranks.collective import backend_of
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")
@@ -43,7 +45,8 @@ def test_the_numbers_of_a_path_agree_with_the_plain_way(name: str):
 
 
 def test_every_path_of_the_catalogue_has_a_trial():
-    assert set(trials.TRIALS) == set(FAST_PATHS)
+    assert {*trials.TRIALS, *IN_PARTS} == set(FAST_PATHS)
+    assert not set(trials.TRIALS) & set(IN_PARTS)
 
 
 def test_a_wrong_kernel_is_caught_where_a_run_would_use_it(monkeypatch: pytest.MonkeyPatch):
@@ -64,6 +67,7 @@ def test_switches_change_what_is_computed_with():
     with switched_off.everything_on():
         assert Attention(layout, 4, 2, CPU, torch.float32).by_blocks
         assert pick_dtype("auto", cuda) == torch.bfloat16
+        assert (backend_of(cuda), backend_of(CPU)) == ("nccl", "gloo")
         assert trials.group_rows(CPU)[0].prefix_len > 0
         why = dict.fromkeys(FAST_PATHS, "it differed")
         switched_off.switch_off(why | {"of a later version": "unknown"})
@@ -72,6 +76,7 @@ def test_switches_change_what_is_computed_with():
         assert pick_dtype("auto", cuda) == torch.float32
         assert trials.group_rows(CPU)[0].prefix_len == 0
         assert matmul._onednn() is None
+        assert backend_of(cuda) == "gloo"
         choice = fused_ops.choose(fused_ops.Sizes(8, 8, 2, 1, 4, True), torch.float32, cuda)
         assert (choice.functions.name, choice.why) == ("torch", "it differed")
 
@@ -86,7 +91,7 @@ def test_four_bits_that_do_not_work_are_refused_with_the_reason(random_model: Pa
 
 def test_a_run_leaves_out_what_does_not_work_and_says_so(home: Home, tmp_path: Path):
     off = PathResult(name="block_attention", state="off", reason="it differed")
-    identity = identity_of(detect().device)
+    identity = identity_of(detect().device, home)
     keep_results(home, DeviceResults(identity=identity, time=1.0, paths=(off,)))
     run = make_run(home, push(home, tmp_path / "sums"), "sft", SFT)
     with switched_off.everything_on():

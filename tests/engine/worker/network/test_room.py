@@ -14,6 +14,7 @@ from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, planned
 from engine.install import vllm_env
 from engine.processes.vllm_process import Plan
 from engine.records.run_config import GRPOConfig, SFTConfig
+from engine.worker.core import switched_off
 from engine.worker.network import room
 from engine.worker.network.sampler import SamplerNeeds
 from engine.worker.rollouts import samplers
@@ -95,6 +96,11 @@ def test_a_server_without_room_is_replaced_by_our_own_sampler_with_the_reason():
     assert samplers.make_sampler(job, base, None, size) == "our own"  # pyright: ignore
     ((name, why),) = events
     assert name == "sampler" and "once more" in why
+    with switched_off.everything_on():
+        switched_off.switch_off({"vllm": "it does not wake up"})
+        job.config = GRPOConfig.model_construct(settings=settings)
+        assert samplers.make_sampler(job, base, None, cell.plan.job) == "our own"  # pyright: ignore
+    assert "switched off on this device: it does not wake up" in events[-1][1]
 
 
 def machine_with(total: int, free: int) -> Hardware:

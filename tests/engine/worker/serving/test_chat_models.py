@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,47 @@ class Saying:
 
     def generate(self, _ids: list[list[int]], n: int, _params: SamplingParams) -> Any:
         return [[Completion(self.ids, [0.0] * len(self.ids), True)] * n]
+
+
+def test_sixty_four_chats_at_once_with_base_and_eight_adapters_are_all_answered(
+    deployment: tuple[DeployDir, str], pebble: Base, tuned: Callable[..., Policy], home: Home
+) -> None:
+    _, url = deployment
+    policy = tuned(pebble)
+    trained = policy.adapter.state()
+    names = ["pebble"]
+    with httpx.Client(base_url=url, headers=KEY, timeout=50, trust_env=False) as client:
+        for number in range(8):
+            size = 1 + number / 4  # each is another model
+            policy.adapter.load({name: size * tensor for name, tensor in trained.items()})
+            name = f"tuned-sft-{number}"
+            body = {"name": name, "path": str(save_adapter(policy, home, name))}
+            assert client.post(url.removesuffix("/v1") + "/admin/adapters", json=body).is_success
+            names.append(name)
+
+        def ask(number: int) -> tuple[str, int, str]:
+            body = {"model": names[number % 9], "messages": ASK, "temperature": 0, "max_tokens": 12}
+            streamed = number % 2 == 0
+            said = client.post("/chat/completions", json=body | {"stream": streamed})
+            text = "".join(pieces_of(said.text)) if streamed else answer_of(said)
+            return body["model"], said.status_code, text
+
+        with ThreadPoolExecutor(64) as clients:
+            answers = list(clients.map(ask, range(64)))
+    assert {status for _, status, _ in answers} == {200}
+    by_model = {name: {text for model, _, text in answers if model == name} for name in names}
+    assert all(len(texts) == 1 for texts in by_model.values())  # greedy: whoever asks, and however
+    assert len({text for texts in by_model.values() for text in texts}) > 1
+
+
+def pieces_of(stream: str) -> list[str]:
+    """The text of each piece of a streamed answer."""
+    lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines]
+
+
+def answer_of(reply: httpx.Response) -> str:
+    return reply.json()["choices"][0]["message"]["content"] if reply.is_success else reply.text
 
 
 @pytest.mark.parametrize(("template", "said"), [(None, SAID), (TAGGED, TAGGED_SAID)])

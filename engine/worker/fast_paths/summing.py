@@ -1,0 +1,72 @@
+"""One rank of the sums of `collectives_trial.py`:
+`python -P -m engine.worker.fast_paths.summing STORE RANK COUNT BACKEND DEVICE`.
+
+Writes one JSON object to stdout, the fields of `Member`.
+"""
+
+import hashlib
+import json
+import sys
+import time
+
+from engine.worker.core.runtime import prepare
+
+prepare()
+
+import torch
+from torch import distributed
+
+from engine.worker.ranks import collective
+from envs.isolation import kernel
+
+# Numbers in a vector; on a GPU as many as an adapter of a model of 4 billion parameters has.
+SIZES = {"cpu": 1 << 16, "cuda": 1 << 25}
+ROUNDS = 5  # the fastest counts
+
+
+def exact_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
+    """A rank's vector of small integers, whose sum over ranks is exact in whatever order."""
+    return ((torch.arange(size, device=device) * (rank + 1)) % 1009).to(torch.float32)
+
+
+def rounded_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
+    """A rank's vector of numbers whose sum is rounded."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(size, generator=generator).to(device)
+
+
+def add_up(vector: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' vectors."""
+    total = vector.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
+    """Connect to the other ranks, add up and say how it went."""
+    kernel.die_with_parent()
+    device, size = torch.device(kind), SIZES[kind]
+    meeting = collective.Meeting(store, count, training=count)
+    collective.join(meeting, rank, device, backend=backend)
+    expected = sum(exact_part(size, each, device) for each in range(count))
+    wrong = int((add_up(exact_part(size, rank, device)) != expected).sum())
+    rounded = add_up(rounded_part(size, rank, device))
+    digest = hashlib.sha256(rounded.cpu().numpy().tobytes()).hexdigest()
+    seconds = min(_seconds(rounded) for _ in range(ROUNDS))
+    collective.leave()
+    json.dump({"wrong": wrong, "digest": digest, "seconds": seconds}, sys.stdout)
+
+
+def _seconds(vector: torch.Tensor) -> float:
+    """Seconds of one sum, until it is there."""
+    if vector.is_cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    distributed.all_reduce(vector)
+    if vector.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
