@@ -66,7 +66,7 @@ FAILURE_KINDS: dict[str, str] = {
     "infra": "the disk, the interpreter or the machine failed",
     "timeout": "the run outlived its wall-clock limit",
     "stalled": "the worker gave no sign of life for far longer than usual",
-    "budget": "the GPU-hours of the run are spent",
+    "budget": "the GPU-hours of the run, or what its judges may take, are spent",
     "killed": "the trainer was killed from outside",
     "interrupted": "the run was interrupted too many times",
     "cancelled": "the run was cancelled",

@@ -17,8 +17,10 @@ from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
+from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
+from envs.judge_meter import JudgeUse
 
 _UNSET_PREFIX = "secrets not set for this server: "
 
@@ -120,10 +122,19 @@ def run_audit(
     # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
     fitting_s = min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN)
     budget_s = max(1.0, fitting_s)
+    env.judge_budget = JudgeBudget()
     report: JsonObject = {**audit(env, rows, kind, budget_s=budget_s, fresh=second_process.fresh)}
+    if use := env.judge_budget.used:
+        report["judge"] = per_score(use, report["probes"])
     if draft.settings.secrets:
         report["secrets_unset"] = draft.unset_secrets
     return report
+
+
+def per_score(use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
+    """What judges took for one score of an audit, mean; `probes` are the lines of its report."""
+    scores = sum(line["rows"] for line in probes)
+    return {name: round(value / max(1, scores), 6) for name, value in use.to_json().items()}
 
 
 def is_outdated(draft: Draft) -> bool:

@@ -90,6 +90,8 @@ class Audit(Record):
         share: of the rows that were scored, `rows_scored` of `rows`.
         gold_failing: ids of tasks whose reference answer fails.
         score_seconds_p95: seconds that one score takes.
+        judge: what judges took for one score (envs/judge_meter.py), mean; empty where none was
+            asked.
         secrets_unset: secrets that were not set when it was made; None where it does not say.
     """
 
@@ -110,6 +112,7 @@ class Audit(Record):
     gold_failing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     score_seconds_p95: float = 0.0
+    judge: dict[str, float] = Field(default_factory=dict)
     seed: int = 0
     seconds: float = 0.0
     secrets_unset: list[str] | None = None
