@@ -11,9 +11,12 @@ model cannot talk its way past what code can see. Verdicts are cached by content
     judge = Judge("http://localhost:8000/v1", "some-model", key=os.environ.get("JUDGE_API_KEY"))
     return rubric.score(task, completion, judge)
 
-Both may stand in a file: `Rubric.from_file("rubric.toml", checks={...})` and
-`Judge.from_file("rubric.toml")` (envs/rubric.py shows one). A verdict rests on a judge only once
-that was calibrated: `honesmith judge calibrate`.
+Both may stand in a file beside environment.py (envs/rubric.py shows one):
+
+    FILE = Path(__file__).with_name("rubric.toml")
+    rubric, judge = Rubric.from_file(FILE, checks={"short": is_short}), Judge.from_file(FILE)
+
+A verdict rests on a judge only once that was calibrated: `honesmith judge calibrate`.
 
 An environment that asks a judge needs `network = true` in the [limits] of environment.toml. Calls,
 retries, tokens and money of a judge are metrics of the run, which `max_judge_calls` and

@@ -24,6 +24,7 @@ CODES: dict[str, str] = {
     "ENV_SECRETS": "A secret the environment names is not set for this server.",
     "ENV_SANDBOX": "User code cannot be confined here as config.toml asks.",
     "ENV_LIMITS": "The environment is larger than a push may be.",
+    "ENV_BUSY": "Another process works on this version of an environment.",
     "DATASET_INVALID": "Rows of a data file cannot be read.",
     "DATASET_READING": "A large data file is still being read.",
     "MODEL_NOT_FOUND": "No model matches the reference.",

@@ -79,6 +79,15 @@ class FreshProcess(Record):
     why: str = ""
 
 
+class Groups(Record):
+    """What `score_group` paid (envs/audit/groups.py): ids of tasks with a fault, of so many."""
+
+    groups: int = 0
+    not_ahead: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
 class Audit(Record):
     """The reward audit (envs/audit/reward_audit.py). Defaults stand for what older releases did
     not write.
@@ -112,6 +121,7 @@ class Audit(Record):
     gold_failing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     score_seconds_p95: float = 0.0
+    groups: Groups = Groups()
     judge: dict[str, float] = Field(default_factory=dict)
     seed: int = 0
     seconds: float = 0.0

@@ -14,11 +14,14 @@ from engine.worker.core.failures import WorkerFailure
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 ENV = """
+from pathlib import Path
 from envs import SingleTurnEnv, Task
 from envs.judge import Judge, Rubric
 
+FILE = Path(__file__).with_name("rubric.toml")
+
 class Judged(SingleTurnEnv):
-    rubric, judge = Rubric.from_file("rubric.toml"), Judge.from_file("rubric.toml")
+    rubric, judge = Rubric.from_file(FILE), Judge.from_file(FILE)
     def tasks(self):
         return [Task(str(n), f"Say {n}.", answer=str(n)) for n in range(40)]
     def score(self, task, completion):
