@@ -17,8 +17,9 @@ from typing import Any
 from envs.audit import rescore, verdict
 from envs.audit.audit_report import AuditReport
 from envs.audit.findings import FRESH, Findings, findings_from_json, merged
+from envs.audit.groups import GroupFindings, audit_group
 from envs.audit.rescore import Scored
-from envs.audit.reward_audit import Scorer, probed_row, score_row
+from envs.audit.reward_audit import Scorer, compares_groups, probed_row, score_row
 from envs.base import Task
 
 POOL = 200  # rows whose reference answers may serve as wrong answers to other rows
@@ -82,7 +83,7 @@ class FullAudit:
             except BaseException:  # Ctrl-C too: what waits is not scored any more
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
-        return self._report(fresh, seconds)
+        return self._report(scorers[0], fresh, seconds)
 
     def done(self) -> dict[int, Findings]:
         """The findings of the rows that the file holds, by number. A torn last line is dropped."""
@@ -105,14 +106,22 @@ class FullAudit:
             self.file.write_bytes(whole)
         yield from whole.decode("utf-8", "replace").splitlines()
 
-    def _report(self, fresh: Callable[[], Scorer], seconds: Callable[[], float]) -> AuditReport:
-        """The report on all rows, with a sample of answers scored again by a new process."""
+    def _report(
+        self, scorer: Scorer, fresh: Callable[[], Scorer], seconds: Callable[[], float]
+    ) -> AuditReport:
+        """The report on all rows, with groups scored where the environment compares them, and a
+        sample of answers scored again by a new process."""
         by_row = self.done()
         findings = merged([by_row[index] for index in sorted(by_row)])
         answers = [self._again(index, by_row[index]) for index in self._sample(sorted(by_row))]
         findings.rescoring = rescore.score_again(
             [answer for answer in answers if answer is not None], fresh, lambda: False
         )
+        if compares_groups(scorer, self.kind):
+            findings.of_groups = GroupFindings()
+            for index in self._sample(range(len(self.rows))):
+                answers = self._probed(index).answers
+                audit_group(findings.of_groups, scorer.score_group, self.rows[index], answers)  # type: ignore[attr-defined]
         return verdict.report(findings, len(self.rows), self.seed, seconds())
 
     def _sample(self, rows: Sequence[int]) -> list[int]:

@@ -94,7 +94,7 @@ def audit(
     first_scores = _score_rows(session, rows, kind, random.Random(seed))
     _revisit(first_scores, session)
     findings = session.findings
-    if kind == "single" and hasattr(scorer, "score_group") and _compares(scorer):
+    if compares_groups(scorer, kind):
         findings.of_groups = _score_groups(session, rows, random.Random(seed))
     if fresh is not None:
         findings.rescoring = rescore.score_again(_sample(findings), fresh, budget.is_overrun)
@@ -208,9 +208,13 @@ def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
         first_score.revisit(session.findings)
 
 
-def _compares(scorer: Any) -> bool:
-    """Whether the environment of an env process scores groups."""
-    return bool(scorer.describe().get("groups"))
+def compares_groups(scorer: Any, kind: str) -> bool:
+    """Whether a scorer is an env process whose environment, of that kind, scores groups."""
+    return (
+        kind == "single"
+        and hasattr(scorer, "score_group")
+        and bool(scorer.describe().get("groups"))
+    )
 
 
 def _score_groups(
