@@ -8,6 +8,7 @@ every completion must be scored all the same, or be counted in reward_errors. On
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -88,8 +89,9 @@ def kill_at_random(done: threading.Event, killed: list[int]) -> None:
         pids = [process.pid for process in teams if process.pid]
         if pids:
             pid = rng.choice(pids)
-            killed.append(pid)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
 
 
 def main() -> None:

@@ -210,11 +210,7 @@ def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
 
 def compares_groups(scorer: Any, kind: str) -> bool:
     """Whether a scorer is an env process whose environment, of that kind, scores groups."""
-    return (
-        kind == "single"
-        and hasattr(scorer, "score_group")
-        and bool(scorer.describe().get("groups"))
-    )
+    return kind == "single" and getattr(scorer, "compares_groups", False)
 
 
 def _score_groups(

@@ -187,6 +187,14 @@ class EnvProcess:
         return self._ask_for_score("score", {"task": task, "completion": completion})
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether the environment has `score_group`; False where it cannot be loaded."""
+        try:
+            return bool(self.describe().get("groups"))
+        except EnvProblem:  # every score then fails with the reason
+            return False
+
+    @property
     def at_once(self) -> int:
         """How many scores `score_many` awaits at once: AT_ONCE of an async `score`, else 1, also
         where the environment cannot be loaded."""

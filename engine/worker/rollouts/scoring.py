@@ -33,8 +33,7 @@ class Scoring:
         self._free: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
         for process in processes:
             self._free.put(process)
-        self._first = processes[0]
-        self._compare = compare
+        self._compare = compare and processes[0].compares_groups
         self._waiting: deque[tuple[TaskRow, Trajectory]] = deque()
         self._ended: dict[int, list[Trajectory]] = {}  # of groups that are not complete yet
         self._lock = threading.Lock()

@@ -129,6 +129,12 @@ def test_a_group_is_scored_together_once_it_is_complete_in_training_alone(tmp_pa
     assert [t.reward for t in alone] == [2, 1, 3, 4]
 
 
+def test_without_score_group_each_completion_of_training_is_scored_alone(process: EnvProcess):
+    with process:
+        scored = score_all(process.team(1), ["a", "bb"], group=2, compare=True)
+    assert [(t.reward, t.error) for t in scored] == [(1, None), (2, None)]
+
+
 def test_what_a_group_scorer_returns_too_little_of_fails_the_whole_group(tmp_path: Path):
     code = RANKED.replace("for c in completions]", "for c in completions[1:]]")
     with process_of(tmp_path, code) as process:
