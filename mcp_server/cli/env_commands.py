@@ -10,7 +10,6 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.reply import Reply
-from engine.environments import push_audit
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import paths, verbs
 from mcp_server.cli import starter
@@ -158,12 +157,13 @@ def audit(
 ) -> int:
     """What the scorer pays for wrong answers: as stored, or by asking it about every row."""
     if not all_rows:
-        reply = push_audit.audit_reply(home_of(home), env_id)
+        reply = verbs.show_audit(home_of(home), env_id)
     else:
+        arguments = {"env_id": env_id, "workers": workers}
         with working(AUDITING, as_json):
-            reply = push_audit.audit_all(home_of(home), env_id, workers=workers)
+            reply = call_and_record(home_of(home), "audit_env", verbs.audit_env, **arguments)
     show(reply, as_json)
-    return FAILED if reply["audit"].get("verdict") == "risk" else OK
+    return FAILED if reply.get("audit", {}).get("verdict") == "risk" else OK
 
 
 @app.command("list")

@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from engine.core.errors import UserError
-from engine.core.format import counted
-from engine.core.reply import Reply
-from engine.evidence.judges.calibration import Calibration, calibrate
-from engine.evidence.judges.gold import read_gold
-from envs.judge import Judge, Rubric
+from mcp_server.access.audit_log import call_and_record
+from mcp_server.api import verbs
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -41,32 +37,16 @@ def calibrate_judge(
     as_json: Json = False,
 ) -> int:
     """Hold a judge against gold labels: agreement, kappa, biases; stored for verdicts."""
-    answers = read_gold(gold)
-    try:
-        parsed, judge = Rubric.from_file(rubric), Judge.from_file(rubric)
-    except ValueError as problem:
-        hint = "docs/judges.md shows a rubric.toml."
-        raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem
+    arguments = {"rubric": rubric.absolute(), "gold": gold.absolute()}
     with working(ASKING, as_json):
-        calibration = calibrate(home_of(home), judge, parsed, answers)
-    show(_reply(calibration), as_json)
-    return FAILED if calibration.faults else OK
+        reply = call_and_record(
+            home_of(home), "calibrate_judge", verbs.calibrate_judge, **arguments
+        )
+    show(reply, as_json)
+    return OK if reply.get("trusted", True) else FAILED
 
 
 # Without a callback typer would turn a group of one command into that command.
 @app.callback()
 def _group() -> None:
     pass
-
-
-def _reply(calibration: Calibration) -> Reply:
-    """What came of a calibration."""
-    faults = calibration.faults
-    may = "may decide verdicts" if not faults else f"may not decide verdicts: {'; '.join(faults)}"
-    sentences = " ".join(calibration.sentences)
-    number = counted(calibration.answers, "gold answer")
-    return {
-        "summary": f"{calibration.model}, held against {number}, {may}. {sentences}",
-        "trusted": not faults,
-        **calibration.to_json(),
-    }

@@ -14,6 +14,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from engine.core.errors import UserError
+from engine.core.format import counted
+from engine.core.reply import Reply
 from engine.evidence.judges.agreement import (
     Interval,
     Judged,
@@ -23,7 +25,7 @@ from engine.evidence.judges.agreement import (
     own_lean,
     with_interval,
 )
-from engine.evidence.judges.gold import GoldAnswer
+from engine.evidence.judges.gold import GoldAnswer, read_gold
 from engine.home.run_dir import Home
 from engine.records.record import Record
 from envs.base import Task
@@ -163,6 +165,30 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     home.judges.mkdir(exist_ok=True)
     calibration.write(_path(home, judge, rubric))
     return calibration
+
+
+def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
+    """Hold the judge of a rubric file against the gold answers of another file; returns the reply.
+
+    Raises UserError BAD_ARGUMENT where one of them cannot be read, and as `calibrate` does.
+    """
+    answers = read_gold(gold)
+    try:
+        parsed, judge = Rubric.from_file(rubric), Judge.from_file(rubric)
+    except ValueError as problem:
+        hint = "docs/judges.md shows a rubric.toml."
+        raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem
+    calibration = calibrate(home, judge, parsed, answers)
+    faults = calibration.faults
+    may = "may decide verdicts" if not faults else f"may not decide verdicts: {'; '.join(faults)}"
+    number = counted(calibration.answers, "gold answer")
+    sentences = " ".join(calibration.sentences)
+    return {
+        "summary": f"{calibration.model}, held against {number}, {may}. {sentences}",
+        "trusted": not faults,
+        **calibration.to_json(),
+        "next": [],
+    }
 
 
 def find_calibration(home: Home, judge: Judge, rubric: Rubric) -> Calibration | None:
