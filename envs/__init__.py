@@ -6,7 +6,6 @@ dataset.py      data files to tasks; every bad line by number
 json_schema.py  a subset of JSON Schema
 json_types.py   JSON objects that pass between processes, by name
 judge.py        a model as judge behind hard checks
-judge_meter.py  what judge calls took, and how many more a run allows
 rewards.py      scorers to combine
 row_shapes.py   the shapes of a data row, each as a task
 rubric.py       criteria an answer is judged by, as Python or as a file

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import Task
-from envs.judge_meter import METER, JudgeUse
+from envs.metering.judge_calls import METER, JudgeUse
 from envs.rubric import Criterion, JudgeError, Rubric, read_rubric_file
 
 __all__ = ["Criterion", "Judge", "JudgeError", "Rubric"]

@@ -29,7 +29,7 @@ from engine.records.settings import (
     TrainSettings,
 )
 from envs.json_types import JsonObject, TaskRow, ToolSchema
-from envs.judge_meter import NOTHING, JudgeUse
+from envs.metering.judge_calls import NOTHING, JudgeUse
 from envs.tool_schemas import tools_of
 
 SAMPLE = 2000

@@ -33,7 +33,7 @@ from envs.config.problem import EnvProblem
 from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
-from envs.judge_meter import JudgeUse
+from envs.metering.judge_calls import JudgeUse
 
 # An audit of so many rows, or of this share, tells enough of a scorer.
 ENOUGH_ROWS, ENOUGH_SHARE = 20, 0.5

@@ -99,8 +99,8 @@ class Audit(Record):
         share: of the rows that were scored, `rows_scored` of `rows`.
         gold_failing: ids of tasks whose reference answer fails.
         score_seconds_p95: seconds that one score takes.
-        judge: what judges took for one score (envs/judge_meter.py), mean; empty where none was
-            asked.
+        judge: what judges took for one score (envs/metering/judge_calls.py), mean; empty where
+            none was asked.
         secrets_unset: secrets that were not set when it was made; None where it does not say.
     """
 

@@ -152,8 +152,7 @@ def _score_workers() -> Any:
     """The setting score_workers, the same for training and for evaluations."""
     return _setting(
         "Env processes that score at once.",
-        "1 where a score takes under 0.02 s, else the cores; with network 4 times those, at most "
-        "32",
+        "1 for scores under 0.02 s, else the cores (with network x 4), at most 32",
         default=1,
         ge=1,
         le=64,
@@ -173,7 +172,7 @@ def _max_judge_calls() -> Any:
 def _max_judge_cost() -> Any:
     """The setting max_judge_cost, the same for training and for evaluations."""
     return _setting(
-        "Most money for them, by the judges' prices; more ends the run.",
+        "Most money for them, by the judges' prices.",
         "no limit",
         default=None,
         gt=0,

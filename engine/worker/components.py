@@ -55,7 +55,7 @@ from envs.config.problem import EnvProblem
 from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
-from envs.judge_meter import JudgeUse
+from envs.metering.judge_calls import JudgeUse
 
 ANSWERED = 4096  # tokens that prompt and answer of a chat commonly stay below
 

@@ -27,7 +27,7 @@ from envs.base import (
 from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
 from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply, TaskRow
-from envs.judge_meter import METER
+from envs.metering.judge_calls import METER
 
 if TYPE_CHECKING:
     import asyncio

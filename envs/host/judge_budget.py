@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from envs.json_types import JsonObject
-from envs.judge_meter import JudgeUse
+from envs.metering.judge_calls import JudgeUse
 
 
 @dataclass

@@ -26,7 +26,7 @@ from envs.host.redact import SecretFilter
 from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Confinement, Reach, Sandbox
 from envs.json_types import Reply, Request
-from envs.judge_meter import JudgeUse
+from envs.metering.judge_calls import JudgeUse
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
 ROW_BYTES = 16 << 20  # of one task

@@ -15,7 +15,7 @@ from engine.evidence.signal.kinds import (
 )
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
-from envs.judge_meter import JudgeUse
+from envs.metering.judge_calls import JudgeUse
 
 JUDGE_METRICS = ("judge_calls", "judge_retries", "judge_tokens", "judge_s", "judge_cost")
 

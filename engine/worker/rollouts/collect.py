@@ -21,7 +21,7 @@ from engine.worker.rollouts.renderer import Renderer
 from engine.worker.rollouts.scoring import Scoring, set_error, set_score
 from envs.host.process import EnvProcess, Episode, EpisodeFailed
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
-from envs.judge_meter import NOTHING, JudgeUse
+from envs.metering.judge_calls import NOTHING, JudgeUse
 
 
 @dataclass(frozen=True)

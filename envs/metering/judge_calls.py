@@ -8,8 +8,6 @@ import math
 import threading
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from envs.json_types import JsonObject
-
 
 @dataclass(frozen=True)
 class JudgeUse:
@@ -45,7 +43,7 @@ class JudgeUse:
         """Whether anything was used or refused."""
         return any(asdict(self).values())
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> dict[str, float]:
         """What is not 0, by name."""
         return {name: value for name, value in asdict(self).items() if value}
 
