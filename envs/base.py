@@ -32,6 +32,7 @@ An environment that defines no `score` is an SFT dataset: its tasks' answers are
 Only the standard library is imported here, so that an environment runs in any virtual environment.
 """
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -307,12 +308,16 @@ class Score:
             reports judge the reward alone.
         metrics: named numbers; each becomes a curve.
         error: why this could not be scored; the sample is then counted as an error.
+        reason: why it earned this, in a sentence; rollouts show it.
+        parts: what the reward is made of: name -> (weight, value); rollouts show them.
     """
 
     reward: float
     success: bool | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    reason: str = ""
+    parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Env:
@@ -348,8 +353,18 @@ class SingleTurnEnv(Env):
     """The model answers once."""
 
     def score(self, task: Task, completion: str) -> Score:
-        """The score of one completion (its text). Leave it out for an SFT dataset."""
+        """The score of one completion (its text). Leave it out for an SFT dataset.
+
+        `async def score` is awaited, several at once in one process.
+        """
         raise NotImplementedError("define score(task, completion) and return a Score")
+
+    def score_group(self, task: Task, completions: list[str]) -> list[Score]:
+        """Optional: the scores of all completions of one task, in their order, for rewards that
+        compare them. GRPO climbs them; evaluations and the verdict ask `score`, which is needed
+        too. A completion may not earn more for its place in the list. It may be `async`.
+        """
+        raise NotImplementedError("define score_group(task, completions) and return Scores")
 
 
 class MultiTurnEnv(Env):
@@ -380,6 +395,18 @@ def defines_score(env: Env) -> bool:
     """Whether the class of `env` defines `score`."""
     defined = getattr(type(env), "score", None)
     return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
+
+
+def compares_groups(env: Env) -> bool:
+    """Whether the class of `env` defines `score_group`."""
+    defined = getattr(type(env), "score_group", SingleTurnEnv.score_group)
+    return defined is not SingleTurnEnv.score_group
+
+
+def is_async(env: Env) -> bool:
+    """Whether `score` of a single-turn environment is a coroutine function."""
+    score = getattr(type(env), "score", None)
+    return isinstance(env, SingleTurnEnv) and inspect.iscoroutinefunction(score)
 
 
 def has_own_words(env: Env) -> bool:

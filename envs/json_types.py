@@ -23,17 +23,21 @@ Reply = dict[str, Any]
 
 class EnvDescription(TypedDict):
     """What an environment is: its `kind` (single, multi, command or sft), whether it scores, its
-    tools; `perturbs` where it words tasks in its own way (`Env.perturb`)."""
+    tools; `perturbs` where it words tasks in its own way (`Env.perturb`), `groups` where it scores
+    the completions of a task together (`score_group`), `concurrent` where `score` is async."""
 
     kind: str
     scored: bool
     tools: list[ToolSchema]
     perturbs: NotRequired[bool]
+    groups: NotRequired[bool]
+    concurrent: NotRequired[bool]
 
 
 class ScoreReply(TypedDict):
     """What one completion earned (see `Score`); `seconds` once it was measured, `timed_out` where
-    the environment took longer than it may."""
+    the environment took longer than it may, `lost` where its process ended during the call;
+    `reason` and `parts` (name -> [weight, value]) where the score has them."""
 
     reward: float
     success: bool | None
@@ -41,3 +45,6 @@ class ScoreReply(TypedDict):
     error: str | None
     seconds: NotRequired[float]
     timed_out: NotRequired[bool]
+    lost: NotRequired[bool]
+    reason: NotRequired[str]
+    parts: NotRequired[dict[str, list[float]]]

@@ -67,7 +67,9 @@ def combine(
     if not required_met:
         reward = 0.0
     success = required_met if require else reward >= success_at
-    return Score(reward, success=success, metrics=metrics)
+    failed = [name for name in require if metrics[name] < 1.0]
+    reason = f"required and not met: {', '.join(failed)}" if failed else ""
+    return Score(reward, success=success, metrics=metrics, reason=reason, parts=dict(parts))
 
 
 def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str]) -> None:

@@ -224,6 +224,16 @@ _LIST = (
         "seconds",
         SAMPLED,
     ),
+    Metric(
+        "judge_calls",
+        "Requests to judges (`envs.judge`) for the batch; with a judge, as the four below.",
+        "requests",
+        SAMPLED,
+    ),
+    Metric("judge_retries", "Of those, sent again after a failure.", "requests", SAMPLED),
+    Metric("judge_tokens", "Tokens of those requests and replies.", "tokens", SAMPLED),
+    Metric("judge_s", "Mean time from a request to its reply.", "seconds", SAMPLED),
+    Metric("judge_cost", "Money for the batch's requests, by the judges' prices.", "1", SAMPLED),
     Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", ALL),
     Metric("microbatches", "Forward passes that one optimizer step was split into.", "passes", ALL),
     Metric(

@@ -222,7 +222,7 @@ def estimate(
     plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     return _forecast(
         plan,
-        with_score_time(speed, env),
+        with_score_time(speed, env, resolved.settings.score_workers),
         past_runs,
         algorithm=resolved.algorithm,
         download_bytes=download_bytes,
@@ -296,6 +296,7 @@ def _forecast(
             "tokens": _token_counts(plan),
             "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
             "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
+            **_judge_figures(plan),
             **_time_figures(time, gpu_hour_price, gpus),
             "gpus": gpus,
             **_memory_figures(memory, least_bytes, plan.device),
@@ -319,6 +320,15 @@ def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict
         "basis": time.basis,
         "calibrated_on_runs": time.runs,
     }
+
+
+def _judge_figures(plan: Plan) -> dict[str, object]:
+    """The fields of an `Estimate` about judges: what the audit saw them take for one score, for
+    every answer that the run scores. Verdicts from a cache make it less."""
+    works = run_work.works(plan, "likely")
+    scores = sum(work.scores for work in works.values())
+    judge = plan.env.judge
+    return {"judge_calls": round(scores * judge.calls), "judge_cost": round(scores * judge.cost, 4)}
 
 
 def _memory_figures(peak: PeakMemory, least_bytes: int, device: Device) -> dict[str, object]:
@@ -352,9 +362,10 @@ def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) ->
     return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
 
 
-def with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
-    """The speed with the time of a score that the environment's audit measured, if it did."""
-    return replace(speed, score_s=env.score_s + _TRANSFER_S) if env.score_s else speed
+def with_score_time(speed: throughput.Speed, env: EnvFacts, workers: int) -> throughput.Speed:
+    """The speed with the time of a score that the environment's audit measured, if it did, shared
+    by the processes that score at once."""
+    return replace(speed, score_s=env.score_s / workers + _TRANSFER_S) if env.score_s else speed
 
 
 def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
@@ -384,6 +395,8 @@ def summary(figures: Estimate) -> str:
     sentence += f" on {where}, {size(memory)} of {size(figures.memory_available)}"
     if figures.gpu_hour_price:
         sentence += f", {figures.money.likely:.2f} at {figures.gpu_hour_price:g} an hour"
+    if figures.judge_calls:
+        sentence += f", {figures.judge_calls:g} judge calls for {figures.judge_cost:.2f}"
     return sentence + ("." if figures.fits else ". It does not fit.")
 
 

@@ -25,12 +25,13 @@ _USUAL_RANK = 16  # assumed for an adapter that is evaluated
 @dataclass(frozen=True)
 class Asking:
     """What models are asked: `rows` tasks of an environment, `attempts` times each, with answers
-    within `limits`."""
+    within `limits`, which `score_workers` env processes score."""
 
     limits: SamplingLimits
     env: EnvFacts
     rows: int
     attempts: int
+    score_workers: int = 1
 
 
 def evaluation_hours(
@@ -44,7 +45,7 @@ def evaluation_hours(
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
     speed, past_runs = estimate.speed_here(home, hardware, precision)
-    speed = estimate.with_score_time(speed, asking.env)
+    speed = estimate.with_score_time(speed, asking.env, asking.score_workers)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
     seconds = dict.fromkeys(LEVELS, 0.0)  # of all models, at the levels low, likely and high
     for model_facts, base_path in models:
@@ -76,7 +77,8 @@ def _env_step_seconds(plan: SamplingPlan, asking: Asking, level: str) -> float:
     """
     if not plan.env.multi_turn:
         return 0.0
-    return asking.rows * asking.attempts * plan.turns(level) * plan.env.score_s
+    steps = asking.rows * asking.attempts * plan.turns(level)
+    return steps * plan.env.score_s / asking.score_workers
 
 
 def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:

@@ -7,7 +7,7 @@
     env_facts.py     an environment's rows in tokens of a given model
     pairs.py         the better and the worse answer to a task, for DPO
     push.py          a folder becomes a version
-    push_audit.py    its reward audit, made again once secrets are set
+    push_audit.py    its reward audit, made again once secrets are set, or over every row
     push_large.py    data too large to copy: pushed by hash and index
     registry.py      the versions there are; their process, their rows
     snapshot.py      a folder into a copy and a content hash, within limits

@@ -1,7 +1,5 @@
 """Token counts of an environment's rows for a given model; the defaults are computed from them.
-
-Lengths are counted once per environment version and tokenizer and kept in the home's cache, so
-that a submit answers at once. Of more than `SAMPLE` rows a seeded sample is counted.
+Of more than `SAMPLE` rows a seeded sample is counted.
 """
 
 import contextlib
@@ -31,6 +29,7 @@ from engine.records.settings import (
     TrainSettings,
 )
 from envs.json_types import JsonObject, TaskRow, ToolSchema
+from envs.metering.judge_calls import NOTHING, JudgeUse
 from envs.tool_schemas import tools_of
 
 SAMPLE = 2000
@@ -119,17 +118,16 @@ class EnvFacts:
 
     Attributes:
         env_id: `name@hash12`.
-        kind: "single", "multi", "command", or without a scorer "sft" or "preference".
-        scored: whether it can score a completion.
+        kind: "single", "multi", "command", or without a scorer (not `scored`) "sft", "preference".
         train_rows, heldout_rows, dev_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
-        paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
-        heldout_pairs: held-out rows with a better and a worse answer; None where not counted.
+        paired_rows, heldout_pairs: train and held-out rows with a better and a worse answer, for
+            DPO; of the held-out ones None where not counted.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
-        refused: number of counted rows that the chat template refuses.
-        refusal: the template's message for the first refused row; "" if there are none.
+        waits, judge: whether it may wait for the network meanwhile; what judges take for it.
+        refused, refusal: how many counted rows the chat template refuses; its first message, or "".
         without_reasoning: counted answers left out: thinking is required, and a turn has none.
         reasoned: number of counted answers whose every turn has reasoning.
     """
@@ -145,6 +143,8 @@ class EnvFacts:
     refused: int = 0
     refusal: str = ""
     score_s: float = 0.0
+    waits: bool = False
+    judge: JudgeUse = NOTHING
     paired_rows: int = 0
     without_reasoning: int = 0
     reasoned: int = 0
@@ -228,9 +228,7 @@ def env_facts(
     *,
     thinking: bool | Reasoning = False,
 ) -> EnvFacts:
-    """The facts of a pushed environment, counted in tokens of the model in `model_folder`; counted
-    once and kept in the home's cache.
-
+    """The facts of a pushed environment, counted once in tokens of the model in `model_folder`.
     `thinking`: True and "require" count prompts with the think block switched on; False and "drop"
     count answers without their reasoning; "keep" counts both as they are. Raises UserError
     MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read.
@@ -263,6 +261,8 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
         refused=counts.refused,
         refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
+        waits=record.limits.network,
+        judge=JudgeUse.from_json(record.audit.judge),
         paired_rows=counts.paired_rows,
         without_reasoning=counts.without_reasoning,
         reasoned=counts.reasoned,

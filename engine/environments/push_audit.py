@@ -1,25 +1,45 @@
-"""The reward audit of a push, and its repetition once missing secrets have been set."""
+"""The reward audit of a version: within a push, again once missing secrets have been set, and over
+every row (`honesmith env audit ENV --all`).
 
+Of the last what was scored is kept in the home's cache until the audit is whole, so that it can be
+killed and goes on when it is asked for again. Its result takes the place of the push's audit."""
+
+import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import JsonObject, sync_folder, write_json, write_text
+from engine.core.format import words
+from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.environments.registry import AUDIT, EARLIER
+from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
+from engine.sizing.score_workers import default_workers
+from envs.audit.full_audit import FullAudit
 from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
+from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
+from envs.metering.judge_calls import JudgeUse
 
+# An audit of so many rows, or of this share, tells enough of a scorer.
+ENOUGH_ROWS, ENOUGH_SHARE = 20, 0.5
+# The keys of an audit that a reply shows.
+_SHOWN = ("verdict", "headline", "risks", "weaknesses", "share", "problems", "fresh_process")
+OnRow = Callable[[int, int], None]
 _UNSET_PREFIX = "secrets not set for this server: "
 
 
@@ -120,10 +140,19 @@ def run_audit(
     # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
     fitting_s = min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN)
     budget_s = max(1.0, fitting_s)
+    env.judge_budget = JudgeBudget()
     report: JsonObject = {**audit(env, rows, kind, budget_s=budget_s, fresh=second_process.fresh)}
+    if use := env.judge_budget.used:
+        report["judge"] = per_score(use, report["probes"])
     if draft.settings.secrets:
         report["secrets_unset"] = draft.unset_secrets
     return report
+
+
+def per_score(use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
+    """What judges took for one score of an audit, mean; `probes` are the lines of its report."""
+    scores = sum(line["rows"] for line in probes)
+    return {name: round(value / max(1, scores), 6) for name, value in use.to_json().items()}
 
 
 def is_outdated(draft: Draft) -> bool:
@@ -141,8 +170,27 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)  # the audit runs with the version's packages
     report = _audit_of_stored(draft, record)
+    _store_audit(version_folder, report, draft.secrets)
+
+
+def replace_audit(record: registry.EnvRecord, report: JsonObject) -> None:
+    """Put `report` in the place of the stored version's audit, which is kept under EARLIER."""
+    if record.secrets:
+        report["secrets_unset"] = [name for name in record.secrets if not os.environ.get(name)]
+    _store_audit(record.dir, report, registry.secrets_of(record.secrets))
+
+
+def seconds_for_all(audit: Mapping[str, Any]) -> float:
+    """How long an audit of every row would take about, by what this one took; 0 where it covered
+    every row, or scored none."""
+    share = float(audit.get("share") or 0.0)
+    return 0.0 if share in (0.0, 1.0) else float(audit.get("seconds") or 0.0) / share
+
+
+def _store_audit(version_folder: Path, report: JsonObject, secrets: Mapping[str, str]) -> None:
+    """Replace the audit of the version in `version_folder`; the old one is kept under EARLIER."""
     _keep_old_audit(version_folder)
-    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
+    write_json(version_folder / AUDIT, Redactor(secrets).value(report))
 
 
 def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
@@ -183,7 +231,20 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
     if set_after_audit:
         names = ", ".join(set_after_audit)
         secret_warnings.append(f"the audit was made without the secrets {names}")
-    return [*secret_warnings, *stored, *record.audit.problems]
+    return [*secret_warnings, *stored, *record.audit.problems, *coverage(record)]
+
+
+def coverage(record: registry.EnvRecord) -> list[str]:
+    """That the audit scored few of the rows within its time, and how to have all scored, as a list
+    of one sentence; [] where it scored at least half of them, or enough to tell."""
+    audit = record.audit
+    if audit.rows_scored >= ENOUGH_ROWS or audit.share >= ENOUGH_SHARE or not audit.rows_scored:
+        return []
+    left = words(seconds_for_all(audit.as_written()) / 3600)
+    return [
+        f"the audit scored {audit.rows_scored} of {audit.rows} rows in its {audit.seconds:.0f} s: "
+        f"`honesmith env audit {record.env_id} --all` scores every row, in about {left}"
+    ]
 
 
 def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
@@ -195,3 +256,95 @@ def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
         if text.startswith(_UNSET_PREFIX):  # "secrets not set for this server: A, B"
             return set(text.removeprefix(_UNSET_PREFIX).split(", "))
     return set()
+
+
+def audit_reply(home: Home, env_id: str) -> Reply:
+    """The stored audit of a version, and how long one of every row would take."""
+    record = registry.find_env(home, env_id)
+    return _reply(record, record.audit.as_written())
+
+
+def audit_all(
+    home: Home, env_id: str, *, workers: int = 0, on_row: OnRow = lambda done, of: None
+) -> Reply:
+    """Audit every row of a version and store the result; goes on where an earlier call ended.
+
+    Args:
+        workers: env processes that score at once; 0 for as many as training would take.
+        on_row: called after each row with how many are done, and of how many.
+
+    Raises UserError ENV_NOT_FOUND, ENV_SECRETS or ENV_DEPS, BAD_ARGUMENT where nothing is scored,
+    ENV_BUSY while another process does this audit, and EnvProblem where the environment does not
+    start.
+    """
+    record = registry.find_env(home, env_id)
+    if not record.scored or record.kind not in ("single", "multi"):
+        message = f"{record.env_id} has no scorer that can be asked about single answers"
+        raise UserError("BAD_ARGUMENT", message, hint="Audit one with score().", field="env_id")
+    rows = list(registry.read_tasks(record))
+    score_s = record.audit.score_seconds_p95
+    count = workers or default_workers(score_s, record.limits.network, os.cpu_count() or 1)
+    began = time.monotonic()
+    with _kept_rows(home, record.env_id) as file, registry.open_process(record) as process:
+        process.judge_budget = JudgeBudget(borrowers=count)
+        process.describe()  # so that a fault of the environment comes now
+        whole = FullAudit(rows, record.kind, file, on_row=lambda done: on_row(done, len(rows)))
+        with _fresh_processes(record) as fresh:
+            report: JsonObject = {
+                **whole.run(process.team(count), fresh, lambda: time.monotonic() - began)
+            }
+        if use := process.judge_budget.used:
+            report["judge"] = per_score(use, report["probes"])
+        replace_audit(record, report)
+        file.unlink()
+    return _reply(record, report)
+
+
+@contextmanager
+def _kept_rows(home: Home, env_id: str) -> Iterator[Path]:
+    """The file that keeps what was scored, while no other process has it. Raises UserError BUSY."""
+    folder = home.cache / "audits"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / f"{env_id}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            hint = Hint("Wait for it; its result is stored.", Call("dry_run", {"env_id": env_id}))
+            raise UserError("ENV_BUSY", f"{env_id} is being audited already", hint=hint) from None
+        yield folder / f"{env_id}.jsonl"
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _fresh_processes(record: registry.EnvRecord) -> Iterator[Callable[[], EnvProcess]]:
+    """Gives what starts env processes that have scored nothing; they end with the context."""
+    started: list[EnvProcess] = []
+
+    def fresh() -> EnvProcess:
+        process = registry.open_process(record)
+        started.append(process)
+        process.describe()
+        return process
+
+    try:
+        yield fresh
+    finally:
+        for process in started:
+            process.close()
+
+
+def _reply(record: registry.EnvRecord, audit: JsonObject) -> Reply:
+    """What an audit says, and how to have every row audited where not all were."""
+    reply: Reply = {
+        "summary": f"{record.env_id}: {audit.get('headline') or 'no audit'}",
+        "env_id": record.env_id,
+        "audit": {key: audit[key] for key in _SHOWN if key in audit},
+        "next": [],
+    }
+    left = seconds_for_all(audit)
+    if left:
+        command = f"honesmith env audit {record.env_id} --all"
+        reply["warnings"] = [f"{command} scores every row, in about {words(left / 3600)}"]
+    return reply

@@ -118,6 +118,11 @@ class Home:
         return self.root / "runs"
 
     @property
+    def judges(self) -> Path:
+        """Judges held against gold labels, a file for each judge and rubric."""
+        return self.root / "judges"
+
+    @property
     def deployments(self) -> Path:
         return self.root / "deployments"
 

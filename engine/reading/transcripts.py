@@ -84,6 +84,8 @@ class RolloutItem:
         attempt, model, half: its place in an evaluation.
         length: number of tokens that the model wrote.
         invalid_calls: why tool calls in it are invalid.
+        reason: why it earned this, in the environment's words.
+        parts: what the reward is made of, name -> [weight, value].
         completion: the answer if it is a single message.
         turns: the messages of a longer answer.
     """
@@ -104,6 +106,8 @@ class RolloutItem:
     length: int | None = None
     metrics: dict[str, float] | None = None
     error: str | None = None
+    reason: str | None = None
+    parts: dict[str, list[float]] | None = None
     prompt: list[Turn] | None = None
     completion: str | None = None
     turns: list[Turn] | None = None
@@ -143,6 +147,8 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         length=length_in_tokens(row),
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
+        reason=clip(redact.text(row.reason), _ERROR_CHARS) if row.reason else None,
+        parts=_shown_parts(redact, row.parts),
         prompt=conversation.prompt,
         completion=conversation.completion,
         turns=conversation.turns,
@@ -240,6 +246,18 @@ def _shown_metrics(
     return {
         clip(redact.text(name), _METRIC_NAME_CHARS): short(value)
         for name, value in list(metrics.items())[:_MOST_METRICS]
+    }
+
+
+def _shown_parts(
+    redact: Redactor, parts: Mapping[str, Sequence[float]] | None
+) -> dict[str, list[float]] | None:
+    """The first 20 parts of a reward, with few digits; None if there are none."""
+    if not parts:
+        return None
+    return {
+        clip(redact.text(name), _METRIC_NAME_CHARS): [short(number) for number in pair]
+        for name, pair in list(parts.items())[:_MOST_METRICS]
     }
 
 

@@ -79,6 +79,15 @@ class FreshProcess(Record):
     why: str = ""
 
 
+class Groups(Record):
+    """What `score_group` paid (envs/audit/groups.py): ids of tasks with a fault, of so many."""
+
+    groups: int = 0
+    not_ahead: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
 class Audit(Record):
     """The reward audit (envs/audit/reward_audit.py). Defaults stand for what older releases did
     not write.
@@ -90,6 +99,8 @@ class Audit(Record):
         share: of the rows that were scored, `rows_scored` of `rows`.
         gold_failing: ids of tasks whose reference answer fails.
         score_seconds_p95: seconds that one score takes.
+        judge: what judges took for one score (envs/metering/judge_calls.py), mean; empty where
+            none was asked.
         secrets_unset: secrets that were not set when it was made; None where it does not say.
     """
 
@@ -110,6 +121,8 @@ class Audit(Record):
     gold_failing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     score_seconds_p95: float = 0.0
+    groups: Groups = Groups()
+    judge: dict[str, float] = Field(default_factory=dict)
     seed: int = 0
     seconds: float = 0.0
     secrets_unset: list[str] | None = None

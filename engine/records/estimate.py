@@ -72,6 +72,7 @@ class Estimate(Record):
         memory_available, memory_free: bytes of the device.
         fit: of the peak memory into the device.
         lower_this: the setting whose lowering helps most, in words; "" where none does.
+        judge_calls, judge_cost: likely requests to judges, and the money for them.
         basis: "measured" or "model" (a table of machines).
         calibrated_on_runs: finished runs that corrected it.
     """
@@ -94,6 +95,8 @@ class Estimate(Record):
     disk_bytes: int
     disk_fits: bool
     lower_this: str
+    judge_calls: float = 0.0
+    judge_cost: float = 0.0
     basis: str
     calibrated_on_runs: int
     uncalibrated: Workload | EarlierWorkload

@@ -7,7 +7,7 @@ engine/settings/resolution.py's.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Optional, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, create_model
 from pydantic.fields import Field, FieldInfo
@@ -148,6 +148,37 @@ def _min_p() -> Any:
     )
 
 
+def _score_workers() -> Any:
+    """The setting score_workers, the same for training and for evaluations."""
+    return _setting(
+        "Env processes that score at once.",
+        "1 for scores under 0.02 s, else the cores (with network x 4), at most 32",
+        default=1,
+        ge=1,
+        le=64,
+    )
+
+
+def _max_judge_calls() -> Any:
+    """The setting max_judge_calls, the same for training and for evaluations."""
+    return _setting(
+        "Most requests to judges (envs.judge); more end the run.",
+        "no limit",
+        default=None,
+        ge=1,
+    )
+
+
+def _max_judge_cost() -> Any:
+    """The setting max_judge_cost, the same for training and for evaluations."""
+    return _setting(
+        "Most money for them, by the judges' prices.",
+        "no limit",
+        default=None,
+        gt=0,
+    )
+
+
 def _keep(description: str, usual: float) -> Any:
     """The setting `keep` of one algorithm; `usual` is its value in runs that are long enough."""
     return _setting(
@@ -255,6 +286,9 @@ class CommonSettings(Settings):
         "true where the model fits only so",
         default=False,
     )
+    score_workers: int = _score_workers()
+    max_judge_calls: int | None = _max_judge_calls()
+    max_judge_cost: float | None = _max_judge_cost()
     stop_early: Literal["none", "heldout", "alert"] = _setting(
         "heldout: end the run once three evaluations in a row brought neither a better score nor, "
         "unless every task is solved, a clearly smaller loss; alert: end it, with a checkpoint and "
@@ -472,6 +506,9 @@ class SamplingSettings(Settings):
         "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
     )
     seed: int = _setting("Decides the samples of several attempts.", "0", ge=0, le=2**31 - 1)
+    score_workers: int = _score_workers()
+    max_judge_calls: int | None = _max_judge_calls()
+    max_judge_cost: float | None = _max_judge_cost()
 
 
 class EvaluationSettings(SamplingSettings):
@@ -497,15 +534,15 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         field_infos = [field]
-        lowest_given = _lowest_given(field)
-        if lowest_given is not None:  # values that are filled in may be lower, given ones may not
-            field_infos.append(Field(ge=lowest_given))
+        least = lowest_given(field)
+        if least is not None:  # values that are filled in may be lower, given ones may not
+            field_infos.append(Field(ge=least))
         optional_field = FieldInfo.merge_field_infos(*field_infos, default=None)
         fields[name] = (Optional[field.annotation], optional_field)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
 
 
-def _lowest_given(field: FieldInfo) -> int | None:
+def lowest_given(field: FieldInfo) -> int | None:
     """The `given_from` of a setting: the lowest value that a user may give. None where the field's
     own lower limit holds for users too."""
     extra = field.json_schema_extra
@@ -514,83 +551,3 @@ def _lowest_given(field: FieldInfo) -> int | None:
 
 
 GIVEN = {algorithm: _with_optional_fields(schema) for algorithm, schema in SCHEMAS.items()}
-
-
-def expects(field: FieldInfo) -> str:
-    """Which values a setting takes, in words: "a whole number from 2 to 512", "one of none, nf4",
-    "true or false" or "a list of at most 8 texts"."""
-    plain_type = _plain_type(field.annotation)
-    if get_origin(plain_type) is Literal:
-        return "one of " + ", ".join(str(value) for value in get_args(plain_type))
-    if get_origin(plain_type) is list:
-        return _list_in_words(field, _plain_type(get_args(plain_type)[0]))
-    if plain_type is bool:
-        return "true or false"
-    if plain_type is str:
-        # Only `teacher_key_env` has a pattern.
-        is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
-        return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
-    type_text = "a whole number" if plain_type is int else "a number"
-    return f"{type_text} {_range_in_words(field)}".strip()
-
-
-def _list_in_words(field: FieldInfo, item_type: Any) -> str:
-    """The values, in words, that a list setting takes; its items are of `item_type`."""
-    if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
-        names = ", ".join(PROJECTIONS)
-        return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
-    max_items = _limit(field, "max_length")
-    return f"a list of at most {max_items} texts" if max_items else "a list of texts"
-
-
-def _plain_type(annotation: Any) -> Any:
-    """The type in an annotation without `| None` and Annotated: int for
-    `Annotated[int, ...] | None`."""
-    while True:  # the two may be nested in either order
-        arguments = get_args(annotation)
-        types_but_none = [argument for argument in arguments if argument is not type(None)]
-        if get_origin(annotation) is Annotated:
-            annotation = arguments[0]
-        elif type(None) in arguments and len(types_but_none) == 1:
-            annotation = types_but_none[0]
-        else:
-            return annotation
-
-
-def _range_in_words(field: FieldInfo) -> str:
-    """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
-    limits. Where users must stay above the field's own lower limit, their limit is named."""
-    lowest, above = _limit(field, "ge"), _limit(field, "gt")
-    lowest_given = _lowest_given(field)
-    if lowest_given is not None:
-        lowest, above = lowest_given, None
-    upper_limit = _upper_limit_in_words(field)
-    if above is not None:
-        return f"above {_as_text(above)} {upper_limit}".strip()
-    if lowest is None:
-        return upper_limit
-    if not upper_limit:  # "from 1" alone would read as unfinished
-        return f"of at least {_as_text(lowest)}"
-    return f"from {_as_text(lowest)} {upper_limit}"
-
-
-def _upper_limit_in_words(field: FieldInfo) -> str:
-    """The upper limit of a number in words: "to 8" or "to below 8"; "" for none."""
-    highest, below = _limit(field, "le"), _limit(field, "lt")
-    if highest is not None:
-        return f"to {_as_text(highest)}"
-    return f"to below {_as_text(below)}" if below is not None else ""
-
-
-def _limit(field: FieldInfo, name: str) -> Any:
-    """The limit of a setting that pydantic calls `name`, such as "ge"; None where it has none."""
-    for limit in field.metadata:
-        value = getattr(limit, name, None)
-        if value is not None:
-            return value
-    return None
-
-
-def _as_text(value: float) -> str:
-    """A limit as text: a float without needless digits, "1e-07" for 1e-7."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

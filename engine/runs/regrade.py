@@ -50,6 +50,7 @@ SKIPPED = stored_answers.SKIPPED | {
 }
 # Fields of a rollout that are not copied.
 _TRAINING_ONLY = ("ids", "prompt_ids", "loss_mask", "advantage")
+_OF_OLD_SCORE = ("reason", "parts")  # they are those of the new score, or none
 
 
 class Stopped(Exception):
@@ -267,8 +268,11 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         position: the row's place in its file; it serves as the number of the attempt where the row
             has none.
     """
-    copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
+    left_out = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
+    copied = {name: value for name, value in row.items() if name not in left_out}
+    why = {name: score[name] for name in _OF_OLD_SCORE if score.get(name)}
     return copied | {
+        **why,
         "model": ref,
         # Rollouts of training name their attempt "member".
         "attempt": row.get("attempt", row.get("member", position)),

@@ -23,7 +23,8 @@ from engine.home.run_dir import RunDir
 from engine.records.lines.line_record import Line
 from envs.audit.rescore import Scored, score_again
 from envs.config.problem import EnvProblem
-from envs.host.process import EnvProcess, EpisodeFailed, failed_score
+from envs.host.process import EnvProcess, EpisodeFailed
+from envs.host.replies import failed_score
 from envs.json_types import ScoreReply
 
 MOST = 24  # answers that are scored again

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core.errors import UserError
 from engine.core.hardware import Device, Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
@@ -23,6 +22,7 @@ from engine.records.settings import (
 )
 from engine.sizing.layers import LoadedModel
 from engine.sizing.plan import Job as SizedJob
+from engine.sizing.score_workers import default_workers
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -34,6 +34,7 @@ _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
 _OTHER_WORDS = 192  # tokens that other words of a prompt and its tools may add to a row
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
+_UNKNOWN_CORES = 2  # that are assumed where the machine is not known
 _LARGE_BATCH = 64  # rows from which on a warning is given
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
 # three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
@@ -133,12 +134,23 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
         _rollout_defaults(filled, algorithm, facts)
     _optimizer_defaults(filled, algorithm, facts)
     _interval_defaults(filled, algorithm, facts)
+    _scoring_defaults(filled, facts)
     return filled
+
+
+def _scoring_defaults(filled: Filled, facts: Facts) -> None:
+    """Set how many processes score, and what their judges may take."""
+    env, cores = facts.env, facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
+    workers = default_workers(env.score_s, env.waits, cores) if env else 1
+    filled.default("score_workers", workers, source=HARDWARE if workers > 1 else RECIPE)
+    filled.default("max_judge_calls", None)
+    filled.default("max_judge_cost", None)
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
     """Set what an evaluation was not given. A single attempt at a task is greedy."""
     _answer_defaults(filled, facts)
+    _scoring_defaults(filled, facts)
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
     filled.default("min_p", 0.0)
@@ -175,7 +187,7 @@ def _adapter_defaults(filled: Filled, facts: Facts) -> None:
     inherited = facts.inherited
     if inherited is not None:
         # Set even if the user gave them: `check_inherited` has refused other values.
-        for name, value in _inherited_settings(inherited).items():
+        for name, value in inherited_settings(inherited).items():
             filled.values[name] = value
             filled.sources[name] = PARENT
     filled.default("lora_rank", 16)
@@ -189,7 +201,7 @@ def _adapter_defaults(filled: Filled, facts: Facts) -> None:
         )
 
 
-def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
+def inherited_settings(adapter: AdapterFacts) -> GivenSettings:
     """The settings that a run takes from the adapter that it continues."""
     return {
         "lora_rank": adapter.rank,
@@ -576,24 +588,3 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("gpus", 1)
     filled.default("shard_base", False)
     filled.default("skill_rows", SKILL_ROWS)
-
-
-def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
-    """Raise UserError SETTING_INVALID if the user gave the adapter another shape than it has.
-
-    `inherited` is the shape of the adapter that the run continues. The order of a list makes no
-    difference.
-    """
-    for name, current in _inherited_settings(inherited).items():
-        requested = user_settings.get(name)
-        if isinstance(requested, list):
-            is_same = set(requested) == set(current)
-        else:
-            is_same = requested is None or requested == current
-        if not is_same:
-            raise UserError(
-                "SETTING_INVALID",
-                f"{name} = {requested} differs from the {current} of the run that is continued",
-                hint=f"Leave {name} out, or start from the base model.",
-                field=f"settings.{name}",
-            )

@@ -33,11 +33,10 @@ from engine.records.settings import (
     Settings,
     SFTSettings,
     TrainSettings,
-    expects,
 )
 from engine.settings import aliases, defaults, env_checks, setting_checks, teachers
 from engine.settings.lora_targets import with_own_targets
-from engine.settings.value_errors import invalid_values_error
+from engine.settings.value_errors import expects, invalid_values_error
 
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
@@ -211,23 +210,28 @@ def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.F
         env_checks.check_env(algorithm, facts.env)
         env_checks.check_turns(user_settings, facts.env)
     if facts.inherited is not None:
-        defaults.check_inherited(user_settings, facts.inherited)
+        setting_checks.check_inherited(user_settings, facts.inherited)
 
 
 def resolve_sampling(
-    settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
+    settings: GivenSettings,
+    *,
+    model: ModelFacts,
+    env: EnvFacts | None,
+    attempts: int,
+    hardware: Hardware | None = None,
 ) -> ResolvedSampling:
     """Choose all settings of an evaluation with their sources: those given, and defaults.
 
     `env` is None for defaults that do not depend on an environment; `attempts` is how often each
-    task is answered. Raises UserError SETTING_*.
+    task is answered; `hardware` is None where the machine is not known. Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
     setting_checks.check_sampling(user_settings, attempts)
     if env is not None:
         env_checks.check_turns(user_settings, env)
     filled = defaults.fill_defaults(
-        "evaluate", user_settings, defaults.Facts(model, env, attempts=attempts)
+        "evaluate", user_settings, defaults.Facts(model, env, hardware, attempts=attempts)
     )
     setting_checks.check_together("evaluate", filled, model, env)
     return ResolvedSampling(

@@ -3,9 +3,9 @@
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import ROW_ALGORITHMS, USUAL_GRPO_KEEP, USUAL_KEEP, GivenSettings
-from engine.settings.defaults import USER, Filled
+from engine.settings.defaults import USER, Filled, inherited_settings
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
@@ -168,3 +168,24 @@ def _check_keep(algorithm: str, values: GivenSettings) -> None:
 def _invalid_setting(name: str, message: str, hint: str) -> UserError:
     """The error SETTING_INVALID for the setting `name`."""
     return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")
+
+
+def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
+    """Raise UserError SETTING_INVALID if the user gave the adapter another shape than it has.
+
+    `inherited` is the shape of the adapter that the run continues. The order of a list makes no
+    difference.
+    """
+    for name, current in inherited_settings(inherited).items():
+        requested = user_settings.get(name)
+        if isinstance(requested, list):
+            is_same = set(requested) == set(current)
+        else:
+            is_same = requested is None or requested == current
+        if not is_same:
+            raise UserError(
+                "SETTING_INVALID",
+                f"{name} = {requested} differs from the {current} of the run that is continued",
+                hint=f"Leave {name} out, or start from the base model.",
+                field=f"settings.{name}",
+            )

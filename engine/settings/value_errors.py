@@ -1,12 +1,14 @@
 """The error for settings of the wrong type or out of range, with what to write instead."""
 
 import math
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
-from engine.records.settings import GivenSettings, Settings, expects
+from engine.records.settings import PROJECTIONS, GivenSettings, Settings, lowest_given
 
 _VALUE_HINTS = {
     "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
@@ -129,3 +131,83 @@ def _number_hint(name: str, text: str, expected: str) -> str:
         return f"Write the number without quotes: {name}: {text[:_TEXT_CHARS]}."
     example = 8 if "whole" in expected else 0.001
     return f"{text[:_TEXT_CHARS]} is not a number; e.g. {example}."
+
+
+def expects(field: FieldInfo) -> str:
+    """Which values a setting takes, in words: "a whole number from 2 to 512", "one of none, nf4",
+    "true or false" or "a list of at most 8 texts"."""
+    plain_type = _plain_type(field.annotation)
+    if get_origin(plain_type) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(plain_type))
+    if get_origin(plain_type) is list:
+        return _list_in_words(field, _plain_type(get_args(plain_type)[0]))
+    if plain_type is bool:
+        return "true or false"
+    if plain_type is str:
+        # Only `teacher_key_env` has a pattern.
+        is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
+        return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
+    type_text = "a whole number" if plain_type is int else "a number"
+    return f"{type_text} {_range_in_words(field)}".strip()
+
+
+def _list_in_words(field: FieldInfo, item_type: Any) -> str:
+    """The values, in words, that a list setting takes; its items are of `item_type`."""
+    if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
+        names = ", ".join(PROJECTIONS)
+        return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
+    max_items = _limit(field, "max_length")
+    return f"a list of at most {max_items} texts" if max_items else "a list of texts"
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type in an annotation without `| None` and Annotated: int for
+    `Annotated[int, ...] | None`."""
+    while True:  # the two may be nested in either order
+        arguments = get_args(annotation)
+        types_but_none = [argument for argument in arguments if argument is not type(None)]
+        if get_origin(annotation) is Annotated:
+            annotation = arguments[0]
+        elif type(None) in arguments and len(types_but_none) == 1:
+            annotation = types_but_none[0]
+        else:
+            return annotation
+
+
+def _range_in_words(field: FieldInfo) -> str:
+    """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
+    limits. Where users must stay above the field's own lower limit, their limit is named."""
+    lowest, above = _limit(field, "ge"), _limit(field, "gt")
+    least = lowest_given(field)
+    if least is not None:
+        lowest, above = least, None
+    upper_limit = _upper_limit_in_words(field)
+    if above is not None:
+        return f"above {_as_text(above)} {upper_limit}".strip()
+    if lowest is None:
+        return upper_limit
+    if not upper_limit:  # "from 1" alone would read as unfinished
+        return f"of at least {_as_text(lowest)}"
+    return f"from {_as_text(lowest)} {upper_limit}"
+
+
+def _upper_limit_in_words(field: FieldInfo) -> str:
+    """The upper limit of a number in words: "to 8" or "to below 8"; "" for none."""
+    highest, below = _limit(field, "le"), _limit(field, "lt")
+    if highest is not None:
+        return f"to {_as_text(highest)}"
+    return f"to below {_as_text(below)}" if below is not None else ""
+
+
+def _limit(field: FieldInfo, name: str) -> Any:
+    """The limit of a setting that pydantic calls `name`, such as "ge"; None where it has none."""
+    for limit in field.metadata:
+        value = getattr(limit, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _as_text(value: float) -> str:
+    """A limit as text: a float without needless digits, "1e-07" for 1e-7."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,5 +5,6 @@ deployments ask here and nowhere else, so that what is planned is what is done. 
     layers.py    bytes of a model with its adapter, and of each token that runs through it
     plan.py      rows of a sampler and tokens of a microbatch on a device, with all bytes by item
     ranks.py     what several devices do for the time of a run, and how many pay
+    score_workers.py  env processes that score at once
     servers.py   memory of a vLLM server: beside training, asleep, and as a deployment
 """

@@ -53,8 +53,10 @@ from engine.worker.rollouts import samplers
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
+from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
+from envs.metering.judge_calls import JudgeUse
 
 ANSWERED = 4096  # tokens that prompt and answer of a chat commonly stay below
 
@@ -81,6 +83,7 @@ class Components:
             tools=self.env.tools,
             max_length=limits.max_length,
             max_turns=limits.max_turns,
+            score_workers=limits.score_workers,
             play=programs_of(process) if self.env.kind == "command" else None,
         )
 
@@ -327,6 +330,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         yield None
         return
     with open_process(components.env, log=job.run.logs / "environment.log") as process:
+        process.judge_budget = judge_budget_of(job.config)
         try:
             process.describe()  # loads the environment's code, so that its errors come now
         except EnvProblem as problem:
@@ -339,7 +343,30 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
                     Call("dry_run", {"env_id": components.env.env_id}),
                 ),
             ) from problem
-        yield process
+        try:
+            yield process
+        finally:
+            _tell_judge_use(job, process.judge_budget.used)
+
+
+def _tell_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
+    """Write what judges took for the whole run as the event `judge`, where any was asked."""
+    if not use:
+        return
+    text = f"{use.calls:g} judge calls, {use.retries:g} sent again, {use.cached:g} from the cache"
+    if use.refused:
+        text += f", {use.refused:g} not allowed"
+    job.event("judge", f"{text}; {use.cost:g} in money", **use.to_json())
+
+
+def judge_budget_of(config: RunConfig) -> JudgeBudget:
+    """What the judges of a run's environment may use, by its settings."""
+    if isinstance(config, RegradeConfig):
+        return JudgeBudget()
+    settings = config.settings
+    return JudgeBudget(
+        settings.max_judge_calls, settings.max_judge_cost, borrowers=settings.score_workers
+    )
 
 
 def start_of(components: Components, policy: Policy) -> Start:
@@ -394,7 +421,12 @@ def evaluation_limits(
     limits = defaults.exam_limits(
         facts, context, config.settings.max_length, thinking=thinking == "require"
     )
-    return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
+    return EvaluationLimits(
+        limits.max_tokens,
+        limits.max_turns,
+        limits.max_length,
+        score_workers=config.settings.score_workers,
+    )
 
 
 def microbatch_tokens(components: Components) -> int:

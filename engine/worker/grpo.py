@@ -23,6 +23,7 @@ them (rollouts/advantages.py), `PolicyPass` makes microbatches and gradients of 
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from engine.records.run_config import GRPOConfig
@@ -84,7 +85,8 @@ def train(job: Job[GRPOConfig]) -> Result:
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
         order = task_order(tasks, settings, training.state)
         varied = varied_wording(settings, components.env, process, job.event)
-        collector = Collector(tasks, order, context, components.sampler, settings, varied)
+        compared = replace(context, compare=True)
+        collector = Collector(tasks, order, compared, components.sampler, settings, varied)
         source = BatchSource(collector, training.policy, training.total)
         sync_check = sync_check_of(job, training.policy.base.network, settings, training.state)
         for step in training.steps():

@@ -72,6 +72,16 @@ class Rescoring(TypedDict):
     why: str
 
 
+class GroupReport(TypedDict):
+    """What `score_group` paid (envs/audit/groups.py): how many `groups` were scored, and ids of
+    tasks with a fault."""
+
+    groups: int
+    not_ahead: list[str]
+    moved: list[str]
+    failed: list[str]
+
+
 class AuditReport(TypedDict):
     """The whole result."""
 
@@ -91,6 +101,7 @@ class AuditReport(TypedDict):
     unstable: list[RewardChange]
     gold_failing: list[str]
     problems: list[str]
+    groups: NotRequired[GroupReport]
     score_seconds_p95: float
     seed: int
     seconds: float

@@ -2,12 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from envs.audit.audit_report import ProbeExample, Rescoring, RewardChange
+from envs.audit.groups import GroupFindings
 from envs.audit.rescore import Scored
+from envs.json_types import JsonObject
 
 PAID = 0.5  # an answer counts as paid if it earns this share of what gold earns, or more
 FRESH = 12  # a new process scores so many of the last answers, and as many earlier ones
@@ -69,6 +71,17 @@ class Tally:
         if self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
+    def add(self, other: "Tally") -> None:
+        """Add what another tally of the same probe counted, on other rows."""
+        self.rewards += other.rewards
+        self.golds += other.golds
+        self.successes += other.successes
+        self.errors += other.errors
+        self.paid += other.paid
+        self.below += other.below
+        self.example = self.example or other.example
+        self.error = self.error or other.error
+
     def _compare_with_gold(self, reward: float, gold_reward: float) -> None:
         """Note what gold (the reference answer) earned on a row, and whether the probe earned less;
         equal rewards count half. `reward` is what the probe earned on the same row.
@@ -105,6 +118,7 @@ class Findings:
         samples: of each row the reference answer and one other.
         rescoring: how a new process scored some of `latest` and `samples` again; None where none
             was asked.
+        of_groups: what `score_group` paid; None where there is none.
         seconds: what each score took.
         rows: rows scored.
         stopped_in_row: whether the time was up in the middle of a row.
@@ -120,9 +134,17 @@ class Findings:
     latest: deque[Scored] = field(default_factory=lambda: deque(maxlen=FRESH))
     samples: list[Scored] = field(default_factory=list)
     rescoring: Rescoring | None = None
+    of_groups: GroupFindings | None = None
     seconds: list[float] = field(default_factory=list)
     rows: int = 0
     stopped_in_row: bool = False
+
+    def to_json(self) -> JsonObject:
+        """What was counted, as a JSON object; the answers to be scored again are left out."""
+        return {
+            "tallies": {name: asdict(tally) for name, tally in self.tallies.items()},
+            **{name: getattr(self, name) for name in _COUNTED},
+        }
 
     def count_repeated(self, task_id: str, first_reward: float, second_reward: float) -> None:
         """Count an answer that was scored twice in a row; keep its two rewards if they differ."""
@@ -137,6 +159,36 @@ class Findings:
         if later_reward != first_reward:
             change = RewardChange(task=task_id, first=first_reward, second=later_reward)
             self.drifted.append(change)
+
+
+# What findings add up by; beside the tallies.
+_COUNTED = (
+    "gold_failing",
+    "gold_rows",
+    "repeated",
+    "unstable",
+    "revisited",
+    "drifted",
+    "seconds",
+    "rows",
+)
+
+
+def findings_from_json(data: JsonObject) -> Findings:
+    """The findings that `Findings.to_json` wrote. Raises LookupError or TypeError for others."""
+    tallies = {name: Tally(**tally) for name, tally in data["tallies"].items()}
+    return Findings(tallies=tallies, **{name: data[name] for name in _COUNTED})
+
+
+def merged(parts: Sequence[Findings]) -> Findings:
+    """The findings of several parts of the rows as those of all of them."""
+    whole = Findings()
+    for part in parts:
+        for name, tally in part.tallies.items():
+            whole.tallies.setdefault(name, Tally()).add(tally)
+        for name in _COUNTED:
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return whole
 
 
 def shortened(answer: Any) -> str:

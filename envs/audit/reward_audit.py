@@ -7,6 +7,7 @@ end some rows are scored once more in another order, and some answers by a new p
 must give one answer one reward. What follows from the numbers: `verdict.py`.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from envs.audit import rescore, verdict
 from envs.audit.audit_report import AuditReport
 from envs.audit.findings import FRESH, Findings, Tally, shortened
+from envs.audit.groups import MOST_GROUPS, GroupFindings, audit_group
 from envs.audit.probes import GOLD, message_probes, text_probes
 from envs.audit.rescore import Scored
 from envs.base import Task
@@ -36,7 +38,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class _ProbedRow:
+class ProbedRow:
     """A task with the answers that it is probed with.
 
     Attributes:
@@ -47,6 +49,15 @@ class _ProbedRow:
     task_id: str
     answers: Mapping[str, Any]
     score: Callable[[Any, Any], ScoreReply]
+
+    def scored(self, name: str, reward: float) -> Scored:
+        """The answer of the probe `name` with the reward it earned, to be scored again later."""
+        answer = self.answers[name]
+        return Scored(
+            identity={"task": self.task_id, "probe": name, "completion": shortened(answer)},
+            reward=reward,
+            score=lambda scorer: self.score(scorer, answer),
+        )
 
 
 def audit(
@@ -83,6 +94,8 @@ def audit(
     first_scores = _score_rows(session, rows, kind, random.Random(seed))
     _revisit(first_scores, session)
     findings = session.findings
+    if compares_groups(scorer, kind):
+        findings.of_groups = _score_groups(session, rows, random.Random(seed))
     if fresh is not None:
         findings.rescoring = rescore.score_again(_sample(findings), fresh, budget.is_overrun)
     return verdict.report(findings, len(rows), seed, budget.seconds_used())
@@ -156,16 +169,32 @@ def _score_rows(
     order = rng.sample(range(len(rows)), len(rows))
     # Tasks whose reference answers serve as wrong answers to the other rows.
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
-    make_row = _row_with_messages if kind == "multi" else _row_with_texts
     first_scores: list[_FirstScore] = []
     for index in order:
         if not session.budget.allows_row(session.findings.rows):
             break
-        first_score = _score_probes(session, make_row(rows[index], pool, rng))
+        first_score = _score_probes(session, probed_row(rows[index], kind, pool, rng))
         if first_score is not None and len(first_scores) < AGAIN:
             first_scores.append(first_score)
         session.findings.rows += 1
     return first_scores
+
+
+def probed_row(
+    row: Mapping[str, Any], kind: str, pool: Sequence[Task], rng: random.Random
+) -> ProbedRow:
+    """A row with its probes. `kind` is that of the environment, single or multi; `pool` holds tasks
+    whose reference answers serve as wrong answers to it; `rng` makes random choices."""
+    make_row = _row_with_messages if kind == "multi" else _row_with_texts
+    return make_row(row, pool, rng)
+
+
+def score_row(scorer: Scorer, row: ProbedRow, number: int) -> Findings:
+    """The findings of one row, whatever time it takes; `number` is its place among all rows."""
+    findings = Findings(rows=number)  # by which the order of the probes alternates
+    _score_probes(_Session(scorer, _Budget(math.inf, time.monotonic), findings), row)
+    findings.rows = 1
+    return findings
 
 
 def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
@@ -177,6 +206,27 @@ def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
         if session.budget.is_overrun():
             break
         first_score.revisit(session.findings)
+
+
+def compares_groups(scorer: Any, kind: str) -> bool:
+    """Whether a scorer is an env process whose environment, of that kind, scores groups."""
+    return kind == "single" and getattr(scorer, "compares_groups", False)
+
+
+def _score_groups(
+    session: _Session, rows: Sequence[Mapping[str, Any]], rng: random.Random
+) -> GroupFindings:
+    """What `score_group` pays on the first rows of the audit's order, until the time is up."""
+    order = rng.sample(range(len(rows)), len(rows))
+    pool = [Task.from_row(rows[index]) for index in order[:POOL]]
+    found = GroupFindings()
+    scorer: Any = session.scorer
+    for index in order[:MOST_GROUPS]:
+        if found.groups >= LEAST_ROWS and session.budget.is_overrun():
+            break
+        answers = probed_row(rows[index], "single", pool, rng).answers
+        audit_group(found, scorer.score_group, rows[index], answers)
+    return found
 
 
 def _sample(findings: Findings) -> list[Scored]:
@@ -194,7 +244,7 @@ def _sample(findings: Findings) -> list[Scored]:
     return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
-def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
+def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> ProbedRow:
     """Make the probes of a single-turn row.
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
@@ -205,12 +255,12 @@ def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Ra
     other_tasks = [other for other in pool if other.id != task.id and other.answer]
     other_golds = [other.answer_text for other in other_tasks]
     probes = text_probes(task.prompt_text, gold, other_golds, rng)
-    return _ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
+    return ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
 
 
 def _row_with_messages(
     row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
-) -> _ProbedRow:
+) -> ProbedRow:
     """Make the probes of a multi-turn row.
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
@@ -220,7 +270,7 @@ def _row_with_messages(
     other_tasks = [other for other in pool if other.id != task.id and other.answer]
     other_golds = [_assistant(other) for other in other_tasks]
     probes = message_probes(task.prompt_text, _assistant(task), other_golds, rng)
-    return _ProbedRow(task.id, probes, lambda scorer, messages: play(scorer, row, messages))
+    return ProbedRow(task.id, probes, lambda scorer, messages: play(scorer, row, messages))
 
 
 def _assistant(task: Task) -> list[ChatMessage]:
@@ -260,7 +310,7 @@ def _failed(error: Exception) -> ScoreReply:
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
-def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
+def _score_probes(session: _Session, row: ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
     One answer (gold, the reference answer, or without gold the first one) is scored twice in a row
@@ -287,7 +337,7 @@ def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
 
 
 def _score_in_order(
-    session: _Session, row: _ProbedRow, order: Sequence[str], repeated_name: str
+    session: _Session, row: ProbedRow, order: Sequence[str], repeated_name: str
 ) -> dict[str, ScoreReply]:
     """Score the probes named in `order`, the one named `repeated_name` twice in a row.
 
@@ -297,7 +347,7 @@ def _score_in_order(
     findings = session.findings
     results: dict[str, ScoreReply] = {}
     for name in order:
-        is_first_of_audit = not findings.tallies and not results
+        is_first_of_audit = not findings.tallies and not results and not findings.rows
         # The very first answer is scored whatever the time: a report needs one. Before every other
         # answer the time is checked, because one answer may take the time limit of a whole call.
         if not is_first_of_audit and session.budget.is_overrun():
@@ -312,7 +362,7 @@ def _score_in_order(
 
 
 def _score_twice(
-    session: _Session, row: _ProbedRow, name: str, first: ScoreReply, is_first_of_audit: bool
+    session: _Session, row: ProbedRow, name: str, first: ScoreReply, is_first_of_audit: bool
 ) -> ScoreReply:
     """Score an answer again at once, and count in the findings whether both rewards are equal.
 
@@ -334,7 +384,7 @@ def _score_twice(
 
 
 def _add_results(
-    findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
+    findings: Findings, row: ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Add the scores of a row's probes (name of the probe -> score) to `findings`.
 
@@ -354,7 +404,7 @@ def _add_results(
 
 
 def _keep_for_rescoring(
-    findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
+    findings: Findings, row: ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
@@ -363,7 +413,7 @@ def _keep_for_rescoring(
     scoring failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
-        name: _scored_answer(row, name, result["reward"])
+        name: row.scored(name, result["reward"])
         for name, result in results.items()
         if not result["error"]
     }
@@ -374,13 +424,3 @@ def _keep_for_rescoring(
         # Each row takes the next of the other probes, so that all of them are in the sample.
         second_name = other_names[findings.rows % len(other_names)]
     findings.samples += [scored[name] for name in (GOLD, second_name) if name in scored]
-
-
-def _scored_answer(row: _ProbedRow, name: str, reward: float) -> Scored:
-    """The answer of the probe `name` with the reward it earned, to be scored again later."""
-    answer = row.answers[name]
-    return Scored(
-        identity={"task": row.task_id, "probe": name, "completion": shortened(answer)},
-        reward=reward,
-        score=lambda scorer: row.score(scorer, answer),
-    )

@@ -36,7 +36,8 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
     # How many reference answers (gold) fail, and how many there are.
     failing = len(findings.gold_failing), findings.gold_rows
     covered = f"{findings.rows} of {rows} rows scored"
-    return {
+    of_groups = findings.of_groups
+    result: AuditReport = {
         "verdict": _verdict(risks, weaknesses),
         "headline": headline(risks, weaknesses, table, failing, covered),
         "risks": risks,
@@ -58,6 +59,9 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "seed": seed,
         "seconds": round(seconds, 3),
     }
+    if of_groups is not None:
+        result["groups"] = of_groups.to_report()
+    return result
 
 
 def _probe_lines(findings: Findings) -> list[ProbeLine]:
@@ -90,7 +94,8 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
         risks = ["all alike"]  # that some probes are paid as well says no more
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
-    return risks + _stability_risks(findings)
+    of_groups = findings.of_groups.risks if findings.of_groups else []
+    return risks + of_groups + _stability_risks(findings)
 
 
 def _stability_risks(findings: Findings) -> list[str]:
@@ -153,6 +158,7 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     `table` holds the report's lines, one per probe.
     """
     problems = [*_reference_problems(findings), *_stability_problems(findings)]
+    problems += findings.of_groups.problems if findings.of_groups else []
     for line in table:
         # That gold fails is among the problems already.
         if line["errors"] and line["probe"] != GOLD:

@@ -4,16 +4,33 @@ Requests and replies are JSON lines on descriptors of their own; whatever the us
 goes to the log. Standard library only: this runs inside the environment's own virtual environment.
 """
 
+import functools
+import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envs.base import Env, Message, MultiTurnEnv, Score, Task, has_own_words, is_scored, kind_of
+from envs.base import (
+    Env,
+    Message,
+    MultiTurnEnv,
+    Score,
+    Task,
+    compares_groups,
+    has_own_words,
+    is_async,
+    is_scored,
+    kind_of,
+)
 from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
 from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply, TaskRow
+from envs.metering.judge_calls import METER
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Open episodes at once: a client that never closes one must not fill the memory.
 MAX_EPISODES = 10_000
@@ -67,6 +84,7 @@ class _Host:
         self.episodes: dict[int, tuple[Task, Any]] = {}
         self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,
+            "score_group": self.score_group,
             "start": self.start,
             "step": self.step,
             "finish": self.finish,
@@ -81,9 +99,13 @@ class _Host:
         text.
         """
         request_id = request["id"]
+        left = request.get("judge_left") or {}
+        METER.allow(left.get("calls"), left.get("cost"))
         try:
             if request["op"] == "tasks":
                 value: Any = self.tasks(request_id)
+            elif request["op"] == "scores":
+                value = self._loop.run_until_complete(self._scores(request))
             else:
                 value = self.operations[request["op"]](request)
             reply = {"id": request_id, "ok": True, "value": value}
@@ -91,6 +113,8 @@ class _Host:
             reply = {"id": request_id, "ok": False, **self._error_fields(error, request["op"])}
         if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
             os._exit(0)
+        if use := METER.take():
+            reply["judge"] = use.to_json()
         self.send_reply(reply)
 
     def _error_fields(self, error: BaseException, operation: str) -> Reply:
@@ -125,7 +149,59 @@ class _Host:
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
         task = Task.from_row(request["task"])
         returned = self.env.score(task, request["completion"])  # type: ignore[attr-defined]
-        return _score_reply(returned)
+        return _score_reply(self._awaited(returned))
+
+    def score_group(self, request: Request) -> list[ScoreReply]:
+        """The scores of `request["completions"]`, answers to the task `request["task"]`, scored
+        together. Raises BadReturn if score_group() returned no list of so many scores."""
+        task, completions = Task.from_row(request["task"]), list(request["completions"])
+        scores = self._awaited(self.env.score_group(task, completions))  # type: ignore[attr-defined]
+        if not isinstance(scores, list | tuple) or len(scores) != len(completions):
+            returned = f"{len(scores)} scores" if isinstance(scores, list | tuple) else repr(scores)
+            raise BadReturn(
+                f"score_group() returned {returned:.80}; return a list of {len(completions)} Scores"
+            )
+        return [_score_reply(score) for score in scores]
+
+    async def _scores(self, request: Request) -> int:
+        """Await the scores of `request["items"]`, pairs of task and completion, all at once, each
+        for at most `request["seconds"]`. Each is sent as a row once it is known: `index` with
+        `value`, or with `error` and, where the time was up, `timed_out`. Returns how many."""
+        items = request["items"]
+        import asyncio  # noqa: PLC0415 - an environment without async starts sooner without it
+
+        scorings = [self._send_score(request, i, *item) for i, item in enumerate(items)]
+        await asyncio.gather(*scorings)
+        return len(items)
+
+    async def _send_score(self, request: Request, index: int, task: TaskRow, text: str) -> None:
+        """Await one score of a request of several, and send it; see `_scores`."""
+        import asyncio  # noqa: PLC0415 - see _scores
+
+        row: Reply = {"index": index}
+        try:
+            scoring = self.env.score(Task.from_row(task), text)  # type: ignore[attr-defined]
+            row["value"] = _score_reply(await asyncio.wait_for(scoring, request["seconds"]))
+        except TimeoutError:
+            message = f"score() did not answer within {request['seconds']:g} s"
+            row |= {"error": message, "timed_out": True}
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything
+            row |= self._error_fields(error, "score")
+        if os.getpid() == self.pid:  # a fork must not answer too
+            self.send_reply({"id": request["id"], "row": row})
+
+    @functools.cached_property
+    def _loop(self) -> "asyncio.AbstractEventLoop":
+        """One loop for the whole life of the process: what an author opens in it stays open."""
+        import asyncio  # noqa: PLC0415 - see _scores
+
+        return asyncio.new_event_loop()
+
+    def _awaited(self, returned: Any) -> Any:
+        """What a function of the author returned, awaited if it is async."""
+        if not inspect.isawaitable(returned):
+            return returned
+        return self._loop.run_until_complete(_result_of(returned))
 
     def perturb(self, request: Request) -> TaskRow | None:
         """The task `request["task"]` in other words of `request["kind"]` by `request["seed"]`; None
@@ -162,7 +238,7 @@ class _Host:
     def finish(self, request: Request) -> ScoreReply:
         """The score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
-        return _score_reply(self._multi_turn_env().score(task, state))
+        return _score_reply(self._awaited(self._multi_turn_env().score(task, state)))
 
     def drop(self, request: Request) -> None:
         """Forget the episode `request["episode"]`; does nothing if it is not open."""
@@ -184,7 +260,16 @@ def _describe(env: Env) -> EnvDescription:
     }
     if has_own_words(env):
         description["perturbs"] = True
+    if compares_groups(env):
+        description["groups"] = True
+    if is_async(env):
+        description["concurrent"] = True
     return description
+
+
+async def _result_of(awaitable: Awaitable[Any]) -> Any:
+    """The result of anything that can be awaited."""
+    return await awaitable
 
 
 def _score_reply(returned: Any) -> ScoreReply:
@@ -205,7 +290,25 @@ def _score_reply(returned: Any) -> ScoreReply:
         for name, value in score.metrics.items()
     }
     error = None if score.error is None else str(score.error)[:ERROR_CHARS]
-    return {"reward": reward, "success": success, "metrics": metrics, "error": error}
+    reply: ScoreReply = {"reward": reward, "success": success, "metrics": metrics, "error": error}
+    if score.reason:
+        reply["reason"] = str(score.reason)[:ERROR_CHARS]
+    if score.parts:
+        reply["parts"] = _parts(score.parts)
+    return reply
+
+
+def _parts(parts: Any) -> dict[str, list[float]]:
+    """The parts of a score, name -> [weight, value]. Raises BadReturn if they have another form."""
+    if not isinstance(parts, Mapping):
+        raise BadReturn(f"Score.parts is a dict of (weight, value), got {type(parts).__name__}")
+    for name, pair in parts.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadReturn(f"the part {name!r} is no (weight, value): {pair!r:.80}")
+    return {
+        str(name): [_number(number, f"the part {name!r} has") for number in pair]
+        for name, pair in parts.items()
+    }
 
 
 def _success(value: Any) -> bool | None:

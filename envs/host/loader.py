@@ -19,6 +19,7 @@ from envs.base import (
     MultiTurnEnv,
     SingleTurnEnv,
     Task,
+    compares_groups,
     defines_score,
     has_own_words,
     is_scored,
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 ENTRY = "environment.py"
+MAY_BE_ASYNC = ("score", "score_group")
 MAX_TASKS = 200_000  # of one environment
 MAX_TOOLS_BYTES = 1 << 20  # of all tool schemas together, as JSON
 TOOL_CHARS = 120  # of a faulty schema, in the message
@@ -368,21 +370,41 @@ def _check_methods(env: Env, folder: Path) -> None:
         needed["score"] = ("task", "state")
     elif is_scored(env):
         needed["score"] = ("task", "completion")
+    if compares_groups(env):
+        _check_also_scores_one(env, folder)
+        needed["score_group"] = ("task", "completions")
     if has_own_words(env):
         needed["perturb"] = ("task", "kind", "seed")
     for name, arguments in needed.items():
         _check_method(env, name, arguments, folder)
 
 
+def _check_also_scores_one(env: Env, folder: Path) -> None:
+    """Raise EnvProblem ENV_INVALID where an environment defines `score_group` and its answers
+    cannot be measured one by one, or it has several turns."""
+    definition = type(env).score_group  # type: ignore[attr-defined]
+    if not isinstance(env, SingleTurnEnv):
+        message = "score_group is for an environment of one turn"
+        raise _problem_at(definition, folder, message, "Compare within score(task, state).")
+    if not defines_score(env):
+        raise _problem_at(
+            definition,
+            folder,
+            "score_group() ranks the completions of training, and nothing scores one alone",
+            "Define score(task, completion) too: evaluations and the verdict ask it.",
+        )
+
+
 def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path) -> None:
     """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments` (names).
 
-    A method is refused that is missing, not callable, async, or takes another number of arguments.
+    A method is refused that is missing, not callable, async where it may not be, or takes another
+    number of arguments.
     The error has the line of the class or the method.
     """
     method = _defined_method(env, name, folder)
     definition = getattr(type(env), name, None)  # unbound, to find its line for an error
-    if inspect.iscoroutinefunction(method):
+    if inspect.iscoroutinefunction(method) and name not in MAY_BE_ASYNC:
         raise _problem_at(definition, folder, f"{name}() is async", "Define it with plain def.")
     signature = inspect.signature(method)
     if not _takes(signature, arguments):

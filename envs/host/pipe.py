@@ -26,6 +26,7 @@ from envs.host.redact import SecretFilter
 from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Confinement, Reach, Sandbox
 from envs.json_types import Reply, Request
+from envs.metering.judge_calls import JudgeUse
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
 ROW_BYTES = 16 << 20  # of one task
@@ -118,6 +119,7 @@ class Pipe:
         self.private_folder = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
         self.child_pid: int | None = None  # of user code, once the env process has sent it
+        self.judge_use = JudgeUse()  # of all calls so far
         self.buffer = bytearray()  # received, but not parsed yet
         self.received = 0  # bytes of replies, over the whole life of the process
         # Of each pipe one end stays here, the other goes to the env process.
@@ -200,16 +202,23 @@ class Pipe:
             else:
                 raise Fault("the env process spoke out of turn")
 
-    def call(self, op: str, body: Request, deadline: float, seconds: float) -> Any:
+    def call(
+        self,
+        op: str,
+        body: Request,
+        deadline: float,
+        seconds: float,
+        rows: list[Any] | None = None,
+    ) -> Any:
         """Send one request and return the value of its reply.
 
-        For the operation `tasks` the result is the list of rows that come before the reply.
-
         Args:
-            op: score, start, step, finish, drop or tasks.
+            op: score, scores, score_group, start, step, finish, drop, perturb or tasks.
             body: the fields of the request other than `id` and `op`.
             deadline: when to give up, on the monotonic clock.
             seconds: the time that the deadline leaves; only shown in the error message.
+            rows: the rows that come before the reply are added to it, as tasks and scores send
+                them; None where none may come.
 
         Raises:
             Fault: the call failed. `alive` is True if the environment itself reported an error;
@@ -218,25 +227,24 @@ class Pipe:
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
         # The name of the author's function, for messages: `finish` ends an episode by score().
-        doing = "score()" if op == "finish" else f"{op}()"
+        doing = "score()" if op in ("finish", "scores") else f"{op}()"
         limit = _TimeLimit(doing, deadline, seconds)
         request = {"id": request_id, "op": op} | body
         self._write((json.dumps(request) + "\n").encode(), limit)
-        if op == "tasks":
-            return self._read_rows(request_id, limit)
+        if rows is not None:
+            return self._read_rows(request_id, limit, rows)
         reply = self._read_reply(request_id, REPLY_BYTES, limit)
-        if "row" in reply:  # only tasks() sends rows: from any other call even one is too many
+        if "row" in reply:  # from a call that sends no rows even one is too many
             raise _too_large(doing)
         if reply.get("ok") is not True:
             raise _reported_fault(reply)
         return reply.get("value")
 
-    def _read_rows(self, request_id: int, limit: _TimeLimit) -> list[Any]:
-        """The rows, one per message, that come before the reply to a request for all tasks.
+    def _read_rows(self, request_id: int, limit: _TimeLimit, rows: list[Any]) -> Any:
+        """Add the rows, one per message, that come before the reply to `rows`; returns its value.
 
         Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
         """
-        rows: list[Any] = []
         received_before = self.received
         reply = self._read_reply(request_id, ROW_BYTES, limit)
         while "row" in reply:
@@ -246,13 +254,14 @@ class Pipe:
             reply = self._read_reply(request_id, ROW_BYTES, limit)
         if reply.get("ok") is not True:
             raise _reported_fault(reply)
-        return rows
+        return reply.get("value")
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
         """The next message. Raises Fault unless it answers the request `request_id`."""
         reply = self._read(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.doing} answered out of turn")
+        self.judge_use += JudgeUse.from_json(reply.get("judge"))
         return reply
 
     def close_lifeline(self) -> None:

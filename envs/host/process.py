@@ -8,30 +8,34 @@ replayed there from the messages they had received.
 import contextlib
 import functools
 import itertools
-import math
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.base import Message, Task
+from envs.base import Message
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits, read_settings
-from envs.host.loader import MAX_TASKS, check_tools, task_problem
+from envs.host.judge_budget import JudgeBudget
 from envs.host.pipe import Fault, Pipe
+from envs.host.replies import (
+    checked_description,
+    checked_rows,
+    checked_score,
+    failed_score,
+    failure_of,
+    score_in_row,
+    task_of_row,
+)
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Confinement, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
 
-MAX_METRICS = 64  # of one score
-METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
 LOAD_ATTEMPTS = 3  # starts that may fail before the environment counts as broken
-SHOWN_CHARS = 80  # of a wrong value, in the message
-ERROR_CHARS = 2000  # of the error of a score
-KINDS = ("single", "multi", "sft", "command")
+AT_ONCE = 16  # scores of an async `score` that are awaited together
+SPARE_SECONDS = 1.0  # that all of them together may take longer than one
 
 
 class EpisodeFailed(Exception):
@@ -86,6 +90,8 @@ class EnvProcess:
         self._problem: EnvProblem | None = None  # raised by every further call
         self._failed_loads = 0  # starts that failed in a row
         self._episode_numbers = itertools.count(1)
+        self.judge_budget: JudgeBudget | None = None  # that the calls draw on; None: no limit
+        self._others: list[EnvProcess] = []  # the further ones of `team`
 
     def __enter__(self) -> "EnvProcess":
         return self
@@ -166,11 +172,12 @@ class EnvProcess:
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
-                rows = self._call("tasks", body={}, seconds=seconds)
+                rows: list[Any] = []
+                self._call("tasks", {}, seconds, rows)
             except Fault as fault:
                 raise _as_problem(fault) from None
             # "sft": nothing is scored, so a task is of use only with an answer to learn from.
-            return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
+            return checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
         """Score one completion; `seconds` in the reply is how long the call took.
@@ -179,9 +186,88 @@ class EnvProcess:
         """
         return self._ask_for_score("score", {"task": task, "completion": completion})
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the environment has `score_group`; False where it cannot be loaded."""
+        try:
+            return bool(self.describe().get("groups"))
+        except EnvProblem:  # every score then fails with the reason
+            return False
+
+    @property
+    def at_once(self) -> int:
+        """How many scores `score_many` awaits at once: AT_ONCE of an async `score`, else 1, also
+        where the environment cannot be loaded."""
+        try:
+            return AT_ONCE if self.describe().get("concurrent") else 1
+        except EnvProblem:  # every score then fails with the reason
+            return 1
+
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
-        """The score of each (task, completion) pair, in order; see `score`."""
-        return [self.score(task, completion) for task, completion in pairs]
+        """The score of each (task, completion) pair, in order; see `score`. Those of an async
+        `score` are awaited together; where that fails, the rest is scored one by one."""
+        scores: dict[int, ScoreReply] = {}
+        if len(pairs) > 1 and self.at_once > 1:
+            scores = self._scores_together(pairs)
+        for index, (task, completion) in enumerate(pairs):
+            if index not in scores:
+                scores[index] = self.score(task, completion)
+        return [scores[index] for index in range(len(pairs))]
+
+    def score_group(self, task: Mapping[str, Any], completions: Sequence[str]) -> list[ScoreReply]:
+        """The scores of completions of one task that `score_group` compares, in their order.
+
+        A failure costs all of them: each has reward 0 and the reason as its `error`.
+        """
+        began = time.monotonic()
+        body = {"task": task, "completions": list(completions)}
+        try:
+            with self._lock:
+                values = self._call("score_group", body, self.limits.call_seconds)
+            if not isinstance(values, list) or len(values) != len(completions):
+                raise Fault("score_group() gave no score for each completion", alive=True)
+            scores = [checked_score(value) for value in values]
+        except Fault as fault:
+            scores = [failure_of(fault) for _ in completions]
+        except EnvProblem as problem:
+            scores = [failed_score(str(problem)) for _ in completions]
+        seconds = (time.monotonic() - began) / max(1, len(completions))
+        return [{**score, "seconds": seconds} for score in scores]
+
+    def _scores_together(
+        self, pairs: Sequence[tuple[Mapping[str, Any], str]]
+    ) -> dict[int, ScoreReply]:
+        """The scores, by place, of those pairs that an async `score` answered one way or another
+        when it was asked for all at once; the others are missing."""
+        rows: list[Any] = []
+        began, seconds = time.monotonic(), self.limits.call_seconds
+        body = {"items": [[task, text] for task, text in pairs], "seconds": seconds}
+        with self._lock, contextlib.suppress(Fault, EnvProblem):
+            # A little more than each score has: a score that hangs ends by itself.
+            self._call("scores", body, seconds + SPARE_SECONDS, rows)
+        each = (time.monotonic() - began) / len(pairs)
+        scores: dict[int, ScoreReply] = {}
+        for row in rows:  # user code may have forged them
+            index = row.get("index") if isinstance(row, dict) else None
+            if isinstance(index, int) and 0 <= index < len(pairs) and index not in scores:
+                scores[index] = {**score_in_row(row), "seconds": each}
+        return scores
+
+    def team(self, count: int) -> "list[EnvProcess]":
+        """`count` processes of the same environment, this one first. The others start with their
+        first call and end with this one; together they draw on one budget of judge calls."""
+        while len(self._others) < count - 1:
+            other = EnvProcess(
+                self.source,
+                python=self.python,
+                limits=self._limits,
+                secrets=self.secrets,
+                log=self.log,
+                sandbox=self.sandbox,
+            )
+            other.judge_budget = self.judge_budget
+            self._others.append(other)
+        return [self, *self._others[: count - 1]]
 
     def perturb(self, task: TaskRow, kind: str, seed: int) -> TaskRow | None:
         """The task as the environment words it otherwise (`Env.perturb`), with its id and split;
@@ -199,7 +285,7 @@ class EnvProcess:
                 raise _as_problem(fault) from None
         if row is None:
             return None
-        worded = _task_of_row(row, 0, "perturb()")
+        worded = task_of_row(row, 0, "perturb()")
         return {**worded.to_row(), "id": task["id"], "split": task["split"]}
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
@@ -210,7 +296,10 @@ class EnvProcess:
         return Episode(self, task, next(self._episode_numbers))
 
     def close(self) -> None:
-        """End the process and everything it started; the next call would start a new one."""
+        """End the process, everything it started and the others of its team; the next call would
+        start a new one."""
+        for other in self._others:
+            other.close()
         with self._lock:
             self._drop()
 
@@ -222,6 +311,8 @@ class EnvProcess:
         pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
             pipe.close_lifeline()
+        for other in self._others:
+            other.abandon()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be shutting down
@@ -239,27 +330,43 @@ class EnvProcess:
                 value = self._call(op, body, self.limits.call_seconds)
             score = checked_score(value)
         except Fault as fault:
-            score = failed_score(str(fault), timed_out=fault.timed_out)
+            score = failure_of(fault)
         except EnvProblem as problem:
             score = failed_score(str(problem))
         score["seconds"] = time.monotonic() - began
         return score
 
-    def _call(self, op: str, body: Request, seconds: float) -> Any:
-        """Send one request, starting the process if necessary, and return the value of its reply.
+    def _call(self, op: str, body: Request, seconds: float, rows: list[Any] | None = None) -> Any:
+        """Send one request, starting the process if necessary, and return the value of its reply;
+        what it sends before that is added to `rows`.
 
         Raises Fault. If the process did not survive the fault, it is closed and the next call
         starts a new one.
         """
         self._ensure_started()
         assert self._pipe is not None  # _ensure_started raises otherwise
-        deadline = time.monotonic() + seconds
+        with self._on_budget(self._pipe) as allowance:
+            deadline = time.monotonic() + seconds
+            try:
+                return self._pipe.call(op, body | allowance, deadline, seconds, rows)
+            except Fault as fault:
+                if not fault.alive:
+                    self._drop()
+                raise
+
+    @contextlib.contextmanager
+    def _on_budget(self, pipe: Pipe) -> Iterator[Request]:
+        """A context for one call: gives what of the judge's budget the request may use, and counts
+        what it used."""
+        budget = self.judge_budget
+        if budget is None:
+            yield {}
+            return
+        borrowed, use_before = budget.borrow(), pipe.judge_use
         try:
-            return self._pipe.call(op, body, deadline, seconds)
-        except Fault as fault:
-            if not fault.alive:
-                self._drop()
-            raise
+            yield {"judge_left": borrowed}
+        finally:
+            budget.settle(borrowed, pipe.judge_use - use_before)
 
     def _ensure_started(self) -> None:
         """Start the process and load the environment, unless the process already runs.
@@ -303,7 +410,7 @@ class EnvProcess:
             sandbox=self.sandbox,
         )
         self._confinement, description = self._pipe.greet(limits.start_seconds)
-        self._description = _checked_description(description)
+        self._description = checked_description(description)
         self.generation += 1
         self._failed_loads = 0
 
@@ -439,135 +546,6 @@ def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
         return process.confinement
-
-
-def failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """The score of a sample that could not be scored: reward 0, and the reason as `error`. It
-    has the key `timed_out` only if that is true."""
-    failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
-    if timed_out:
-        failed["timed_out"] = True
-    return failed
-
-
-def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
-    """Check the description that an env process sent, which user code may have forged.
-
-    Returns its kind, scored and tools. Raises EnvProblem ENV_INVALID if one of them is wrong.
-    """
-    kind, scored, tools = received.get("kind"), received.get("scored"), received.get("tools")
-    if kind not in KINDS:
-        message = (
-            f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
-        )
-        raise EnvProblem("ENV_INVALID", message)
-    must_be_scored = kind != "sft"
-    if scored is not must_be_scored:  # `is not`, because 1 equals True and is wrong here
-        message = (
-            f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
-        )
-        raise EnvProblem("ENV_INVALID", message)
-    check_tools(tools)
-    description: EnvDescription = {
-        "kind": kind,
-        "scored": bool(scored),
-        "tools": list(tools or ()),
-    }
-    if received.get("perturbs") is True:
-        description["perturbs"] = True
-    return description
-
-
-def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
-    """Check task rows that came over the pipe, which user code may have forged.
-
-    Returns them as `Task.to_row` writes them, without unknown keys. `needs_answer`: whether every
-    task must have an answer (an SFT dataset). Raises EnvProblem ENV_INVALID naming the first row
-    that is no valid task.
-    """
-    if not 1 <= len(rows) <= MAX_TASKS:
-        message = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
-        raise EnvProblem("ENV_INVALID", message)
-    checked: list[TaskRow] = []
-    index_of_id: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        task = _task_of_row(row, index)
-        problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem is not None:
-            message, hint = problem
-            raise EnvProblem("ENV_INVALID", message, hint)
-        index_of_id[task.id] = index
-        checked.append(task.to_row())
-    return checked
-
-
-def _task_of_row(row: Any, index: int, source: str = "tasks()") -> Task:
-    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index` in what
-    `source` gave, if the row is no task."""
-    try:
-        return Task.from_row(row)
-    # Whatever reading a row of another form may raise.
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise EnvProblem("ENV_INVALID", f"{source}[{index}] is no task: {error}") from error
-
-
-def checked_score(value: Any) -> ScoreReply:
-    """Check a score that came over the pipe, which user code may have forged, and return it.
-
-    A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
-    is no valid score; the process is still usable then (`alive`).
-    """
-    if not isinstance(value, dict):
-        raise Fault("score() gave no score", alive=True)
-    error = value.get("error")
-    if error is not None:
-        return failed_score(str(error)[:ERROR_CHARS])
-    reward, success = value.get("reward"), value.get("success")
-    finite_reward = _as_finite(reward)
-    if finite_reward is None:
-        raise Fault(f"the reward is {str(reward)[:SHOWN_CHARS]}, not a finite number", alive=True)
-    if success is not None and not isinstance(success, bool):
-        raise Fault(f"success is {str(success)[:SHOWN_CHARS]}, not true or false", alive=True)
-    metrics = _checked_metrics(value.get("metrics"))
-    return {"reward": finite_reward, "success": success, "metrics": metrics, "error": None}
-
-
-def _checked_metrics(metrics: Any) -> dict[str, float]:
-    """Check the metrics of a score that came over the pipe and return them as floats.
-
-    Raises Fault if they are not a dict, are too many, or have an invalid name or number; the
-    process is still usable then (`alive`).
-    """
-    if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
-        raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
-    _check_metric_names(metrics)
-    checked: dict[str, float] = {}
-    for name, value in metrics.items():
-        number = _as_finite(value)
-        if number is None:
-            raise Fault(f"the metric {name!r} is {value}, not a finite number", alive=True)
-        checked[name] = number
-    return checked
-
-
-def _check_metric_names(names: Iterable[str]) -> None:
-    """Raise Fault for the first name that is not valid; the process is still usable then."""
-    for name in names:
-        if not METRIC_NAME.fullmatch(name):
-            message = (
-                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
-            )
-            raise Fault(message, alive=True)
-
-
-def _as_finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite number; None for anything else, also bools."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an int beyond what a float can hold
-        return None
 
 
 def _as_problem(fault: Fault) -> EnvProblem:

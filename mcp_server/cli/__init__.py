@@ -3,6 +3,7 @@
 __main__.py        `python -m mcp_server.cli`, as client configurations start it
 client_config.py   the entry in each agent's configuration file
 data_commands.py   commands about data files
+judge_commands.py  commands about language models as judges
 env_commands.py    commands about environments
 key_commands.py    commands about keys
 main.py            `honesmith`: serve, setup, demo, doctor, init, and the verbs

@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Environments: tasks and how they are scored.", no_args_is_help=True, cls=CommandGroup
 )
 
+AUDITING = "scoring every row; what is scored stays if this is ended"
 PUSHING = "reading the tasks and trying the reward, up to ten seconds"
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with environment.py.")]
 Version = Annotated[str, typer.Argument(metavar="ENV", help="NAME@HASH, or a name: its newest.")]
@@ -139,6 +140,30 @@ def benchmarks_(as_json: Json = False) -> None:
         "benchmarks": described,
     }
     show(reply, as_json)
+
+
+@app.command("audit")
+@command
+def audit(
+    env_id: Version,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Score every row; goes on where it was ended.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes that score at once; 0: as training takes.")
+    ] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """What the scorer pays for wrong answers: as stored, or by asking it about every row."""
+    if not all_rows:
+        reply = verbs.show_audit(home_of(home), env_id)
+    else:
+        arguments = {"env_id": env_id, "workers": workers}
+        with working(AUDITING, as_json):
+            reply = call_and_record(home_of(home), "audit_env", verbs.audit_env, **arguments)
+    show(reply, as_json)
+    return FAILED if reply.get("audit", {}).get("verdict") == "risk" else OK
 
 
 @app.command("list")

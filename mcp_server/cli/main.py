@@ -20,7 +20,14 @@ from mcp_server import __version__
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
-from mcp_server.cli import data_commands, env_commands, key_commands, model_commands, run_commands
+from mcp_server.cli import (
+    data_commands,
+    env_commands,
+    judge_commands,
+    key_commands,
+    model_commands,
+    run_commands,
+)
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -356,6 +363,7 @@ def _has_torch() -> bool:
 
 app.add_typer(env_commands.app, name="env")
 app.add_typer(data_commands.app, name="data")
+app.add_typer(judge_commands.app, name="judge")
 app.add_typer(key_commands.app, name="key")
 app.add_typer(model_commands.models, name="models")
 app.add_typer(run_commands.runs, name="runs")

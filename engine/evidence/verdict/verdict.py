@@ -7,9 +7,11 @@ the test half only, so the choice cannot flatter it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from engine.core.hints import Call
+from engine.evidence.judges.trust import judge_refusal
 from engine.evidence.robustness.probe_calls import probe_calls
 from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
@@ -267,11 +269,30 @@ def run_verdict(run_dir: RunDir) -> Verdict:
     config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
     if isinstance(config, AskingConfig):
-        verdict = _evaluation_verdict(run_dir, config, redact)
-        return _with_robustness(
-            verdict, robustness_of(run_dir, config, redact, taught_tasks(run_dir))
+        verdict = _with_robustness(
+            _evaluation_verdict(run_dir, config, redact),
+            robustness_of(run_dir, config, redact, taught_tasks(run_dir)),
         )
-    return _training_verdict(run_dir, config, redact)
+    else:
+        verdict = _training_verdict(run_dir, config, redact)
+    return _unless_refused(verdict, run_dir, config, redact)
+
+
+def _unless_refused(
+    verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
+) -> Verdict:
+    """The verdict; unknown, with the reason, where it would rest on a judge that may not decide."""
+    measure = verdict.comparison.measure
+    if config is None or not config.env_dir or verdict.comparison.outcome.verdict == "unknown":
+        return verdict
+    refusal = redact.text(judge_refusal(run_dir.home, Path(config.env_dir), str(measure)))
+    if not refusal:
+        return verdict
+    return replace(
+        verdict,
+        comparison=without_evidence(measure, refusal),
+        summary=f"No verdict: {refusal} What it measured: {verdict.summary}",
+    )
 
 
 def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:

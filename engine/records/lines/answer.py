@@ -58,6 +58,8 @@ class Answer(LineRecord):
         error: why there is no score, None where there is one.
         stop_reason: one of `StopReason`, or the word of a later version.
         tokens: that the model wrote.
+        reason: why it earned that, in the words of the environment; None where it does not say.
+        parts: what the reward is made of, name -> [weight, value]; None where it does not say.
         invalid_calls: why tool calls in it are invalid, one text each.
         branches: further conversations of a rollout that a command played; None for none.
         task_group: the group that the environment gave the task; None for none.
@@ -73,6 +75,8 @@ class Answer(LineRecord):
     error: Text | None = None
     stop_reason: Annotated[str | None, BeforeValidator(present_stop_reason)] = None
     tokens: int = 0
+    reason: Text | None = None
+    parts: dict[str, list[float]] | None = None
     invalid_calls: list[Text] | None = None
     branches: list[Branch] | None = None
     task_group: Text | None = None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.core import hardware as machine
 from engine.core.format import counted, whole_percent, words
 from engine.core.reply import Reply
 from engine.cost.evaluation_cost import Asking
@@ -219,7 +220,7 @@ def _sampling_work(
     `facts` are measured facts about the tasks' lengths; `attempts` is how often each task is asked.
     """
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    return Asking(limits, facts, tasks.used, attempts)
+    return Asking(limits, facts, tasks.used, attempts, settings.score_workers)
 
 
 def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
@@ -369,6 +370,10 @@ def _sampling(
         thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
     resolved = resolution.resolve_sampling(
-        dict(request.settings), model=model.facts, env=facts, attempts=request.attempts
+        dict(request.settings),
+        model=model.facts,
+        env=facts,
+        attempts=request.attempts,
+        hardware=machine.detect(home.root),
     )
     return resolved, facts

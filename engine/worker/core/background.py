@@ -1,4 +1,4 @@
-"""Work that is done beside the caller's own, in a thread."""
+"""Work that is done beside the caller's own, in threads."""
 
 import time
 from collections.abc import Callable
@@ -9,24 +9,37 @@ from engine.worker.core import pulse
 
 
 class BackgroundWorker:
-    """A context with a thread that runs the calls it is given, one after another, while the caller
-    goes on. Leaving the context waits for the thread to end."""
+    """A context with threads that run the calls they are given, while the caller goes on. Leaving
+    the context waits for the threads to end.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environment")
+    Args:
+        threads: how many calls run at once; of one, calls run one after another, in order.
+        lanes: further threads, each for the calls that name it, which it runs in order.
+    """
+
+    def __init__(self, threads: int = 1, lanes: int = 0) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="environment")
+        self._lanes = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(lanes)]
         self._pending: list[Future[None]] = []
 
     def __enter__(self) -> "BackgroundWorker":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the call that is running. Calls that have not begun are dropped: after an error
-        nobody needs them, and otherwise `wait` has left none."""
-        self._thread.shutdown(cancel_futures=True)
+        """Wait for the calls that are running. Calls that have not begun are dropped: after an
+        error nobody needs them, and otherwise `wait` has left none."""
+        for executor in (self._threads, *self._lanes):
+            executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._threads, *self._lanes):
+            executor.shutdown()
 
     def submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Queue the call `work(*arguments)` for the thread, and return at once."""
-        self._pending.append(self._thread.submit(work, *arguments))
+        """Queue the call `work(*arguments)` for any thread, and return at once."""
+        self._pending.append(self._threads.submit(work, *arguments))
+
+    def submit_to(self, lane: int, work: Callable[..., None], *arguments: Any) -> None:
+        """Queue the call `work(*arguments)` for one lane, counted from 0, and return at once."""
+        self._pending.append(self._lanes[lane].submit(work, *arguments))
 
     def wait(self) -> float:
         """Wait until all queued calls are done, and return the seconds that took. If calls have

@@ -14,6 +14,7 @@ class AnswerLimits(Protocol):
         max_turns: assistant turns of one rollout.
         max_length: of prompt and answer together.
         stop: texts that end a turn, beside the end-of-turn token.
+        score_workers: env processes that score at once.
     """
 
     @property
@@ -24,6 +25,8 @@ class AnswerLimits(Protocol):
     def max_length(self) -> int: ...
     @property
     def stop(self) -> Sequence[str]: ...
+    @property
+    def score_workers(self) -> int: ...
 
 
 class SamplingSettings(AnswerLimits, Protocol):
@@ -47,3 +50,4 @@ class EvaluationLimits:
     max_turns: int
     max_length: int
     stop: Sequence[str] = ()
+    score_workers: int = 1

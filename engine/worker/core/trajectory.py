@@ -35,6 +35,7 @@ class Trajectory:
     Attributes:
         reward: the environment's own.
         error: why it could not be scored; None if it was.
+        reason, score_parts: why it earned that, as its score says (`Score` in envs/base.py).
         invalid_calls: why tool calls in it are invalid, one text each.
         token_advantages: of each trained token, where they differ within a trajectory
             (distillation); `advantage` is then their mean. [] where all have `advantage`.
@@ -61,6 +62,8 @@ class Trajectory:
     success: bool | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    reason: str = ""
+    score_parts: dict[str, list[float]] = field(default_factory=dict)
     penalty: float = 0.0
     advantage: float = 0.0
     token_advantages: list[float] = field(default_factory=list)
@@ -113,7 +116,8 @@ class Trajectory:
 
     def answer_fields(self) -> dict[str, Any]:
         """The fields of a trajectory that every file of answers holds: rollouts and evaluations.
-        `invalid_calls` is left out where there are none, `task_group` where the task has none."""
+        What is not there is left out: branches, invalid calls, a group of the task, a reason and
+        parts of the score."""
         fields: dict[str, Any] = {
             "task": self.task_id,
             "prompt": self.prompt,
@@ -134,6 +138,10 @@ class Trajectory:
             fields["invalid_calls"] = self.invalid_calls
         if self.task_group:
             fields["task_group"] = self.task_group
+        if self.reason:
+            fields["reason"] = self.reason
+        if self.score_parts:
+            fields["parts"] = self.score_parts
         return fields
 
     def add_completion(self, completion: Completion) -> None:

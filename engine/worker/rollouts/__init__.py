@@ -10,6 +10,7 @@
     rewording.py      tasks in other words: of the environment, or by rules
     rollout_file.py   the rollouts of a step as records, and their file
     samplers.py       which sampler a run gets
+    scoring.py        completions to scores, by one or several env processes
     shaping.py        what is taken off a reward before a group is compared
     sync_check.py     whether the sampler still speaks with the trained weights
     task_order.py     which tasks a step plays: shuffled, or by what their groups earned

@@ -15,9 +15,12 @@ from engine.evidence.signal.kinds import (
 )
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
+from envs.metering.judge_calls import JudgeUse
+
+JUDGE_METRICS = ("judge_calls", "judge_retries", "judge_tokens", "judge_s", "judge_cost")
 
 
-def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
+def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None]:
     """The metrics of a step's rollouts, by name (engine/core/metrics.py). Rewards, lengths and
     shares of completions count all sampled trajectories, also those of groups that were replaced.
 
@@ -38,7 +41,21 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "sample_s": batch.times.sample_s,
         "reward_s": batch.times.reward_s,
         "tokens_per_s": sampled_tokens / max(1e-9, seconds),
+        **_judge_metrics(batch.times.judge),
         **_environment_metrics(scored),
+    }
+
+
+def _judge_metrics(use: JudgeUse) -> dict[str, float | None]:
+    """What judges took for the batch; None where none was asked."""
+    if not use:
+        return dict.fromkeys(JUDGE_METRICS)
+    return {
+        "judge_calls": use.calls,
+        "judge_retries": use.retries,
+        "judge_tokens": use.tokens,
+        "judge_s": use.seconds / max(1.0, use.calls),
+        "judge_cost": use.cost,
     }
 
 

@@ -1,9 +1,10 @@
 """Tasks + environment + sampler -> groups of scored trajectories.
 
 Single-turn tasks are sampled at once. Multi-turn ones go in step: every rollout still open takes
-one turn. Either way the environment works beside the sampler, in a thread of its own: it scores or
-answers completions while others are being sampled. They come in the order in which they end, so a
-score must not depend on earlier ones; `push_env` audits that. A fault costs the rollout it hits.
+one turn. Either way the environment works beside the sampler, in one or several processes: it
+scores or answers completions while others are being sampled. They come in the order in which they
+end, so a score must not depend on earlier ones; `push_env` audits that. A fault costs the rollout
+it hits.
 """
 
 import time
@@ -13,11 +14,14 @@ from dataclasses import dataclass, replace
 from engine.wording.asked import asked_prompt, asked_tools
 from engine.worker.core import pulse
 from engine.worker.core.background import BackgroundWorker
+from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
+from engine.worker.rollouts.scoring import Scoring, set_error, set_score
 from envs.host.process import EnvProcess, Episode, EpisodeFailed
-from envs.json_types import ChatMessage, ScoreReply, TaskRow, ToolSchema
+from envs.json_types import ChatMessage, TaskRow, ToolSchema
+from envs.metering.judge_calls import NOTHING, JudgeUse
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class RolloutContext:
         tools: the environment's, as OpenAI function schemas; a task may have its own.
         max_length: the most ids of prompt and completions together.
         max_turns: the most assistant turns of a rollout.
+        score_workers: how many env processes score or answer at once.
+        compare: whether the environment's `score_group`, where it has one, scores whole groups:
+            in training, where rewards of a group are compared, and never where a model is measured.
         play: plays rollouts in which a program asks the model (gateway/play.py), and returns the
             seconds spent; None where the environment answers or scores.
     """
@@ -41,19 +48,23 @@ class RolloutContext:
     tools: list[ToolSchema]
     max_length: int
     max_turns: int
+    score_workers: int = 1
+    compare: bool = False
     play: "PlayPrograms | None" = None
 
 
 @dataclass
 class Times:
-    """Seconds spent, for the metrics of a step. `reward_s` counts only the time that the
-    environment took while nothing was being sampled."""
+    """Seconds spent, for the metrics of a step, and what judges took. `reward_s` counts only the
+    time that the environment took while nothing was being sampled."""
 
     sample_s: float = 0.0
     reward_s: float = 0.0
+    judge: JudgeUse = NOTHING
 
     def __add__(self, other: "Times") -> "Times":
-        return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s)
+        judge = self.judge + other.judge
+        return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s, judge)
 
 
 PlayPrograms = Callable[
@@ -83,16 +94,43 @@ def collect(
 
     Returns (one group per task, in the order of `tasks`; the seconds spent). An error of the
     environment is not raised: the trajectory in which it happened gets it as its `error`.
+
+    Raises WorkerFailure (kind budget) if a judge was needed that may be asked no more: what it did
+    not see would earn 0 otherwise.
     """
     play = _Play(context, sampler, params, Times())
     groups = [_new_group(task, n, context) for task in tasks]
     if context.play is not None:
         return groups, context.play(tasks, groups, context, sampler, params)
+    judge_before = _judge_use(context.process)
     if context.multi_turn:
         _play_turns(tasks, groups, play)
     else:
         _play_once(tasks, groups, n, play)
+    play.times.judge = _judge_use(context.process) - judge_before
+    if play.times.judge.refused:
+        raise _out_of_judge_budget(context.process)
     return groups, play.times
+
+
+def _judge_use(process: EnvProcess) -> JudgeUse:
+    """What judges took so far, in all processes of the environment."""
+    return process.judge_budget.used if process.judge_budget else NOTHING
+
+
+def _out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
+    """The end of a run whose judges may be asked no more."""
+    budget = process.judge_budget
+    assert budget is not None  # only a budget refuses
+    limit = budget.spent or "what is left of the judge's limit is less than one score needs"
+    used = f"{budget.used.calls:g} calls, {budget.used.cost:g} in money"
+    return WorkerFailure(
+        "budget",
+        f"The judge may be asked no more: {limit}.",
+        evidence=f"used: {used}; answers it has not seen are not scored, so the run ends here",
+        hint="Raise max_judge_calls or max_judge_cost, or have fewer answers judged (hard checks "
+        "before the judge, fewer steps, fewer eval_rows), and submit again.",
+    )
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
@@ -117,14 +155,16 @@ def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
 def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
     """Sample `n` completions of each task and score each in the background as soon as it ends.
     Fills the trajectories of `groups`."""
-    with BackgroundWorker() as background:
+    processes = play.context.process.team(play.context.score_workers)
+    with BackgroundWorker(len(processes)) as background:
+        scoring = Scoring(processes, background, compare=play.context.compare)
 
         def on_completion(index: int, member: int, completion: Completion) -> None:
             # Called by the sampler for completion number `member` of the task at `index`.
             trajectory = groups[index].members[member]
             append_turn(trajectory, completion, play.context.renderer, play.params.stop)
             pulse.advance()
-            background.submit(_score_once, play.context.process, tasks[index], trajectory)
+            scoring.ended(index, tasks[index], trajectory, size=n)
 
         began = time.monotonic()
         prompts = [group.members[0].prompt_ids for group in groups]
@@ -133,29 +173,27 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
         play.times.reward_s += background.wait()
 
 
-def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
-    """Score a single-turn trajectory; runs in the background thread."""
-    set_score(trajectory, process.score(task, trajectory.completion))
-
-
 @dataclass
 class _Rollout:
-    """A rollout of several turns that is being played. `replies` holds the environment's answer to
-    the last turn; None before the first answer, or if the rollout ended with that turn."""
+    """A rollout of several turns that is being played. `lane` is the number of the env process that
+    has its state. `replies` holds the environment's answer to the last turn; None before the first
+    answer, or if the rollout ended with that turn."""
 
     trajectory: Trajectory
     episode: Episode
+    lane: int = 0
     replies: list[ChatMessage] | None = None
 
 
 def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> None:
     """Play all trajectories of `groups`: one turn of each, then the next turn of those still open,
     and so on. Those that have ended are scored in the background."""
-    began = time.monotonic()
-    open_rollouts = _start_rollouts(tasks, groups, play.context.process)
-    play.times.reward_s += time.monotonic() - began  # the environment's time
+    processes = play.context.process.team(play.context.score_workers)
     turn = 0
-    with BackgroundWorker() as background:
+    with BackgroundWorker(lanes=len(processes)) as background:
+        began = time.monotonic()
+        open_rollouts = _start_rollouts(tasks, groups, processes, background)
+        play.times.reward_s += time.monotonic() - began  # the environment's time
         while open_rollouts:
             _play_turn(open_rollouts, turn, play, background)
             going_on = [r for r in open_rollouts if _continue_rollout(r, play, background)]
@@ -166,19 +204,32 @@ def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> N
 
 
 def _start_rollouts(
-    tasks: Sequence[TaskRow], groups: Sequence[Group], process: EnvProcess
+    tasks: Sequence[TaskRow],
+    groups: Sequence[Group],
+    processes: Sequence[EnvProcess],
+    background: BackgroundWorker,
 ) -> list[_Rollout]:
-    """Start an episode for every trajectory. Where that fails, the trajectory gets the error and is
-    left out."""
-    rollouts: list[_Rollout] = []
-    for task, group in zip(tasks, groups, strict=True):
-        pulse.beat()
-        for trajectory in group.members:
-            try:
-                rollouts.append(_Rollout(trajectory, process.start(task)))
-            except EpisodeFailed as error:  # the other rollouts go on
-                set_error(trajectory, str(error), timed_out=error.timed_out)
-    return rollouts
+    """Start an episode for every trajectory, in the processes in turn. Where that fails, the
+    trajectory gets the error and is left out."""
+    wanted = [
+        (task, trajectory)
+        for task, group in zip(tasks, groups, strict=True)
+        for trajectory in group.members
+    ]
+    rollouts: list[_Rollout | None] = [None] * len(wanted)
+
+    def start(index: int, lane: int) -> None:
+        task, trajectory = wanted[index]
+        try:
+            rollouts[index] = _Rollout(trajectory, processes[lane].start(task), lane)
+        except EpisodeFailed as error:  # the other rollouts go on
+            set_error(trajectory, str(error), timed_out=error.timed_out)
+
+    for index in range(len(wanted)):
+        lane = index % len(processes)
+        background.submit_to(lane, start, index, lane)
+    background.wait()
+    return [rollout for rollout in rollouts if rollout is not None]
 
 
 def _play_turn(
@@ -188,9 +239,9 @@ def _play_turn(
     answers each in the background as soon as it is complete. Returns when all are answered."""
 
     def on_completion(index: int, _member: int, completion: Completion) -> None:
-        trajectory = open_rollouts[index].trajectory
-        append_turn(trajectory, completion, play.context.renderer, play.params.stop)
-        background.submit(_let_environment_answer, open_rollouts[index], play.context)
+        rollout = open_rollouts[index]
+        append_turn(rollout.trajectory, completion, play.context.renderer, play.params.stop)
+        background.submit_to(rollout.lane, _let_environment_answer, rollout, play.context)
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
@@ -252,7 +303,7 @@ def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWork
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + play.params.max_tokens > play.context.max_length:
         trajectory.stop_reason = "max_context"
-        background.submit(_score_and_close, rollout)
+        background.submit_to(rollout.lane, _score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)
     trajectory.messages += replies
@@ -275,22 +326,3 @@ def _score_and_close(rollout: _Rollout) -> None:
     if rollout.trajectory.error is None:
         set_score(rollout.trajectory, rollout.episode.score())
     rollout.episode.close()
-
-
-def set_score(trajectory: Trajectory, score: ScoreReply) -> None:
-    """Copy the environment's score into the trajectory: reward, success and metrics, or the error
-    if scoring failed."""
-    if score["error"]:
-        set_error(trajectory, score["error"], timed_out=score.get("timed_out", False))
-        return
-    trajectory.reward = float(score["reward"])
-    trajectory.success = score["success"]
-    trajectory.metrics = dict(score["metrics"])
-
-
-def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
-    """Mark the trajectory as failed: it has no reward and is not trained on. `timed_out`: whether
-    the environment took longer than it may."""
-    trajectory.error = error
-    trajectory.stop_reason = "timeout" if timed_out else "env_error"
-    trajectory.reward = 0.0

@@ -21,6 +21,9 @@ LATER_SETTINGS: dict[str, object] = {
     "keep_answers": "reference",
     "gpus": 1,
     "shard_base": False,
+    "score_workers": 1,
+    "max_judge_calls": None,
+    "max_judge_cost": None,
 }
 LATER: dict[str, object] = {
     "profile": False,
@@ -37,7 +40,12 @@ def test_the_config_of_an_older_version_is_read_whole(run: str):
     stored = json.loads((GOLDEN / run / "config.json").read_text())
     assert isinstance(config, GRPOConfig)
     settings = stored["settings"] | LATER_SETTINGS
-    estimate = stored["estimate"] | {"least_memory": 0, "gpus": 1}
+    estimate = stored["estimate"] | {
+        "least_memory": 0,
+        "gpus": 1,
+        "judge_calls": 0.0,
+        "judge_cost": 0.0,
+    }
     estimate["peak_memory"] = stored["estimate"]["peak_memory"] | {"server": 0}
     assert config.to_json() == stored | LATER | {"settings": settings, "estimate": estimate}
 

@@ -114,6 +114,9 @@ ELSEWHERE = {
     "teacher_key_env": "test_distill: a run with a teacher on loopback",
     "keep_env": "test_replay: rows of a named environment are replayed",
     "keep_answers": "test_replay: the model's own right answers to an environment are replayed",
+    "score_workers": "rollouts/test_scoring: several processes, the same scores in less time",
+    "max_judge_calls": "test_judge_budget_runs: a run ends where its judge may be asked no more",
+    "max_judge_cost": "test_judge_budget_runs: a run ends where its judge may be asked no more",
     "sampler": "test_vllm_sampler and tests/vllm: a run sampled by vLLM",
 }
 

@@ -117,9 +117,14 @@ def test_what_is_returned_must_be_an_environment(problem_of, returned: str, said
             "does not take (task, completion)",
         ),
         (
-            "class Env(SingleTurnEnv):\n    def tasks(self): ...\n"
+            "class Env(SingleTurnEnv):\n    async def tasks(self): ...\n"
             "    async def score(self, t, c): ...\n",
-            "score() is async",
+            "tasks() is async",
+        ),
+        (
+            "class Env(SingleTurnEnv):\n    def tasks(self): ...\n"
+            "    def score_group(self, task, completions): ...\n",
+            "nothing scores one alone",
         ),
         (
             "class Env(SingleTurnEnv):\n    tools = ['add']\n    def tasks(self): ...\n"

@@ -55,6 +55,7 @@ COMMANDS = {
     "results",
     "verify",
     "data",
+    "judge",
     "key",
     "ui",
 }

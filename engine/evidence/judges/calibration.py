@@ -1,0 +1,279 @@
+"""Asks a judge about gold answers, and stores what came of it by judge and rubric.
+
+A verdict may rest on a judge whose kappa is at least KAPPA, whose interval does not reach below
+KAPPA_LOW, and which does not clearly favour long answers or its own. 0.6 begins what Landis and
+Koch (1977) call substantial agreement.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+from engine.core.errors import UserError
+from engine.core.format import counted
+from engine.core.reply import Reply
+from engine.evidence.judges.agreement import (
+    Interval,
+    Judged,
+    agreement,
+    kappa,
+    length_lean,
+    own_lean,
+    with_interval,
+)
+from engine.evidence.judges.gold import GoldAnswer, read_gold
+from engine.home.run_dir import Home
+from engine.records.record import Record
+from envs.base import Task
+from envs.judge import Judge, Rubric
+
+KAPPA, KAPPA_LOW = 0.6, 0.4
+FEWEST = 30  # answers; with fewer the interval says nothing
+LEAN = 0.1  # that a lean's interval must lie beyond for the judge to be refused
+MOST_PAIRS = 200
+T = TypeVar("T")
+R = TypeVar("R")
+AT_ONCE = 8  # requests to the judge
+
+
+class Figure(Record):
+    """A figure with its 95 % interval, of `n` answers (a position: pairs of answers)."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+class Calibration(Record):
+    """A judge held against gold labels, as it is stored.
+
+    Attributes:
+        judge, rubric: hashes of which judge by which criteria (envs/judge.py, envs/rubric.py).
+        model, url: the judge.
+        answers, unjudged: gold answers that the judge valued, and those it gave no verdict on.
+        agreement, kappa: with the labels.
+        length, own, position: how much more it gives longer answers, what its own model wrote, and
+            what stands first of two; None where the gold answers cannot show it.
+        kappa_before: of the calibration that this one replaced; None for the first.
+    """
+
+    judge: str
+    rubric: str
+    model: str
+    url: str
+    answers: int
+    unjudged: int
+    agreement: Figure
+    kappa: Figure
+    length: Figure | None = None
+    own: Figure | None = None
+    position: Figure | None = None
+    kappa_before: float | None = None
+
+    @property
+    def faults(self) -> list[str]:
+        """Why no verdict may rest on the judge; [] where one may."""
+        faults = []
+        if self.answers < FEWEST:
+            faults.append(f"only {self.answers} gold answers were judged, at least {FEWEST} needed")
+        if self.kappa.value < KAPPA or self.kappa.low < KAPPA_LOW:
+            faults.append(
+                f"kappa {_shown(self.kappa)} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
+            )
+        leans = {"longer answers": self.length, "what its own model wrote": self.own}
+        for favoured, lean in leans.items():
+            if lean is not None and _interval(lean).beyond(LEAN):
+                verb = "favours" if lean.value > 0 else "disfavours"
+                faults.append(f"it {verb} {favoured} by {_shown(lean)}")
+        return faults
+
+    @property
+    def sentences(self) -> list[str]:
+        """Agreement and each lean that was measured, with intervals, one sentence each."""
+        lines = [
+            f"Agreement with {self.answers} gold labels: {_shown(self.agreement)}, "
+            f"kappa {_shown(self.kappa)}."
+        ]
+        leans = {
+            "Longer answers": self.length,
+            "What its own model wrote": self.own,
+            "What stands first of two": self.position,
+        }
+        for favoured, lean in leans.items():
+            if lean is not None:
+                clear = "a bias" if _interval(lean).beyond(0.0) else "no clear bias"
+                lines.append(f"{favoured}: {_shown(lean, sign=True)} more, {clear}.")
+        if self.unjudged:
+            lines.append(f"No verdict on {self.unjudged} gold answers.")
+        if self.kappa_before is not None:
+            lines.append(f"Kappa was {self.kappa_before:.2f} the time before.")
+        return lines
+
+
+def _interval(figure: Figure) -> Interval:
+    return Interval(figure.value, figure.low, figure.high, figure.n)
+
+
+def _shown(figure: Figure, *, sign: bool = False) -> str:
+    """A figure with its interval, as "0.71 (0.60 to 0.81)"."""
+    form = "+.2f" if sign else ".2f"
+    return f"{figure.value:{form}} ({figure.low:{form}} to {figure.high:{form}})"
+
+
+def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswer]) -> Calibration:
+    """Ask the judge about every gold answer, and about pairs of answers to one prompt in both
+    orders; store what came of it and return it.
+
+    Raises UserError BAD_ARGUMENT where the rubric leaves the judge nothing to decide, or the judge
+    gave no verdict at all.
+    """
+    if not rubric.for_judge:
+        message = "every criterion of the rubric is decided by code: there is no judge to calibrate"
+        raise UserError("BAD_ARGUMENT", message, hint="Add a criterion without check.")
+    asker = _Asker(judge, Rubric(*rubric.for_judge, pass_at=rubric.pass_at))
+    valued = [item for item in _at_once(asker.valued, gold) if isinstance(item, Judged)]
+    if not valued:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"the judge gave no verdict on any of {len(gold)} gold answers: {asker.first_error}",
+            hint="Check url, model and key of [judge], and that it replies with JSON.",
+        )
+    pairs = _at_once(asker.position, _pairs(gold))
+    positions = [item for item in pairs if item is not None]
+    stored = find_calibration(home, judge, rubric)
+    agreed, beyond_chance = with_interval(valued, agreement), with_interval(valued, kappa)
+    assert agreed is not None and beyond_chance is not None  # both exist for any answers
+    calibration = Calibration(
+        judge=judge.judge_hash,
+        rubric=rubric.judged_hash,
+        model=judge.model,
+        url=judge.url,
+        answers=len(valued),
+        unjudged=len(gold) - len(valued),
+        agreement=_figure(agreed),
+        kappa=_figure(beyond_chance),
+        length=_optional(with_interval(valued, length_lean)),
+        own=_optional(with_interval(valued, own_lean)),
+        position=_optional(with_interval(positions, fmean)),
+        kappa_before=stored.kappa.value if stored else None,
+    )
+    home.judges.mkdir(exist_ok=True)
+    calibration.write(_path(home, judge, rubric))
+    return calibration
+
+
+def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
+    """Hold the judge of a rubric file against the gold answers of another file; returns the reply.
+
+    Raises UserError BAD_ARGUMENT where one of them cannot be read, and as `calibrate` does.
+    """
+    answers = read_gold(gold)
+    try:
+        parsed, judge = Rubric.from_file(rubric), Judge.from_file(rubric)
+    except ValueError as problem:
+        hint = "docs/judges.md shows a rubric.toml."
+        raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem
+    calibration = calibrate(home, judge, parsed, answers)
+    faults = calibration.faults
+    may = "may decide verdicts" if not faults else f"may not decide verdicts: {'; '.join(faults)}"
+    number = counted(calibration.answers, "gold answer")
+    sentences = " ".join(calibration.sentences)
+    return {
+        "summary": f"{calibration.model}, held against {number}, {may}. {sentences}",
+        "trusted": not faults,
+        **calibration.to_json(),
+        "next": [],
+    }
+
+
+def find_calibration(home: Home, judge: Judge, rubric: Rubric) -> Calibration | None:
+    """The stored calibration of that judge by that rubric; None where there is none. Raises
+    DamagedRecord."""
+    try:
+        return Calibration.read(_path(home, judge, rubric))
+    except FileNotFoundError:
+        return None
+
+
+def _path(home: Home, judge: Judge, rubric: Rubric) -> Path:
+    return home.judges / f"{judge.judge_hash}-{rubric.judged_hash}.json"
+
+
+@dataclass
+class _Asker:
+    """Asks a judge about gold answers. `first_error`: why it gave no verdict, "" while it did."""
+
+    judge: Judge
+    rubric: Rubric
+    first_error: str = ""
+
+    def valued(self, gold: GoldAnswer) -> Judged | None:
+        """What the judge makes of a gold answer; None where it gave no verdict."""
+        score = self.rubric.score(_task(gold), gold.answer, self.judge)
+        if score.error:
+            self.first_error = self.first_error or score.error
+            return None
+        # The mean of the criteria: the reward itself is 0 where a required one fails.
+        values = [weight * value for weight, value in score.parts.values()]
+        weights = [weight for weight, _ in score.parts.values()]
+        return Judged(
+            label=gold.label,
+            value=sum(values) / sum(weights),
+            passed=bool(score.success) if self._has_required else score.reward >= 0.5,
+            length=len(gold.answer),
+            own=gold.author == self.judge.model if gold.author else None,
+        )
+
+    @property
+    def _has_required(self) -> bool:
+        return any(criterion.required for criterion in self.rubric.criteria)
+
+    def position(self, pair: tuple[GoldAnswer, GoldAnswer]) -> float | None:
+        """How much more the judge gives the first of two answers than the second, whichever they
+        are; None where it gave no verdict."""
+        one, other = pair
+        criteria, task = self.rubric.for_judge, _task(one)
+        try:
+            forward = self.judge.prefers_first(criteria, task, one.answer, other.answer)
+            backward = self.judge.prefers_first(criteria, task, other.answer, one.answer)
+        except Exception as error:  # noqa: BLE001 - a judge without verdict is a result here
+            self.first_error = self.first_error or str(error)
+            return None
+        return (forward + backward) / 2
+
+
+def _task(gold: GoldAnswer) -> Task:
+    return Task("gold", gold.prompt, gold.reference or None)
+
+
+def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
+    """Pairs of different answers to one prompt, at most MOST_PAIRS."""
+    by_prompt: dict[str, list[GoldAnswer]] = {}
+    for answer in gold:
+        by_prompt.setdefault(answer.prompt, []).append(answer)
+    pairs = [
+        (one, other)
+        for answers in by_prompt.values()
+        for one, other in combinations(answers, 2)
+        if one.answer != other.answer
+    ]
+    return pairs[:MOST_PAIRS]
+
+
+def _at_once(ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `ask` gives for each item, in order; several are asked at once."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(ask, items))
+
+
+def _figure(interval: Interval) -> Figure:
+    return Figure(value=interval.value, low=interval.low, high=interval.high, n=interval.n)
+
+
+def _optional(interval: Interval | None) -> Figure | None:
+    return None if interval is None else _figure(interval)

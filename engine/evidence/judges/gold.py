@@ -1,0 +1,75 @@
+"""Answers that people have labelled, to hold a judge against: JSONL, one answer a line.
+
+    {"prompt": "...", "answer": "...", "label": 1}
+
+`label` is true or false, or a number from 0 to 1. Two keys are optional: `reference`, the reference
+answer that the judge is shown, and `author`, the model that wrote the answer, by the name the judge
+has, for its preference for itself. Answers to one prompt with different labels show whether the
+judge prefers a place.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+
+_FORM = 'one JSON object a line: {"prompt": "...", "answer": "...", "label": 1}'
+
+
+@dataclass(frozen=True)
+class GoldAnswer:
+    """An answer with the value from 0 to 1 that people gave it."""
+
+    prompt: str
+    answer: str
+    label: float
+    reference: str = ""
+    author: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return self.label >= 0.5
+
+
+def read_gold(path: Path) -> list[GoldAnswer]:
+    """Read the gold answers of a file. Raises UserError BAD_ARGUMENT, with the line, for a file
+    that cannot be read or a line of another form."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(f"{path} cannot be read: {error}") from error
+    answers = [
+        _answer_of(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not answers:
+        raise _bad(f"{path} holds no answers")
+    return answers
+
+
+def _answer_of(line: str, place: str) -> GoldAnswer:
+    """One line as a gold answer. Raises UserError BAD_ARGUMENT naming the place."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise _bad(f"{place} is no JSON object")
+    texts = {name: row.get(name, "") for name in ("prompt", "answer", "reference", "author")}
+    if not all(isinstance(text, str) for text in texts.values()) or not texts["prompt"]:
+        raise _bad(f"{place}: prompt, answer, reference and author are texts")
+    return GoldAnswer(**texts, label=_label(row.get("label"), place))
+
+
+def _label(value: Any, place: str) -> float:
+    """A label as a number. Raises UserError BAD_ARGUMENT unless it is from 0 to 1."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:  # a bool is an int
+        raise _bad(f"{place}: label is true, false or a number from 0 to 1, got {value!r:.40}")
+    return float(value)
+
+
+def _bad(message: str) -> UserError:
+    return UserError("BAD_ARGUMENT", message, hint=f"Write {_FORM}.", field="gold")

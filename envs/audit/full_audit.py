@@ -1,0 +1,147 @@
+"""The reward audit of every row: each row's findings are a line of a file, so that an audit which
+was killed goes on where it was.
+
+Rows are scored in their order by several processes at once. The random choices of a row follow from
+its number alone, so an audit in two goes finds what one in one go does.
+"""
+
+import json
+import queue
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.audit import rescore, verdict
+from envs.audit.audit_report import AuditReport
+from envs.audit.findings import FRESH, Findings, findings_from_json, merged
+from envs.audit.groups import GroupFindings, audit_group
+from envs.audit.rescore import Scored
+from envs.audit.reward_audit import Scorer, compares_groups, probed_row, score_row
+from envs.base import Task
+
+POOL = 200  # rows whose reference answers may serve as wrong answers to other rows
+
+
+@dataclass(frozen=True)
+class FullAudit:
+    """An audit of all rows.
+
+    Args:
+        rows: stored task rows.
+        kind: the environment's: single or multi.
+        file: keeps the findings of each row, one JSON line each; deleted by nobody.
+        seed: of the random choices.
+        on_row: called with the number of rows that are done, after each.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    kind: str
+    file: Path
+    seed: int = 0
+    on_row: Callable[[int], None] = lambda done: None
+
+    def run(
+        self,
+        scorers: Sequence[Scorer],
+        fresh: Callable[[], Scorer],
+        seconds: Callable[[], float],
+    ) -> AuditReport:
+        """Score every row that the file does not hold yet, and report on all of them.
+
+        Args:
+            scorers: env processes; each scores one row at a time.
+            fresh: starts one that has scored nothing; may raise EnvProblem. See `audit`.
+            seconds: how long the audit took so far, earlier goes left out.
+        """
+        done = self.done()
+        free: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
+        for scorer in scorers:
+            free.put(scorer)
+
+        def score(index: int) -> str:
+            scorer = free.get()
+            try:
+                findings = score_row(scorer, self._probed(index), index)
+            finally:
+                free.put(scorer)
+            return json.dumps({"row": index, "findings": findings.to_json()})
+
+        missing = [index for index in range(len(self.rows)) if index not in done]
+        with (
+            ThreadPoolExecutor(len(scorers), thread_name_prefix="audit") as threads,
+            self.file.open("a", encoding="utf-8") as file,
+        ):
+            futures = [threads.submit(score, index) for index in missing]
+            try:
+                for number, future in enumerate(as_completed(futures), len(done) + 1):
+                    file.write(future.result() + "\n")
+                    file.flush()
+                    self.on_row(number)
+            except BaseException:  # Ctrl-C too: what waits is not scored any more
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return self._report(scorers[0], fresh, seconds)
+
+    def done(self) -> dict[int, Findings]:
+        """The findings of the rows that the file holds, by number. A torn last line is dropped."""
+        found: dict[int, Findings] = {}
+        for line in self._lines():
+            try:
+                data = json.loads(line)
+                found[int(data["row"])] = findings_from_json(data["findings"])
+            except (ValueError, LookupError, TypeError):  # the process was killed while it wrote
+                continue
+        return {index: findings for index, findings in found.items() if index < len(self.rows)}
+
+    def _lines(self) -> Iterator[str]:
+        """The lines of the file; it is cut behind its last whole one."""
+        if not self.file.exists():
+            return
+        data = self.file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self.file.write_bytes(whole)
+        yield from whole.decode("utf-8", "replace").splitlines()
+
+    def _report(
+        self, scorer: Scorer, fresh: Callable[[], Scorer], seconds: Callable[[], float]
+    ) -> AuditReport:
+        """The report on all rows, with groups scored where the environment compares them, and a
+        sample of answers scored again by a new process."""
+        by_row = self.done()
+        findings = merged([by_row[index] for index in sorted(by_row)])
+        answers = [self._again(index, by_row[index]) for index in self._sample(sorted(by_row))]
+        findings.rescoring = rescore.score_again(
+            [answer for answer in answers if answer is not None], fresh, lambda: False
+        )
+        if compares_groups(scorer, self.kind):
+            findings.of_groups = GroupFindings()
+            for index in self._sample(range(len(self.rows))):
+                answers = self._probed(index).answers
+                audit_group(findings.of_groups, scorer.score_group, self.rows[index], answers)  # type: ignore[attr-defined]
+        return verdict.report(findings, len(self.rows), self.seed, seconds())
+
+    def _sample(self, rows: Sequence[int]) -> list[int]:
+        """The rows, spread evenly, of which an answer is scored again."""
+        count = min(2 * FRESH, len(rows))
+        return [rows[index * len(rows) // count] for index in range(count)]
+
+    def _again(self, index: int, findings: Findings) -> Scored | None:
+        """One answer of a row with the reward it got, each row the next of its probes; None where
+        scoring it failed."""
+        probed = self._probed(index)
+        names = [name for name in probed.answers if name in findings.tallies]
+        name = names[index % len(names)]
+        tally = findings.tallies[name]
+        return None if tally.errors else probed.scored(name, tally.rewards[0])
+
+    def _probed(self, index: int) -> Any:
+        """The row with the answers it is probed with."""
+        rng = random.Random(f"{self.seed} {index}")
+        size = len(self.rows)
+        others = rng.sample(range(size), min(POOL, size))
+        pool = [Task.from_row(self.rows[other]) for other in others]
+        return probed_row(self.rows[index], self.kind, pool, rng)

@@ -1,0 +1,95 @@
+"""What `score_group` pays where the reference answer and the probes of a row are one group.
+
+It is what GRPO climbs, so the reference answer has to be ahead of what is no answer, and where a
+completion stands in the list may not matter: each group is scored in two orders.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.audit.audit_report import GroupReport
+from envs.audit.probes import GOLD, INFORMATIVE, NEAR
+from envs.json_types import ScoreReply
+
+MOST_GROUPS = 20
+SHOWN = 5  # ids of tasks in the report
+GroupScorer = Callable[[Mapping[str, Any], Sequence[str]], list[ScoreReply]]
+
+
+@dataclass
+class GroupFindings:
+    """What was measured on groups.
+
+    Attributes:
+        groups: how many were scored.
+        not_ahead: tasks on which a degenerate answer earned as much as the reference answer.
+        moved: tasks on which another order changed a reward.
+        failed: tasks on which scoring failed; `error` is the first.
+    """
+
+    groups: int = 0
+    not_ahead: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def risks(self) -> list[str]:
+        """What makes the scorer of groups a risk, in the words of a report."""
+        found = {
+            "group order": self.moved,
+            "group without the reference ahead": self.not_ahead,
+            "group fails": self.failed,
+        }
+        return [name for name, tasks in found.items() if len(tasks) > self.groups * 0.1]
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each kind of fault that was seen."""
+        sentences = {
+            "score_group gives other rewards in another order": self.moved,
+            "score_group pays what is no answer as much as the reference": self.not_ahead,
+            f"score_group fails ({self.error})": self.failed,
+        }
+        return [
+            f"{text} on {len(tasks)} of {self.groups} groups: {', '.join(tasks[:SHOWN])}"
+            for text, tasks in sentences.items()
+            if tasks
+        ]
+
+    def to_report(self) -> GroupReport:
+        return {
+            "groups": self.groups,
+            "not_ahead": self.not_ahead[:SHOWN],
+            "moved": self.moved[:SHOWN],
+            "failed": self.failed[:SHOWN],
+        }
+
+
+def audit_group(
+    findings: GroupFindings,
+    score_group: GroupScorer,
+    row: Mapping[str, Any],
+    answers: Mapping[str, str],
+) -> None:
+    """Score the answers of one row as a group, in two orders, and add what came of it.
+
+    `answers` maps names of probes to their texts.
+    """
+    names, texts = list(answers), list(answers.values())
+    forward = score_group(row, texts)
+    backward = score_group(row, texts[::-1])[::-1]
+    findings.groups += 1
+    task_id = str(row["id"])
+    errors = [str(score["error"]) for score in (*forward, *backward) if score["error"]]
+    if errors:
+        findings.failed.append(task_id)
+        findings.error = findings.error or errors[0][:200]
+        return
+    rewards = {name: score["reward"] for name, score in zip(names, forward, strict=True)}
+    if [score["reward"] for score in backward] != list(rewards.values()):
+        findings.moved.append(task_id)
+    degenerate = [rewards[name] for name in names if name not in NEAR | INFORMATIVE]
+    if GOLD in rewards and degenerate and max(degenerate) >= rewards[GOLD]:
+        findings.not_ahead.append(task_id)

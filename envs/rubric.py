@@ -1,0 +1,246 @@
+"""Rubrics: what an answer is judged by, as Python or as a file beside the environment.
+
+A file, `rubric.toml`, may name its judge too (envs/judge.py):
+
+    [judge]
+    url = "http://127.0.0.1:8000/v1"
+    model = "some-model"
+    key = "JUDGE_API_KEY"              # the secret that holds its key
+    prompt_price = 0.15                # money per million tokens, for cost and max_judge_cost
+    completion_price = 0.60
+
+    [[criteria]]
+    id = "short"
+    description = "At most twenty words."
+    required = true
+    check = "short"                    # decided by code: checks={"short": is_short}
+
+    [[criteria]]
+    id = "faithful"
+    description = "States nothing that the text does not say."
+    weight = 2.0
+    levels = ["invents facts", "one slip", "all of it is in the text"]   # worst to best
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from envs.base import Score, Task
+from envs.json_types import JsonObject
+
+FILE = "rubric.toml"
+Check = Callable[[Task, str], float]
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "description": str,
+    "weight": (int, float),
+    "required": bool,
+    "check": str,
+    "levels": list,
+}
+
+
+class JudgeError(Exception):
+    """The judge gave no verdict."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One thing a completion is judged by.
+
+    Args:
+        id: the name of its metric.
+        description: what the judge reads; what a person reads where there is a check.
+        weight: its share of the reward, above 0.
+        required: whether the completion fails without it: below `pass_at` nothing is paid.
+        check: decides it by code: (task, completion) -> a number from 0 to 1, or a bool.
+        levels: what the judge chooses from, worst to best, at least two; () lets it give any number
+            from 0 to 1. The values lie evenly from 0 to 1.
+    """
+
+    id: str
+    description: str
+    weight: float = 1.0
+    required: bool = False
+    check: Check | None = None
+    levels: tuple[str, ...] = ()
+
+
+class Grader(Protocol):
+    """What a rubric needs of a judge."""
+
+    def grade(
+        self, criteria: Sequence[Criterion], task: Task, completion: str
+    ) -> dict[str, float]: ...
+
+
+class Rubric:
+    """Weighted criteria that a completion is scored by.
+
+    Args:
+        criteria: at least one, each with an id of its own.
+        pass_at: the value (0 to 1) from which a required criterion is met; without required ones,
+            the reward from which the task counts as solved. Just below 1 because of rounding.
+
+    Raises ValueError for equal ids, a weight that is not above 0, a single level, or no criteria.
+    """
+
+    def __init__(self, *criteria: Criterion, pass_at: float = 0.999) -> None:
+        """Check the criteria; see the class for the arguments and the ValueError."""
+        ids = [criterion.id for criterion in criteria]
+        if not criteria or len(set(ids)) < len(ids):
+            raise ValueError(f"a rubric needs criteria with ids of their own, got {ids}")
+        if not all(criterion.weight > 0 for criterion in criteria):  # nan is refused too
+            raise ValueError("every criterion needs a weight above 0")
+        if any(len(criterion.levels) == 1 for criterion in criteria):
+            raise ValueError("levels are at least two, worst to best")
+        self.criteria = criteria
+        self.pass_at = pass_at
+
+    @staticmethod
+    def from_file(path: str | Path, checks: Mapping[str, Check] | None = None) -> "Rubric":
+        """The rubric in a TOML file; see the module.
+
+        Args:
+            checks: the functions that criteria name in `check`. None: those criteria are left out,
+                as where a judge alone is looked at.
+
+        Raises ValueError, naming the file, for anything that is no rubric, and for a check that is
+        not in `checks`.
+        """
+        tables = read_rubric_file(path).get("criteria")
+        if not isinstance(tables, list) or not tables:
+            raise ValueError(f"{path} has no [[criteria]]")
+        try:
+            criteria = [_criterion_of(table, checks) for table in tables]
+            return Rubric(*(criterion for criterion in criteria if criterion is not None))
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from None
+
+    @property
+    def for_judge(self) -> list[Criterion]:
+        """The criteria that a judge values."""
+        return [criterion for criterion in self.criteria if criterion.check is None]
+
+    @property
+    def judged_hash(self) -> str:
+        """A hash of what the judge is asked by: its criteria with their words, weights and levels.
+        A calibration holds for it alone."""
+        asked = [
+            [c.id, c.description, c.weight, c.required, list(c.levels)] for c in self.for_judge
+        ]
+        return hashlib.sha256(json.dumps([asked, self.pass_at]).encode()).hexdigest()[:16]
+
+    def score(self, task: Task, completion: str, judge: Grader | None = None) -> Score:
+        """Score an answer by the weighted mean of all criteria, or 0 if a required one fails.
+
+        The judge values the criteria without a check, and is asked only after every required check
+        has passed; with `judge` None they are left out. The score has an `error` if the judge gives
+        no verdict, or if no criterion is left. Raises ValueError if a check returns a value that is
+        not from 0 to 1.
+        """
+        values = {
+            criterion.id: _checked_value(criterion.check(task, completion))
+            for criterion in self.criteria
+            if criterion.check
+        }
+        if not self._required_met(values):
+            failed = [c.id for c in self.criteria if c.required and not self._met(c, values)]
+            reason = f"required and not met: {', '.join(failed)}"
+            return Score(0.0, False, values, reason=reason, parts=self._parts(values))
+        if self.for_judge and judge is not None:
+            try:
+                values |= judge.grade(self.for_judge, task, completion)
+            except JudgeError as error:
+                return Score(reward=0.0, success=False, metrics=values, error=f"judge: {error}")
+        return self._final_score(values)
+
+    def _final_score(self, values: dict[str, float]) -> Score:
+        """Return the score of an answer; `values` maps ids of the decided criteria to their values.
+
+        Without required criteria the answer is a success from the reward `pass_at` on. With some it
+        is a success if all of them are met, and otherwise earns 0. The score has an `error` if
+        `values` is empty.
+        """
+        decided = [criterion for criterion in self.criteria if criterion.id in values]
+        if not decided:
+            return Score(reward=0.0, success=False, error="the rubric needs a judge and has none")
+        total_weight = math.fsum(criterion.weight for criterion in decided)
+        weighted_sum = math.fsum(criterion.weight * values[criterion.id] for criterion in decided)
+        reward = weighted_sum / total_weight
+        has_required = any(criterion.required for criterion in self.criteria)
+        parts = self._parts(values)
+        if not has_required:
+            return Score(reward, success=reward >= self.pass_at, metrics=values, parts=parts)
+        failed = [c.id for c in decided if c.required and not self._met(c, values)]
+        reason = f"required and not met: {', '.join(failed)}" if failed else ""
+        return Score(0.0 if failed else reward, not failed, values, reason=reason, parts=parts)
+
+    def _parts(self, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """Weight and value of each decided criterion, by id."""
+        return {c.id: (c.weight, values[c.id]) for c in self.criteria if c.id in values}
+
+    def _met(self, criterion: Criterion, values: Mapping[str, float]) -> bool:
+        """Whether a criterion is met; one that is not in `values` does not count."""
+        return values.get(criterion.id, 1.0) >= self.pass_at
+
+    def _required_met(self, values: Mapping[str, float]) -> bool:
+        """Whether every required criterion that is in `values` (id -> value) is met.
+
+        Those that are not in `values` do not count: the judge has not valued them yet.
+        """
+        return all(self._met(c, values) for c in self.criteria if c.required)
+
+
+def read_rubric_file(path: str | Path) -> JsonObject:
+    """The tables of a rubric file. Raises ValueError, naming the file, if it cannot be read, is not
+    valid TOML, or has a table that is neither `judge` nor `criteria`."""
+    try:
+        data = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # not there; no UTF-8, no TOML
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    unknown = [name for name in data if name not in ("judge", "criteria")]
+    if unknown:
+        raise ValueError(f"{path} has an unknown table {unknown[0]!r}; known: judge, criteria")
+    return data
+
+
+def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion | None:
+    """One table [[criteria]] as a criterion; None where code decides it and `checks` is None.
+
+    Raises ValueError for an unknown name, a missing or wrong value, or a check that is not given.
+    """
+    if not isinstance(table, dict):
+        raise ValueError("criteria are tables: [[criteria]]")
+    known = [field.name for field in fields(Criterion)]
+    for name, value in table.items():
+        if name not in known:
+            raise ValueError(f"a criterion has no {name!r}; known: {', '.join(known)}")
+        if not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and name == "weight"):
+            raise ValueError(f"{name} of a criterion cannot be {value!r}")
+    missing = [name for name in ("id", "description") if not table.get(name)]
+    if missing:
+        raise ValueError(f"a criterion needs {missing[0]}, got {table}")
+    if "check" in table and checks is None:
+        return None
+    check = None
+    if "check" in table:
+        check = (checks or {}).get(table["check"])
+        if check is None:
+            raise ValueError(f"the check {table['check']!r} of {table['id']!r} was not given")
+    values = {name: value for name, value in table.items() if name not in ("check", "levels")}
+    return Criterion(**values, check=check, levels=tuple(map(str, table.get("levels", ()))))
+
+
+def _checked_value(value: float) -> float:
+    """What a criterion's check returned, as a float. Raises ValueError unless it is from 0 to 1."""
+    number = float(value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"a check gives a number from 0 to 1, got {number}")
+    return number

@@ -1,0 +1,103 @@
+"""Constraints on the form of a text, each of which code can decide.
+
+instructions(completion, {"max_words": 50, "includes": ["delivery"], "bullets": 3})
+
+min_words, max_words, min_sentences, max_sentences      counts, both ends included
+bullets, paragraphs, lines                              exactly so many (lines: not empty)
+includes, excludes                                      texts, whatever their case
+counts                                                  {"word": 2}: exactly so often, whole words
+starts_with, ends_with                                  a text, white space at the ends aside
+case                                                    "lower" or "upper"
+no_commas, is_json                                      true
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
+
+
+def instructions(completion: str, constraints: Mapping[str, Any]) -> float:
+    """The share of the constraints that the text keeps.
+
+    An empty text keeps none: "at most fifty words" is no reason to say nothing. Raises ValueError
+    for an unknown constraint, a value it cannot have, or no constraints.
+    """
+    results = instruction_results(completion, constraints)
+    return sum(results.values()) / len(results)
+
+
+def instruction_results(completion: str, constraints: Mapping[str, Any]) -> dict[str, bool]:
+    """Of each constraint, by name, whether the text keeps it; see `instructions`."""
+    if not constraints:
+        raise ValueError("name at least one constraint")
+    results: dict[str, bool] = {}
+    for name, value in constraints.items():
+        holds, kind = _CONSTRAINTS.get(name, (None, None))
+        if holds is None or kind is None:
+            raise ValueError(f"there is no constraint {name!r}; known: {', '.join(_CONSTRAINTS)}")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(f"the constraint {name} takes a {kind.__name__}, got {value!r}")
+        results[name] = bool(completion.strip()) and holds(completion, value)
+    return results
+
+
+def _word_count(text: str) -> int:
+    return len(text.split())
+
+
+def _sentence_count(text: str) -> int:
+    """Sentences end with . ! or ? before white space; a rest without such an end counts too."""
+    return len([part for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()) if part])
+
+
+def _includes(text: str, wanted: list[str]) -> bool:
+    return all(part.casefold() in text.casefold() for part in wanted)
+
+
+def _excludes(text: str, unwanted: list[str]) -> bool:
+    return not any(part.casefold() in text.casefold() for part in unwanted)
+
+
+def _has_counts(text: str, counts: Mapping[str, int]) -> bool:
+    return all(
+        len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)) == count
+        for word, count in counts.items()
+    )
+
+
+def _has_case(text: str, case: str) -> bool:
+    """Raises ValueError for another case than lower and upper."""
+    if case not in ("lower", "upper"):
+        raise ValueError(f'case is "lower" or "upper", got {case!r}')
+    return text == (text.lower() if case == "lower" else text.upper())
+
+
+def _is_json(text: str, wanted: bool) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return not wanted
+    return wanted
+
+
+_Holds = Callable[[str, Any], bool]
+_CONSTRAINTS: dict[str, tuple[_Holds, type]] = {
+    "min_words": (lambda text, n: _word_count(text) >= n, int),
+    "max_words": (lambda text, n: _word_count(text) <= n, int),
+    "min_sentences": (lambda text, n: _sentence_count(text) >= n, int),
+    "max_sentences": (lambda text, n: _sentence_count(text) <= n, int),
+    "bullets": (lambda text, n: len(_BULLET.findall(text)) == n, int),
+    "paragraphs": (lambda text, n: len(re.split(r"\n\s*\n", text.strip())) == n, int),
+    "lines": (lambda text, n: sum(bool(line.strip()) for line in text.splitlines()) == n, int),
+    "includes": (_includes, list),
+    "excludes": (_excludes, list),
+    "counts": (_has_counts, dict),
+    "starts_with": (lambda text, part: text.strip().startswith(part.strip()), str),
+    "ends_with": (lambda text, part: text.strip().endswith(part.strip()), str),
+    "case": (_has_case, str),
+    "no_commas": (lambda text, wanted: ("," not in text) is wanted, bool),
+    "is_json": (_is_json, bool),
+}

@@ -1,0 +1,79 @@
+"""Calls of tools, held against the calls that were expected."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.base import ToolCall
+from envs.json_types import JsonObject
+
+Call = ToolCall | Mapping[str, Any]
+
+
+def tool_calls(
+    calls: Sequence[Call],
+    expected: Sequence[Call],
+    *,
+    in_order: bool = False,
+    optional: Sequence[str] = (),
+) -> float:
+    """Return 1 if the calls are the expected ones, each exactly once, and none besides; else 0.
+
+    Arguments are compared as JSON: 5 is 5.0 and not "5", and the order of keys does not matter. A
+    call whose arguments could not be read is never an expected one.
+
+    Args:
+        calls: of the model, such as `completion.tool_calls` of a `Message`; dicts in OpenAI's shape
+            or in the short form {"name", "arguments"} are read too.
+        expected: the calls that are right.
+        in_order: whether they must come in that order.
+        optional: names of arguments that are not compared.
+
+    Raises ValueError for an expected call that is none.
+    """
+    wanted = [_plain(_as_call(call), optional) for call in expected]
+    made: list[tuple[str, JsonObject]] = []
+    for call in calls:
+        try:
+            parsed = _as_call(call)
+        except ValueError:
+            return 0.0
+        if parsed.invalid:
+            return 0.0
+        made.append(_plain(parsed, optional))
+    if len(made) != len(wanted):
+        return 0.0
+    if in_order:
+        return float(all(_equal(one, other) for one, other in zip(made, wanted, strict=True)))
+    left = list(wanted)
+    for call in made:
+        place = next((i for i, other in enumerate(left) if _equal(call, other)), None)
+        if place is None:
+            return 0.0
+        left.pop(place)
+    return 1.0
+
+
+def _as_call(call: Call) -> ToolCall:
+    """A call as `ToolCall`. Raises ValueError if it is none."""
+    if isinstance(call, ToolCall):
+        return call
+    if not isinstance(call, Mapping):
+        raise ValueError(f"a tool call is a dict, got {call!r:.80}")
+    return ToolCall.from_dict(call)
+
+
+def _plain(call: ToolCall, optional: Sequence[str]) -> tuple[str, JsonObject]:
+    """Name and arguments of a call, without those that are not compared."""
+    return call.name, {k: v for k, v in call.arguments.items() if k not in optional}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; true is not 1."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_equal(a, b) for a, b in pairs)
+    return bool(one == other)

@@ -1,0 +1,52 @@
+"""Commands about language models as judges: `honesmith judge ...`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mcp_server.access.audit_log import call_and_record
+from mcp_server.api import verbs
+from mcp_server.screen.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    command,
+    home_of,
+    show,
+    working,
+)
+
+ASKING = "asking the judge about every gold answer"
+app = typer.Typer(help="Language models as judges.", no_args_is_help=True, cls=CommandGroup)
+
+
+@app.command("calibrate")
+@command
+def calibrate_judge(
+    rubric: Annotated[
+        Path, typer.Argument(metavar="RUBRIC", help="rubric.toml with [judge] and [[criteria]].")
+    ],
+    gold: Annotated[
+        Path,
+        typer.Argument(metavar="GOLD", help="JSONL: prompt, answer, label; reference, author."),
+    ],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Hold a judge against gold labels: agreement, kappa, biases; stored for verdicts."""
+    arguments = {"rubric": rubric.absolute(), "gold": gold.absolute()}
+    with working(ASKING, as_json):
+        reply = call_and_record(
+            home_of(home), "calibrate_judge", verbs.calibrate_judge, **arguments
+        )
+    show(reply, as_json)
+    return OK if reply.get("trusted", True) else FAILED
+
+
+# Without a callback typer would turn a group of one command into that command.
+@app.callback()
+def _group() -> None:
+    pass
