@@ -21,7 +21,7 @@ from envs.base import Message, Task
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits, read_settings
 from envs.host.loader import MAX_TASKS, check_tools, task_problem
-from envs.host.pipe import Fault, Pipe
+from envs.host.pipe import Fault, Pipe, reach_of
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Confinement, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
@@ -301,6 +301,7 @@ class EnvProcess:
             secrets=self.secrets,
             log=self.log,
             sandbox=self.sandbox,
+            reach=reach_of(self.source),
         )
         self._confinement, description = self._pipe.greet(limits.start_seconds)
         self._description = _checked_description(description)
