@@ -255,7 +255,7 @@ def _gaps_shown(
     if not test.calls_refused:
         gaps.append(_calls_gap_text(offline))
     if "network" in test.escaped:
-        gaps.append("the machine's network can be reached, not the gateway alone")
+        gaps.append("the machine's network can be reached, not the gateway or its own server alone")
     return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 
