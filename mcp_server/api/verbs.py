@@ -450,11 +450,9 @@ def report(home: Home, run_id: str) -> Reply:
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
-def results(
-    home: Home, run_id: str, path: Path, form: Literal["csv", "parquet", "traces"]
-) -> Reply:
-    """Write the answers of a run into the file `path`: as a table, or its rollouts as training
-    traces (OpenEnv's form, JSON lines).
+def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
+    """Write the answers of a run into the file `path`: as a table (`form` csv or parquet), or its
+    rollouts as training traces (traces: OpenEnv's form, JSON lines).
 
     Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
     be written.
@@ -466,7 +464,8 @@ def results(
         run_id = store.get_run(run_id).run_id
     if form == "traces":
         return with_head(write_traces(home, run_id, path).to_json(), f"Wrote {path}.")
-    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
+    table: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
+    return with_head(write_results(home, run_id, path, table).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

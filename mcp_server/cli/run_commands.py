@@ -420,11 +420,8 @@ def results(
     as_json: Json = False,
 ) -> None:
     """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
-    given = [
-        (form, path)
-        for form, path in (("csv", csv), ("parquet", parquet), ("traces", traces))
-        if path is not None
-    ]
+    files = {"csv": csv, "parquet": parquet, "traces": traces}
+    given = [(form, path) for form, path in files.items() if path is not None]
     if len(given) != 1:
         message = "name one file: --csv FILE, --parquet FILE or --traces FILE"
         raise UserError("BAD_ARGUMENT", message, field="csv")
