@@ -294,8 +294,9 @@ def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
         suggestion = f"; did you mean {close[0]}?" if close else ""
         message = f"unknown kind of adapter {kind!r}{suggestion}"
         raise _problem_at(text, "kind", message, ", ".join(KINDS))
-    if "command" in data:
-        raise _problem_at(text, "command", "a command is for environments without an adapter")
+    for name in ("command", "scorer"):
+        if name in data:
+            raise _problem_at(text, name, f"a {name} is for environments without an adapter")
     return Adapter(kind, {name: value for name, value in table.items() if name != "kind"})
 
 
