@@ -12,5 +12,4 @@ docs/adapters.md.
     rllm.py            evaluators of rLLM
     skyrl_gym.py       environments of SkyRL-Gym over rows of their own form
     synth.py           task apps over HTTP, in any language
-    verifiers.py       tasksets of verifiers, scored by their own rewards
 """
