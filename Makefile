@@ -15,7 +15,7 @@ export GOMP_SPINCOUNT ?= 10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu wheels-gpu faults clients browser vllm families versions mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu wheels-gpu adapters faults clients browser vllm families versions mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -29,7 +29,7 @@ help:
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make faults clients browser vllm families versions bench bench-gpu mutants scale evidence"
+	@echo "opt-in suites: make adapters faults clients browser vllm families versions bench bench-gpu mutants scale evidence"
 
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
@@ -106,7 +106,7 @@ quick: setup
 
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \
-		-m "not faults and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
+		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
 
 docs: setup
 	$(PY) docs/generate.py
@@ -122,6 +122,10 @@ faults: setup
 clients: setup
 	$(PY) tests/clients/install.py
 	$(PY) -m pytest tests/clients
+
+# Environments of others with their real packages, installed from the index by push_env itself.
+adapters: setup
+	$(PY) -m pytest -m adapters tests/adapters
 
 # pytest leaves with 5 when a marker selects nothing: a suite nobody has written must not look green.
 browser families scale evidence: setup

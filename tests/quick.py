@@ -20,7 +20,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PACKAGES = ("mcp_server", "playbook", "engine", "envs", "benchmarks")
 TESTS_S = 25.0  # after this no further test starts
-NOT_QUICK = ("worker", "e2e", "faults", "clients", "browser", "vllm", "bench", "scale", "evidence")
+NOT_QUICK = (
+    "worker",
+    "e2e",
+    "faults",
+    "adapters",
+    "clients",
+    "browser",
+    "vllm",
+    "bench",
+    "scale",
+    "evidence",
+)
 
 CHECKS = {
     "types": ("pyright",),

@@ -5,4 +5,5 @@ with `curate.py`.
     curated.py    those rows and the held-out tasks as a dataset, pushed
     selection.py  rules over a task's attempts, choices within them
     sources.py    answers that runs left: attempts to curate, files to score again
+    training_traces.py  rollouts with their tokens, for other trainers
 """

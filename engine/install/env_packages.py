@@ -22,13 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_tail, write_json
 from engine.home.run_dir import Home
 from engine.install import pip_index
 from envs.config.problem import EnvProblem
-from envs.config.settings import Limits
+from envs.config.settings import Limits, read_settings
 from envs.host.pipe import Fault, Pipe
 from envs.isolation.packages import InstallOrder, packages_of
 from envs.isolation.sandbox import Reach, Sandbox
@@ -75,8 +76,9 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages in the requirements.txt of the folder `source`, an environment, without those
-    whose markers exclude this machine. [] without the file.
+    """The packages in the requirements.txt of the folder `source`, an environment, and those that
+    its adapter brings along and the file does not name; without those whose markers exclude this
+    machine. [] without the file and an adapter.
 
     Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
     message then has the line. Options, addresses and paths are not allowed.
@@ -84,7 +86,7 @@ def read_requirements(source: Path) -> list[Requirement]:
     try:
         text = (source / FILE).read_text("utf-8-sig")  # also with a byte order mark
     except FileNotFoundError:
-        return []
+        text = ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             "ENV_INVALID",
@@ -92,7 +94,7 @@ def read_requirements(source: Path) -> list[Requirement]:
             hint="Save it as UTF-8 text, one package per line.",
             field="path",
         ) from error
-    requirements = []
+    requirements: list[Requirement] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()  # without a comment at its end
         if not line or line.startswith("#"):
@@ -100,7 +102,18 @@ def read_requirements(source: Path) -> list[Requirement]:
         requirement = _requirement_on_line(line, number)
         if requirement.marker is None or requirement.marker.evaluate():
             requirements.append(requirement)
-    return requirements
+    named = {canonicalize_name(requirement.name) for requirement in requirements}
+    brought = [Requirement(line) for line in _brought_by_adapter(source)]
+    return requirements + [each for each in brought if canonicalize_name(each.name) not in named]
+
+
+def _brought_by_adapter(source: Path) -> tuple[str, ...]:
+    """What the adapter of an environment brings along; () without one, and where environment.toml
+    cannot be read, which whoever loads the environment says."""
+    with contextlib.suppress(EnvProblem):
+        adapter = read_settings(source).adapter
+        return adapter.of.requirements if adapter else ()
+    return ()
 
 
 def _requirement_on_line(line: str, number: int) -> Requirement:

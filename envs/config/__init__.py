@@ -1,6 +1,7 @@
 """What an environment folder may say: its settings file, problems in it, new ones from a template;
 and how long a push of it may take. The ground of `envs`; start with `settings.py`.
 
+    adapters.py     formats of others, and the packages each brings along
     problem.py      what is wrong, as an exception
     push_limits.py  seconds a push and its parts may take
     scaffold.py     templates by name

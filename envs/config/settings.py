@@ -1,5 +1,5 @@
-"""`environment.toml`: parameters, secrets by name, limits, the program that plays the rollouts.
-Params come from nowhere else."""
+"""`environment.toml`: parameters, secrets by name, limits, the program that plays the rollouts, the
+format of others it is written in. Params come from nowhere else."""
 
 import difflib
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from envs.config.adapters import KINDS, Adapter
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
@@ -85,7 +86,8 @@ class EnvSettings:
     where no row names that split. `drop_leaks`: a push leaves out training rows that teach a
     held-out or dev task, and copies of a question among those. `rollout`: the program that plays
     the tasks; None where the environment's own code scores or answers. `scorer`: how rows of data
-    files are scored by their answers, one of `SCORERS`; "" for not at all.
+    files are scored by their answers, one of `SCORERS`; "" for not at all. `adapter`:
+    the format of others in which the folder is written; None for our own.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class EnvSettings:
     drop_leaks: bool = False
     rollout: Rollout | None = None
     scorer: str = ""
+    adapter: Adapter | None = None
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -114,7 +117,7 @@ def read_settings(folder: Path) -> EnvSettings:
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    tables = ("params", "secrets", "limits", "split", "command", "rollout", "scorer")
+    tables = ("params", "secrets", "limits", "split", "command", "rollout", "scorer", "adapter")
     _refuse_unknown(data, tables, text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
@@ -128,6 +131,7 @@ def read_settings(folder: Path) -> EnvSettings:
         drop_leaks=split.get("drop_leaks", False),
         rollout=_rollout(data, text),
         scorer=_scorer(data, text),
+        adapter=_adapter(data, text),
     )
 
 
@@ -241,6 +245,11 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
     command, table = data.get("command"), data.get("rollout", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "rollout", "rollout is a table: [rollout]")
+    adapter = _adapter(data, text)
+    if command is None and adapter is not None and adapter.of.program:
+        _refuse_unknown(table, tuple(_ROLLOUT_BOUNDS), text, kind="rollout setting")
+        _check_rollout_numbers(table, text)
+        return Rollout(adapter.command, reward="stdout", **table)
     if command is None:
         if "rollout" in data:
             raise _problem_at(text, "rollout", "[rollout] is for a command, and there is none")
@@ -251,9 +260,7 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         )
     names = ("reward", "reward_file", "seconds", "at_once")
     _refuse_unknown(table, names, text, kind="rollout setting")
-    for name in table.keys() & _ROLLOUT_BOUNDS.keys():
-        default = getattr(Rollout(()), name)
-        _check_number(f"rollout.{name}", table[name], text, _ROLLOUT_BOUNDS[name], default)
+    _check_rollout_numbers(table, text)
     if table.get("reward", "exit") not in REWARDS:
         message = f"rollout.reward is one of {', '.join(REWARDS)}, got {table['reward']!r}"
         raise _problem_at(text, "reward", message)
@@ -267,6 +274,37 @@ def _is_argv(command: object) -> bool:
         return False
     program_is_named = bool(command) and command[0] != ""
     return program_is_named and not any("\0" in part for part in command)
+
+
+def _check_rollout_numbers(table: Mapping[str, Any], text: str) -> None:
+    """Raise EnvProblem ENV_INVALID for a number in [rollout] out of bounds."""
+    for name in table.keys() & _ROLLOUT_BOUNDS.keys():
+        default = getattr(Rollout(()), name)
+        _check_number(f"rollout.{name}", table[name], text, _ROLLOUT_BOUNDS[name], default)
+
+
+def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
+    """The format of others that the table [adapter] names by its `kind`; None without that table.
+    Its options are checked by what reads the format.
+
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for an unknown kind, and for an adapter beside a command.
+    """
+    table = data.get("adapter")
+    if table is None:
+        return None
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        raise _problem_at(text, "adapter", 'adapter is a table with a kind: kind = "skyrl-gym"')
+    kind = table["kind"]
+    if kind not in KINDS:
+        close = difflib.get_close_matches(kind, KINDS, n=1)
+        suggestion = f"; did you mean {close[0]}?" if close else ""
+        message = f"unknown kind of adapter {kind!r}{suggestion}"
+        raise _problem_at(text, "kind", message, ", ".join(KINDS))
+    for name in ("command", "scorer"):
+        if name in data:
+            raise _problem_at(text, name, f"a {name} is for environments without an adapter")
+    return Adapter(kind, {name: value for name, value in table.items() if name != "kind"})
 
 
 def _check_reward_file(table: Mapping[str, Any], text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from envs.config.settings import Limits, Rollout
 from envs.host.launch import Program
-from envs.host.pipe import Fault, Pipe
+from envs.host.pipe import Fault, Pipe, reach_of
 from envs.host.process import checked_score, failed_score
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Sandbox
@@ -111,6 +111,7 @@ class CommandRun(Pipe):
             commands.log,
             commands.sandbox,
             order,
+            reach_of(commands.source),
         )
         with ours:
             self.listener = self._receive_listener(ours)

@@ -10,6 +10,9 @@ from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 from envs.json_types import JsonObject
 
+FILES = 4  # the folder of user code has room for so many files of the largest allowed size
+INSTALLER_MB = 256  # room of that folder while packages are installed; they go elsewhere
+
 
 @dataclass(frozen=True)
 class Program:
@@ -60,6 +63,11 @@ class Launch:
     install: InstallOrder | None = None
     program: Program | None = None
     spaces: str = ""
+
+    @property
+    def room_mb(self) -> int:
+        """How many MiB the files in the working folder of user code may take together."""
+        return INSTALLER_MB if self.install else FILES * self.limits.file_mb
 
     def to_json(self) -> str:
         """The launch as one line of JSON, without the variables of `install`.

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from envs.adapters.load import load as load_adapter
 from envs.base import (
     Env,
     MultiTurnEnv,
@@ -57,6 +58,7 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
     A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing;
     where environment.toml names a scorer, it is an environment of single answers.
+    One whose environment.toml names an adapter is read by that.
 
     Args:
         folder: the environment's folder.
@@ -71,9 +73,11 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
             DATASET_INVALID: a data file or a row in it cannot be read.
     """
     folder = Path(folder)
+    settings = read_settings(folder)
+    if settings.adapter is not None:
+        return _load_adapter(folder, settings, settings.params if params is None else params)
     # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
-    settings = read_settings(folder)
     command = settings.rollout.command if settings.rollout else ()
     if files:  # a dataset takes no params
         env = _call_user_code(
@@ -115,6 +119,22 @@ def _dataset(files: Sequence[Path], settings: EnvSettings) -> DatasetEnv:
     if settings.rollout:
         return CommandDataset(*files)
     return ScoredRows(settings.scorer, *files) if settings.scorer else DatasetEnv(*files)
+
+
+def _load_adapter(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
+    """Load a folder in the format of others. Raises EnvProblem as `load_folder` does."""
+    adapter = settings.adapter
+    assert adapter is not None  # the caller has checked
+    env = _call_user_code(
+        lambda: load_adapter(folder, adapter, params),
+        folder,
+        call_name=f"the adapter {adapter.kind}",
+        code="ENV_IMPORT",
+    )
+    if settings.rollout:
+        env.command = settings.rollout.command
+    check_tools(env.tools)
+    return env
 
 
 class CommandDataset(DatasetEnv):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.config.problem import EnvProblem
-from envs.config.settings import Limits
+from envs.config.settings import Limits, read_settings
 from envs.host.launch import Launch, Program
 from envs.host.redact import SecretFilter
 from envs.isolation.packages import InstallOrder, Packages
@@ -511,6 +511,13 @@ def _variables(
     if install is not None:
         variables |= install.variables
     return variables
+
+
+def reach_of(source: Path) -> Reach:
+    """What the user code of a folder may reach beside its own files: the port of the server that
+    its adapter starts, if it names one. Raises EnvProblem if environment.toml cannot be read."""
+    adapter = read_settings(source).adapter
+    return Reach(serves=adapter is not None and adapter.serves)
 
 
 def _reported_fault(reply: Reply) -> Fault:

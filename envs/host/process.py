@@ -19,7 +19,7 @@ from envs.base import Message
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits, read_settings
 from envs.host.judge_budget import JudgeBudget
-from envs.host.pipe import Fault, Pipe
+from envs.host.pipe import Fault, Pipe, reach_of
 from envs.host.replies import (
     checked_description,
     checked_rows,
@@ -408,6 +408,7 @@ class EnvProcess:
             secrets=self.secrets,
             log=self.log,
             sandbox=self.sandbox,
+            reach=reach_of(self.source),
         )
         self._confinement, description = self._pipe.greet(limits.start_seconds)
         self._description = checked_description(description)

@@ -58,8 +58,6 @@ LIFELINE = 0  # the descriptor that the client closes, or that closes with it, t
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500  # bytes of the last output, for messages
 KILL_SECONDS = 5.0  # to end all descendants; whatever survives them is left behind
-FILES = 4  # the folder of user code has room for so many files of the largest allowed size
-INSTALLER_MB = 256  # room of that folder while packages are installed; they go elsewhere
 
 
 class Log:
@@ -218,6 +216,8 @@ def _fork_child(
     offline = not limits.network and (spaces != "" or confine.cut_network())
     if program is not None:  # in the network that the child will have
         reach = replace(reach, gateway=program.listen())
+    if reach.serves:
+        reach = replace(reach, server=namespaces.port_for_server())
     confine_process = partial(  # called in the child: `close` shuts the calling process in
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
@@ -228,16 +228,12 @@ def _fork_child(
     try:
         if spaces == "own":
             user = os.geteuid() if uid is None else uid
-            room_mb = _room_mb(launch)
-            namespaces.first_process(str(box), user, room_mb, status, run_child, reach.writable)
+            namespaces.first_process(
+                str(box), user, launch.room_mb, status, run_child, reach.writable
+            )
         run_child()
     finally:
         os._exit(1)  # reached only if something failed: `run_child` leaves the process
-
-
-def _room_mb(launch: Launch) -> int:
-    """How many MiB the files in the working folder of user code may take together."""
-    return INSTALLER_MB if launch.install else FILES * launch.limits.file_mb
 
 
 def _child_runner(

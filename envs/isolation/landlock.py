@@ -39,7 +39,11 @@ def abi() -> int:
 
 
 def restrict(
-    readable: Iterable[str], writable: Iterable[str], network: bool, ports: Iterable[int] = ()
+    readable: Iterable[str],
+    writable: Iterable[str],
+    network: bool,
+    ports: Iterable[int] = (),
+    listen: int = 0,
 ) -> int:
     """Restrict this process and its future children, for good.
 
@@ -52,6 +56,7 @@ def restrict(
         writable: folders and files to read, write, make and remove in.
         network: whether TCP stays allowed.
         ports: with `network`, the only TCP ports to connect to; empty for all of them.
+        listen: one of `ports` that it may also listen on; 0 for none.
 
     Returns the ABI, from which the caller knows what is restricted.
 
@@ -71,7 +76,7 @@ def restrict(
             _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
         if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
-                _allow_port(ruleset, port)
+                _allow_port(ruleset, port, _TCP if port == listen else _CONNECT)
         kernel.call(_RESTRICT, ruleset, 0)  # 0: no flags
     finally:
         os.close(ruleset)
@@ -106,9 +111,9 @@ def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
     return kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
 
 
-def _allow_port(ruleset: int, port: int) -> None:
-    """Add a rule to `ruleset` that allows to connect to a TCP port."""
-    rule = struct.pack("=QQ", _CONNECT, port)
+def _allow_port(ruleset: int, port: int, rights: int) -> None:
+    """Add a rule to `ruleset` that allows `rights` on a TCP port."""
+    rule = struct.pack("=QQ", rights, port)
     kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
 
 

@@ -9,10 +9,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from envs.config.adapters import SERVER_PORT
 from envs.isolation import kernel
 
 _BWRAP_SECONDS = 5.0
@@ -94,6 +96,21 @@ def raise_loopback(control: int) -> None:
     (flags,) = struct.unpack_from("=H", state, 16)
     if not flags & _IS_UP:
         fcntl.ioctl(control, _SET_FLAGS, name + struct.pack("=H22x", flags | _IS_UP))
+
+
+def port_for_server() -> int:
+    """A TCP port of loopback on which nothing listens, in the network namespace of this process;
+    the variable SERVER_PORT has it from now on.
+
+    Raises OSError if there is no loopback here.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        if kernel.LINUX:
+            raise_loopback(listener.fileno())
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    os.environ[SERVER_PORT] = str(port)
+    return port
 
 
 def bwrap(network: bool) -> list[str]:

@@ -73,14 +73,23 @@ class Reach:
         readable: folders and files to read and run.
         writable: folders to write in.
         ports: the only TCP ports to connect to; empty: what its limits say of the network.
-        gateway: the port of a gateway; without a network by its limits it may connect to this one
-            and use nothing but TCP. 0 for none.
+        serves: whether it starts a server of its own on loopback, for itself.
+        gateway: the port of a gateway, 0 for none.
+        server: the port of its own server, which it may listen on, 0 for none. Without a network
+            by its limits it may connect to these two and use nothing but TCP.
     """
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+    serves: bool = False
     gateway: int = 0
+    server: int = 0
+
+    @property
+    def own_ports(self) -> tuple[int, ...]:
+        """The ports that it may connect to without a network."""
+        return tuple(port for port in (self.gateway, self.server) if port)
 
 
 @dataclass(frozen=True)
@@ -164,17 +173,18 @@ def close(
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
-    has_gateway = reach.gateway > 0 and not limits.network
-    escaped = escapes(box, limits.network or has_gateway, sandbox.hidden)
-    if has_gateway and not offline and _can_connect_elsewhere():
+    has_ports = bool(reach.own_ports) and not limits.network
+    escaped = escapes(box, limits.network or has_ports, sandbox.hidden)
+    if has_ports and not offline and _can_connect_elsewhere():
         escaped.add("network")
     test = _SelfTest(abi, has_filter, escaped)
     holds += _measures(test, spaces)
     has_no_network = offline or (test.calls_refused and not limits.network)
-    if has_gateway and "network" not in escaped:
-        holds.append("no network but the gateway")
+    if has_ports and "network" not in escaped:
+        allowed = ["the gateway"] * bool(reach.gateway) + ["its own server"] * bool(reach.server)
+        holds.append(f"no network but {' and '.join(allowed)}")
     else:
-        is_shut = has_no_network and not has_gateway
+        is_shut = has_no_network and not has_ports
         holds.append("no network" if is_shut else "network open")
     gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
@@ -245,7 +255,7 @@ def _gaps_shown(
     if not test.calls_refused:
         gaps.append(_calls_gap_text(offline))
     if "network" in test.escaped:
-        gaps.append("the machine's network can be reached, not the gateway alone")
+        gaps.append("the machine's network can be reached, not the gateway or its own server alone")
     return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 
@@ -285,12 +295,12 @@ def _restrict(
     # The filter need not refuse signals where something else keeps them from other processes: a
     # uid of its own, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
-    has_gateway = reach.gateway > 0
+    has_ports = bool(reach.own_ports)
     has_filter = False
     with contextlib.suppress(OSError):
         seccomp.install(
-            network=limits.network or has_gateway,
-            tcp_alone=has_gateway and not limits.network,
+            network=limits.network or has_ports,
+            tcp_alone=has_ports and not limits.network,
             signals=signals_confined,
             truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
@@ -312,10 +322,10 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     network, ports = limits.network, reach.ports
-    if reach.gateway and not network:
-        network, ports = True, (reach.gateway,)
+    if reach.own_ports and not network:
+        network, ports = True, reach.own_ports
     with contextlib.suppress(OSError):
-        return landlock.restrict(readable, writable, network, ports)
+        return landlock.restrict(readable, writable, network, ports, listen=reach.server)
     return 0
 
 

@@ -450,17 +450,22 @@ def report(home: Home, run_id: str) -> Reply:
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
-def results(home: Home, run_id: str, path: Path, form: Literal["csv", "parquet"]) -> Reply:
-    """Write the answers of a run as a table into the file `path`.
+def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
+    """Write the answers of a run into the file `path`: as a table (`form` csv or parquet), or its
+    rollouts as training traces (traces: OpenEnv's form, JSON lines).
 
     Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
     be written.
     """
+    from engine.curation.training_traces import write_traces
     from engine.evidence.report.results_table import write_results
 
     with Store(home) as store:
         run_id = store.get_run(run_id).run_id
-    return with_head(write_results(home, run_id, path, form).to_json(), f"Wrote {path}.")
+    if form == "traces":
+        return with_head(write_traces(home, run_id, path).to_json(), f"Wrote {path}.")
+    table: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
+    return with_head(write_results(home, run_id, path, table).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

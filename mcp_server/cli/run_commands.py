@@ -413,17 +413,21 @@ def results(
     run_id: RunId,
     csv: Annotated[Path | None, typer.Option(help="File to write as CSV.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="File to write as parquet.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="File for rollouts with their tokens, as OpenEnv's TrainingTrace."),
+    ] = None,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
-    if csv is not None and parquet is None:
-        reply = verbs.results(home_of(home), run_id, csv, "csv")
-    elif parquet is not None and csv is None:
-        reply = verbs.results(home_of(home), run_id, parquet, "parquet")
-    else:
-        raise UserError("BAD_ARGUMENT", "name one file: --csv FILE or --parquet FILE", field="csv")
-    show(reply, as_json)
+    files = {"csv": csv, "parquet": parquet, "traces": traces}
+    given = [(form, path) for form, path in files.items() if path is not None]
+    if len(given) != 1:
+        message = "name one file: --csv FILE, --parquet FILE or --traces FILE"
+        raise UserError("BAD_ARGUMENT", message, field="csv")
+    ((form, path),) = given
+    show(verbs.results(home_of(home), run_id, path, form), as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:

@@ -36,6 +36,8 @@ from engine.home.run_dir import Home
 from engine.processes.launcher import spawn_detached
 from engine.records.data_index import DataIndex, FaultyLine, IndexedFile, Spread
 from engine.records.record import Record
+from envs.config.problem import EnvProblem
+from envs.config.settings import read_settings
 from envs.dataset import LINE_FORMATS, data_files, parse_line, splits_of
 from envs.json_types import TaskRow
 from envs.row_shapes import to_task
@@ -81,7 +83,7 @@ def large_files(folder: Path) -> list[Path]:
     [] if they are not, or if the folder has code. `folder` is absolute and has no links in it.
     Raises UserError DATASET_INVALID if files of another format lie beside them.
     """
-    if (folder / "environment.py").exists():
+    if (folder / "environment.py").exists() or _has_adapter(folder):
         return []
     files = [path for path in data_files(folder) if _is_pushed(path)]
     jsonl_files = [path for path in files if path.suffix.lower() in LINE_FORMATS]
@@ -97,6 +99,13 @@ def large_files(folder: Path) -> list[Path]:
             field="path",
         )
     return jsonl_files
+
+
+def _has_adapter(folder: Path) -> bool:
+    """Whether the folder is in a format of others, whose code reads its data files."""
+    with contextlib.suppress(EnvProblem):  # the push says what is wrong with environment.toml
+        return read_settings(folder).adapter is not None
+    return False
 
 
 def is_large(files: Sequence[Path]) -> bool:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from engine.core.files import Appender
+from engine.core.files import Appender, JsonObject
 from engine.home.run_dir import RunDir
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
+LOGPROB_DIGITS = 6  # behind the point, of a log-probability
 GROUPS_WITH_IDS = 4  # only these first groups keep token ids and masks: they make large files
 
 
@@ -43,12 +44,20 @@ def _record(
     if dropped:
         fields["dropped"] = True
     if group < GROUPS_WITH_IDS:  # the ids of all groups would make the file large
-        fields |= {
-            "prompt_ids": trajectory.prompt_ids,
-            "ids": trajectory.ids,
-            "loss_mask": trajectory.loss_mask,
-        }
+        fields |= _sampled_ids(trajectory)
+        if trajectory.branches:
+            fields["branch_ids"] = [_sampled_ids(branch) for branch in trajectory.branches]
     return TrajectoryRecord(**fields)
+
+
+def _sampled_ids(trajectory: Trajectory) -> JsonObject:
+    """The fields of a conversation's tokens."""
+    return {
+        "prompt_ids": trajectory.prompt_ids,
+        "ids": trajectory.ids,
+        "loss_mask": trajectory.loss_mask,
+        "logprobs": [round(logprob, LOGPROB_DIGITS) for logprob in trajectory.sampled_logprobs],
+    }
 
 
 def write_rollouts(run: RunDir, step: int, records: Sequence[TrajectoryRecord]) -> None:

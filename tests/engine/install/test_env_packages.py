@@ -186,3 +186,11 @@ def test_the_words_of_pip_are_cut_to_what_matters(tmp_path: Path):
     log = tmp_path / "pip.log"
     log.write_text("Looking\nERROR: No matching distribution found for x\nnotice: new pip\n")
     assert env_packages._pip_error(log) == "ERROR: No matching distribution found for x"
+
+
+def test_an_adapter_brings_its_package_unless_the_folder_names_another_release(tmp_path: Path):
+    (tmp_path / "environment.toml").write_text('[adapter]\nkind = "skyrl-gym"\n')
+    assert [str(each) for each in env_packages.read_requirements(tmp_path)] == ["skyrl-gym==0.4.0"]
+    (tmp_path / "requirements.txt").write_text("pyarrow\nskyrl_gym==0.3.0\n")
+    named = [str(each) for each in env_packages.read_requirements(tmp_path)]
+    assert named == ["pyarrow", "skyrl_gym==0.3.0"]

@@ -161,7 +161,8 @@ def test_tokens_trained_are_the_tokens_sampled(home: Home, env_id: str) -> None:
     for row in rows:
         if "ids" in row:
             assert row["loss_mask"] == [1] * len(row["ids"])
-            assert row["tokens"] == len(row["ids"])
+            assert row["tokens"] == len(row["ids"]) == len(row["logprobs"])
+            assert max(row["logprobs"]) <= 0.0
 
 
 def test_a_random_model_of_another_size_trains_by_path_the_same_way(

@@ -1,0 +1,235 @@
+"""Environments on the SDK `freesolo`, which flash trains: `load_environment(**params)` in
+environment.py returns an `EnvironmentSingleTurn` or `EnvironmentMultiTurn`.
+
+Its rows are those of its own `dataset` (or `examples`), else of the folder's data files; the suites
+of an `evaluations.py` beside it become held-out tasks. The reward is `RewardResult.score`, success
+its `resolved_success()`, its metrics are curves.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts.options import read_options
+from envs.adapters.parts.rows import data_rows
+from envs.adapters.parts.user_code import load_name
+from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task
+from envs.config.adapters import Adapter
+from envs.config.problem import EnvProblem
+from envs.json_types import ChatMessage, JsonObject
+
+SDK = "freesolo"
+EVALUATIONS = "evaluations.py"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where the environment is.
+
+    Attributes:
+        file: the file that defines `load_environment`.
+        prompt: the text that flash hands over as the contract: the system message.
+        data: the file with the rows; "" for the environment's own, else for every data file.
+    """
+
+    file: str = "environment.py"
+    prompt: str = ""
+    data: str = ""
+
+
+class _Foreign:
+    """An environment of the SDK and its rows."""
+
+    def __init__(self, env: Any, folder: Path, options: Options) -> None:
+        self.env = env
+        self.folder = folder
+        self.options = options
+        self.records = importlib.import_module(f"{SDK}.datasets.records")
+        self.types = importlib.import_module(f"{SDK}.environments.types")
+        self.suites = list(_suites(folder, env))
+
+    def tasks(self) -> list[Task]:
+        """The rows, and behind them the cases of the suites as held-out tasks."""
+        rows = [self._task(number, split, record) for number, split, record in self._rows()]
+        return rows + [
+            Task(
+                f"{suite.name}-{number}",
+                _messages(self.env.start_episode(self._of_case(case), self.options.prompt)),
+                split="heldout",
+                metadata={"suite": place, "case": number},
+            )
+            for place, suite in enumerate(self.suites)
+            for number, case in enumerate(suite.cases())
+        ]
+
+    def example(self, task: Task) -> Any:
+        """The SDK's example that a task was made of."""
+        example = self.records.task_example_from_record(task.metadata["record"])
+        return _with_id(example, task.metadata["example"])
+
+    def score_case(self, task: Task, text: str) -> Score:
+        """The score that the suite of a held-out case gives."""
+        suite = self.suites[task.metadata["suite"]]
+        case = suite.cases()[task.metadata["case"]]
+        return self.scored(suite.score(case, text))
+
+    def scored(self, result: Any) -> Score:
+        """A `RewardResult`, a result of a suite, or a number, as a score."""
+        if isinstance(result, bool | int | float):
+            return Score(float(result), success=bool(result) if isinstance(result, bool) else None)
+        passed = getattr(result, "passed", None)
+        success = result.resolved_success() if passed is None else passed
+        metrics: dict[str, float] = {}
+        for metric in getattr(result, "metrics", ()):
+            value = metric.score if metric.score is not None else metric.value
+            if isinstance(value, bool | int | float):
+                metrics[metric.name] = float(value)
+        return Score(float(result.score), success=success, metrics=metrics, error=result.error)
+
+    def _task(self, number: int, split: str | None, record: JsonObject) -> Task:
+        example_id = self.records.stable_example_id(number)
+        example = _with_id(self.records.task_example_from_record(record), example_id)
+        prompt = self.env.start_episode(example, self.options.prompt)
+        answer = self.env.sft_completion(example) if example.output is not None else None
+        return Task(
+            example_id,
+            _messages(prompt),
+            answer=_messages(answer) if answer else None,
+            split=split,
+            metadata={"record": record, "example": example_id},
+        )
+
+    def _rows(self) -> Iterator[tuple[int, str | None, JsonObject]]:
+        """(number, split, record) of every row."""
+        own = getattr(self.env, "dataset", None)
+        own = getattr(self.env, "examples", None) if own is None else own
+        if own is not None and not self.options.data:
+            for number, item in enumerate(own):
+                yield number, None, dict(getattr(item, "record", item))
+            return
+        for number, row in enumerate(data_rows(self.folder, self.options.data)):
+            yield number, row.split, row.value
+
+    def _of_case(self, case: Any) -> Any:
+        """A case as an example; suites of the SDK have examples already."""
+        if hasattr(case, "record"):
+            return case
+        record = {"input": case.input, "output": case.expected, "metadata": case.metadata or {}}
+        return self.records.task_example_from_record(record)
+
+
+class FlashSingleTurn(SingleTurnEnv):
+    """A single-turn environment of the SDK."""
+
+    def __init__(self, foreign: _Foreign) -> None:
+        self.foreign = foreign
+
+    def tasks(self) -> list[Task]:
+        """The rows, and the cases of the suites."""
+        return self.foreign.tasks()
+
+    def score(self, task: Task, completion: str) -> Score:
+        """What `score_response` gives for the normalised completion."""
+        if "suite" in task.metadata:
+            return self.foreign.score_case(task, completion)
+        env, example = self.foreign.env, self.foreign.example(task)
+        text = env.normalize_response_text(example, completion)
+        return self.foreign.scored(env.score_response(example, text))
+
+
+@dataclass
+class State:
+    """One rollout: the SDK's example, the messages so far, and what the last step said."""
+
+    example: Any
+    messages: list[ChatMessage]
+    prompt: int
+    turns: int = 0
+    final: str = ""
+    metadata: JsonObject = field(default_factory=dict)
+
+
+class FlashMultiTurn(MultiTurnEnv):
+    """A multi-turn environment of the SDK."""
+
+    def __init__(self, foreign: _Foreign) -> None:
+        self.foreign = foreign
+
+    def tasks(self) -> list[Task]:
+        """The rows."""
+        return self.foreign.tasks()
+
+    def start(self, task: Task) -> State:
+        """The SDK's `start_episode`."""
+        foreign = self.foreign
+        example = foreign.example(task)
+        messages = list(foreign.env.start_episode(example, foreign.options.prompt))
+        return State(example, messages, prompt=len(messages))
+
+    def step(self, state: State, completion: Message) -> list[Message] | None:
+        """The SDK's `step_episode`; None once it is done or its turns are used up."""
+        env, text = self.foreign.env, completion.content
+        state.messages.append(completion.to_dict())
+        state.turns += 1
+        result = env.step_episode(state.example, list(state.messages), text)
+        state.metadata.update(result.metadata)
+        state.final = text if result.final_response_text is None else result.final_response_text
+        state.messages += result.messages
+        if result.done or state.turns >= env.max_episode_turns(state.example):
+            return None
+        return _messages(result.messages)
+
+    def score(self, task: Task, state: State) -> Score:
+        """What `score_episode` gives for the whole transcript."""
+        types = self.foreign.types
+        episode = types.EnvironmentEpisode(
+            messages=tuple(state.messages),
+            response_text=state.final,
+            turns=tuple(
+                types.EnvironmentTurn(role=message["role"], content=message["content"])
+                for message in state.messages[state.prompt :]
+            ),
+            metadata=state.metadata,
+        )
+        return self.foreign.scored(self.foreign.env.score_episode(state.example, episode))
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
+    """The environment that the file's `load_environment(**params)` returns.
+
+    Raises EnvProblem ENV_INVALID where that is none of the SDK's.
+    """
+    options = read_options(adapter, Options)
+    base = importlib.import_module(f"{SDK}.environments")
+    env = load_name(folder, options.file, "load_environment")(**params)
+    if isinstance(env, base.EnvironmentMultiTurn):
+        return FlashMultiTurn(_Foreign(env, folder, options))
+    if isinstance(env, base.EnvironmentSingleTurn):
+        return FlashSingleTurn(_Foreign(env, folder, options))
+    message = f"load_environment() returned {type(env).__name__}, no environment of {SDK}"
+    hint = "Return an EnvironmentSingleTurn or EnvironmentMultiTurn."
+    raise EnvProblem("ENV_INVALID", message, hint=hint, file=options.file)
+
+
+def _suites(folder: Path, env: Any) -> Iterable[Any]:
+    """The evaluation suites of the folder; none without an evaluations.py."""
+    if not (folder / EVALUATIONS).is_file():
+        return []
+    make = load_name(folder, EVALUATIONS, "load_evaluations")
+    needed = inspect.signature(make).parameters.get("environment")
+    takes_environment = needed is not None and needed.default is inspect.Parameter.empty
+    suites = make(environment=env) if takes_environment else make()
+    return suites if isinstance(suites, Sequence) else [suites]
+
+
+def _with_id(example: Any, example_id: str) -> Any:
+    """The example with the positional id that the SDK gives it."""
+    return replace(example, id=example_id)
+
+
+def _messages(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Messages of the SDK as ours."""
+    return [Message.from_dict(message) for message in messages]

@@ -1,0 +1,158 @@
+"""Gymnasium environments that can be played in words: one task a seed, one action a completion.
+
+An action is a text (a `Text` space) or one of finitely many (a `Discrete` space), by its name from
+`actions` or by its number: the last one that the completion names counts. A completion that names
+none is told so and does nothing. The reward is the sum over the steps.
+"""
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts.options import read_options
+from envs.adapters.parts.user_code import load_file
+from envs.base import Message, MultiTurnEnv, Score, Task
+from envs.config.adapters import Adapter
+from envs.config.problem import EnvProblem
+from envs.json_types import JsonObject
+
+PACKAGE = "gymnasium"
+_SHOWN = 30  # actions that are listed for a completion that names none
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is played, and how it is shown.
+
+    Attributes:
+        env: the id of the environment, such as "FrozenLake-v1".
+        module: a file of the folder that registers it; "" for one of the package's own.
+        size: how many tasks, one for each seed from `seed` on.
+        instructions: stand before the first observation.
+        actions: names of the actions of a discrete space, in their order.
+        observe: "observation" shows what `reset` and `step` return, "render" what
+            `render()` gives with `render_mode = "ansi"` in the settings.
+        success_reward: a rollout that earns so much is solved.
+        settings: arguments of `gymnasium.make`.
+    """
+
+    env: str
+    module: str = ""
+    size: int = 200
+    seed: int = 0
+    instructions: str = ""
+    actions: tuple[str, ...] = ()
+    observe: str = "observation"
+    success_reward: float = 1.0
+    settings: JsonObject = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """One rollout."""
+
+    env: Any
+    rewards: list[float] = field(default_factory=list)
+    invalid: int = 0
+
+
+class GymnasiumText(MultiTurnEnv):
+    """One environment under many seeds."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.options = options
+        self.gym = importlib.import_module(PACKAGE)
+        if options.module:
+            load_file(folder, options.module)
+        space = self._begun(options.seed)[0].action_space
+        self.names = _action_names(space, options)
+        self.first = int(getattr(space, "start", 0))  # the number of the first action
+
+    def tasks(self) -> list[Task]:
+        """One task for each seed: the instructions and the first observation."""
+        first = self.options.seed
+        return [self._task(seed) for seed in range(first, first + self.options.size)]
+
+    def start(self, task: Task) -> State:
+        """An environment of its own, reset with the task's seed."""
+        return State(self._begun(task.metadata["seed"])[0])
+
+    def step(self, state: State, completion: Message) -> list[Message] | None:
+        """The next observation; None at the end."""
+        action = self._action(completion.content)
+        if action is None:
+            state.invalid += 1
+            listed = ", ".join(self.names[:_SHOWN])
+            return [Message("user", f"That names no action. Actions: {listed}.")]
+        observation, reward, terminated, truncated, _ = state.env.step(action)
+        state.rewards.append(float(reward))
+        if terminated or truncated:
+            return None
+        return [Message("user", self._shown(state.env, observation))]
+
+    def score(self, task: Task, state: State) -> Score:
+        """The sum of the rewards."""
+        state.env.close()
+        reward = sum(state.rewards)
+        metrics = {"steps": float(len(state.rewards)), "invalid_actions": float(state.invalid)}
+        return Score(reward, success=reward >= self.options.success_reward, metrics=metrics)
+
+    def _task(self, seed: int) -> Task:
+        env, observation = self._begun(seed)
+        shown = self._shown(env, observation)
+        env.close()
+        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        return Task(f"{self.options.env}-{seed}", prompt, metadata={"seed": seed})
+
+    def _begun(self, seed: int) -> tuple[Any, Any]:
+        """(an environment reset with `seed`, its first observation)."""
+        env = self.gym.make(self.options.env, **self.options.settings)
+        observation, _ = env.reset(seed=seed)
+        return env, observation
+
+    def _shown(self, env: Any, observation: Any) -> str:
+        """What the model reads of an observation."""
+        return str(env.render() if self.options.observe == "render" else observation).strip()
+
+    def _action(self, text: str) -> Any:
+        """The action that a completion names; None for none."""
+        if not self.names:  # any text is one
+            return text
+        words = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
+        named = re.findall(rf"(?<![\w-])(?:{words})(?!\w)", text, re.IGNORECASE)
+        if not named:
+            return None
+        lowered = [name.lower() for name in self.names]
+        return self.first + lowered.index(named[-1].lower())
+
+
+def _action_names(space: Any, options: Options) -> Sequence[str]:
+    """The names of the actions, by which a completion chooses; () where any text is an action.
+
+    Raises EnvProblem ENV_INVALID for a space that has neither, or names that do not fit it.
+    """
+    kind = type(space).__name__
+    if kind == "Text":
+        return ()
+    if kind != "Discrete":
+        message = f"{options.env} has actions of {kind}; words can name those of Text and Discrete"
+        raise EnvProblem("ENV_INVALID", message, hint="Wrap it in an environment of one of these.")
+    count = int(space.n)
+    first = int(space.start)
+    names = options.actions or tuple(str(number) for number in range(first, first + count))
+    if len(names) != count or len({name.lower() for name in names}) != count:
+        message = f"[adapter] actions names {len(names)} actions, {options.env} has {count}"
+        raise EnvProblem("ENV_INVALID", message, hint="Name each once, in their order.")
+    return names
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> GymnasiumText:
+    """The environment that the options name. Raises EnvProblem ENV_INVALID for a wrong option."""
+    options = read_options(adapter, Options)
+    if options.observe not in ("observation", "render"):
+        message = f"[adapter] observe is observation or render, got {options.observe!r}"
+        raise EnvProblem("ENV_INVALID", message, hint="Correct environment.toml.")
+    return GymnasiumText(folder, options)

@@ -1,0 +1,148 @@
+"""Environments behind OpenEnv's protocol: a server answers `reset` and `step` over a WebSocket, one
+session a rollout, one task a seed.
+
+A completion becomes an action: the text in one field of it, or, with `json_action`, the JSON object
+that the completion holds. What the model reads is one field of the observation, or all of it as
+JSON. The reward is the sum over the steps.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs import rewards
+from envs.adapters.parts import local_server
+from envs.adapters.parts.options import read_options
+from envs.base import Message, MultiTurnEnv, Score, Task
+from envs.config.adapters import SERVER_PORT, Adapter
+from envs.config.problem import EnvProblem
+from envs.json_types import JsonObject
+
+CLIENT = "openenv.core.generic_client"
+START_S = 50.0  # for the server to answer /health
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which server, and how it is played in words.
+
+    Attributes:
+        server: the program and its arguments, run in the folder; it listens on the port in the
+            variable PORT.
+        url: where a server runs already; instead of `server`, with `network = true`.
+        action: the field of an action that takes the completion.
+        json_action: the completion is the action itself, as JSON.
+        observation: the field of an observation that the model reads; "" for all, as JSON.
+        instructions: stand before the first observation.
+        size, seed: how many tasks, one for each seed from `seed` on.
+        success_reward: a rollout that earns so much is solved.
+        reset: more arguments of `reset`.
+    """
+
+    server: tuple[str, ...] = ()
+    url: str = ""
+    action: str = "message"
+    json_action: bool = False
+    observation: str = ""
+    instructions: str = ""
+    size: int = 200
+    seed: int = 0
+    success_reward: float = 1.0
+    reset: JsonObject = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """One rollout: its session with the server."""
+
+    client: Any
+    rewards: list[float] = field(default_factory=list)
+    invalid: int = 0
+
+
+class OpenEnv(MultiTurnEnv):
+    """The seeds of one server."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.options = options
+        self.module = importlib.import_module(CLIENT)
+        self.url = options.url.rstrip("/")
+        self.process = None
+        if options.server:
+            port = int(os.environ[SERVER_PORT])
+            self.url = f"http://127.0.0.1:{port}"
+            self.process = local_server.start(options.server, folder, port)
+            local_server.await_health(self.url, START_S, self.process)
+
+    def tasks(self) -> list[Task]:
+        """One task for each seed: the instructions and the first observation."""
+        first = self.options.seed
+        return [self._task(seed) for seed in range(first, first + self.options.size)]
+
+    def start(self, task: Task) -> State:
+        """A session of its own, reset with the task's seed."""
+        return State(self._begun(task.metadata["seed"])[0])
+
+    def step(self, state: State, completion: Message) -> list[Message] | None:
+        """The next observation; None at the end."""
+        action = self._action(completion.content)
+        if action is None:
+            state.invalid += 1
+            return [Message("user", "That is no JSON object; reply with an action as JSON.")]
+        result = state.client.step(action)
+        if result.reward is not None:
+            state.rewards.append(float(result.reward))
+        return None if result.done else [Message("user", self._shown(result.observation))]
+
+    def score(self, task: Task, state: State) -> Score:
+        """The sum of the rewards."""
+        state.client.close()
+        reward = sum(state.rewards)
+        return Score(
+            reward,
+            success=reward >= self.options.success_reward,
+            metrics={"invalid_actions": float(state.invalid)},
+        )
+
+    def _task(self, seed: int) -> Task:
+        client, observation = self._begun(seed)
+        client.close()
+        shown = self._shown(observation)
+        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
+
+    def _begun(self, seed: int) -> tuple[Any, Any]:
+        """(a session that was reset with `seed`, its first observation)."""
+        client = self.module.GenericEnvClient(base_url=self.url).sync()
+        client.connect()
+        result = client.reset(seed=seed, **self.options.reset)
+        return client, result.observation
+
+    def _shown(self, observation: Any) -> str:
+        """What the model reads of an observation."""
+        name = self.options.observation
+        if name and isinstance(observation, dict):
+            return str(observation.get(name, ""))
+        return json.dumps(observation, ensure_ascii=False)
+
+    def _action(self, text: str) -> JsonObject | None:
+        """The action that a completion stands for; None for text that holds no JSON object."""
+        if not self.options.json_action:
+            return {self.options.action: text}
+        value: Any = None
+        with contextlib.suppress(ValueError):
+            value = rewards.json_value(text)
+        return value if isinstance(value, dict) else None
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> OpenEnv:
+    """The server that the options name. Raises EnvProblem ENV_INVALID unless they name one."""
+    options = read_options(adapter, Options)
+    if bool(options.server) == bool(options.url):
+        message = "[adapter] of OpenEnv names either a server or a url"
+        raise EnvProblem("ENV_INVALID", message, hint='server = ["python3", "server.py"]')
+    return OpenEnv(folder, options)

@@ -1,0 +1,129 @@
+"""A client of an MCP server that speaks over its standard streams: its tools, and calls of them.
+
+Messages are JSON-RPC, one a line (Model Context Protocol, revision 2025-06-18). Whoever calls sets
+the deadline: in an env process the limit on a call ends server and process alike.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.json_types import JsonObject
+
+REVISION = "2025-06-18"
+LINE_BYTES = 4 << 20  # of one message of a server
+MOST_LINES = 10_000  # notifications between a request and its answer
+MOST_PAGES = 100  # of a list of tools
+
+
+class ServerFault(Exception):
+    """The server ended, or answered nothing that could be read."""
+
+
+class McpServer:
+    """A running server. `close` ends it.
+
+    Args:
+        command: the program and its arguments; `python3` is the environment's interpreter.
+        folder: where it runs.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        program = sys.executable if command[0] in ("python", "python3") else command[0]
+        self.process = subprocess.Popen(
+            [program, *command[1:]],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._number = 0
+        told = {"name": "honesmith", "version": "1"}
+        self._ask(
+            "initialize", {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": told}
+        )
+        self._send({"method": "notifications/initialized"})
+
+    def tools(self) -> list[JsonObject]:
+        """Every tool, as OpenAI's function schema. Raises ServerFault."""
+        found: list[JsonObject] = []
+        cursor: JsonObject = {}
+        for _ in range(MOST_PAGES):
+            page = self._ask("tools/list", cursor)
+            found += [_as_function(tool) for tool in page.get("tools", [])]
+            if not page.get("nextCursor"):
+                return found
+            cursor = {"cursor": page["nextCursor"]}
+        raise ServerFault(f"the list of tools has more than {MOST_PAGES} pages")
+
+    def call(self, name: str, arguments: JsonObject) -> tuple[str, bool]:
+        """(the text that a tool returns, whether it says that it failed). Raises ServerFault."""
+        result = self._ask("tools/call", {"name": name, "arguments": arguments})
+        parts = [part for part in result.get("content", []) if isinstance(part, dict)]
+        text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
+        return text, result.get("isError") is True
+
+    def close(self) -> None:
+        """End the server."""
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        self.process.wait()
+
+    def __del__(self) -> None:  # a rollout that failed is dropped without a score
+        with contextlib.suppress(Exception):  # it may not have started
+            self.close()
+
+    def _ask(self, method: str, params: JsonObject) -> JsonObject:
+        """The result of a request; {"isError", "content"} where the server refuses it."""
+        self._number += 1
+        self._send({"id": self._number, "method": method, "params": params})
+        for _ in range(MOST_LINES):
+            message = self._received()
+            if message.get("id") != self._number or "method" in message:
+                continue  # a notification, or a request of the server, of which none is answered
+            if "error" in message:
+                if method != "tools/call":
+                    raise ServerFault(f"{method} was refused: {message['error']!r:.300}")
+                said = str(message["error"].get("message", "the call was refused"))
+                return {"isError": True, "content": [{"type": "text", "text": said}]}
+            result = message.get("result")
+            return result if isinstance(result, dict) else {}
+        raise ServerFault(f"the server sent {MOST_LINES} messages and no answer to {method}")
+
+    def _send(self, message: JsonObject) -> None:
+        stream = self.process.stdin
+        assert stream is not None  # a pipe was asked for
+        try:
+            stream.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            stream.flush()
+        except OSError as error:
+            raise ServerFault(f"the MCP server has ended: {error}") from error
+
+    def _received(self) -> JsonObject:
+        stream = self.process.stdout
+        assert stream is not None  # a pipe was asked for
+        line = stream.readline(LINE_BYTES)
+        if not line.endswith(b"\n"):
+            raise ServerFault("the MCP server has ended, or sent too long a line")
+        message: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ServerFault(f"the MCP server wrote a line that is no message: {line[:200]!r}")
+        return message
+
+
+def _as_function(tool: JsonObject) -> JsonObject:
+    """A tool of MCP as OpenAI's function schema."""
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}

@@ -1,0 +1,77 @@
+"""The options of `[adapter]`, read strictly into a dataclass of the module that takes them."""
+
+import dataclasses
+import difflib
+from typing import Any, TypeVar
+
+from envs.config.adapters import Adapter
+from envs.config.problem import EnvProblem
+from envs.config.settings import FILE
+from envs.json_types import JsonObject
+
+T = TypeVar("T")
+
+_WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table",
+    tuple: "a list of texts",
+}
+
+
+def read_options(adapter: Adapter, options: type[T]) -> T:
+    """The options of the adapter as an instance of the dataclass `options`.
+
+    A field's default gives its type (str, int, float, bool, dict, or a tuple of texts); a field
+    without one is a text that must be given.
+
+    Raises EnvProblem ENV_INVALID for an unknown, missing or mistyped option, or a negative number.
+    """
+    fields = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
+    for name in adapter.options:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            suggestion = f"; did you mean {close[0]}?" if close else ""
+            raise _problem(f"unknown option {name!r}{suggestion}", adapter, sorted(fields))
+    values: JsonObject = {}
+    for name, field in fields.items():
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        if name in adapter.options:
+            values[name] = _checked(adapter, name, _kind_of_value(field))
+        elif is_required:
+            raise _problem(f"{name} is missing", adapter, sorted(fields))
+    return options(**values)
+
+
+def _kind_of_value(field: Any) -> type:
+    """The type that the values of a field have."""
+    if field.default is not dataclasses.MISSING:
+        return type(field.default)
+    return dict if field.default_factory is dict else str
+
+
+def _checked(adapter: Adapter, name: str, kind: type) -> Any:
+    """The option `name`, which must be of the type `kind`."""
+    value = adapter.options[name]
+    if not _fits(value, kind):
+        raise _problem(f"{name} is {_WORDS[kind]}, got {value!r:.80}", adapter, [])
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, kind: type) -> bool:
+    """Whether a value of TOML is of the type `kind`, and not negative where it is a number."""
+    if isinstance(value, bool):  # a bool is an int in Python
+        return kind is bool
+    if kind is tuple:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and value >= 0
+    return isinstance(value, kind)
+
+
+def _problem(message: str, adapter: Adapter, allowed: list[str]) -> EnvProblem:
+    """An EnvProblem about the table [adapter]; `allowed` are the names that may stand in it."""
+    hint = f"{adapter.kind} takes: {', '.join(allowed)}." if allowed else f"Correct {FILE}."
+    return EnvProblem("ENV_INVALID", f"[adapter] {message}", hint=hint, file=FILE)

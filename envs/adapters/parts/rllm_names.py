@@ -1,0 +1,114 @@
+"""What evaluators of rLLM import from it (`rllm`, `rllm.types`, `rllm.eval.types`), for where the
+package is not installed: it is on no package index. Its shapes as of August 2026."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from envs.json_types import JsonObject
+
+PACKAGE = "rllm"
+
+
+@dataclass
+class Task:
+    """One problem."""
+
+    id: str
+    instruction: str | list[JsonObject]
+    metadata: JsonObject = field(default_factory=dict)
+    dataset_dir: Path = field(default_factory=Path)
+    sub_dir: Path | None = None
+
+
+@dataclass
+class Step:
+    """One call of the model."""
+
+    input: Any = None
+    output: Any = None
+    action: Any = None
+    reward: float = 0.0
+    done: bool = False
+    metadata: JsonObject | None = None
+    chat_completions: list[JsonObject] = field(default_factory=list)
+    thought: str = ""
+    model_response: str = ""
+    id: str = ""
+
+
+@dataclass
+class Trajectory:
+    """One agent's steps."""
+
+    name: str = "default_traj_name"
+    task: Any = None
+    steps: list[Step] = field(default_factory=list)
+    reward: float | None = None
+    input: JsonObject | None = None
+    output: Any = None
+    signals: dict[str, float] = field(default_factory=dict)
+    metadata: JsonObject | None = None
+    uid: str = ""
+
+
+@dataclass
+class Episode:
+    """One rollout of a task."""
+
+    id: str = ""
+    task: Any = None
+    termination_reason: Any = None
+    is_correct: bool = False
+    trajectories: list[Trajectory] = field(default_factory=list)
+    artifacts: JsonObject = field(default_factory=dict)
+    metrics: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
+
+
+@dataclass
+class Signal:
+    """A named number beside the reward."""
+
+    name: str
+    value: float
+    metadata: JsonObject = field(default_factory=dict)
+
+
+@dataclass
+class EvalOutput:
+    """What an evaluator says of an episode."""
+
+    reward: float
+    is_correct: bool
+    signals: list[Signal] = field(default_factory=list)
+    metadata: JsonObject = field(default_factory=dict)
+
+
+def evaluator(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    """The decorator of evaluators; the function stays what it is."""
+    return function if function is not None else lambda decorated: decorated
+
+
+def provide() -> None:
+    """Make the names importable, unless the package is installed."""
+    if importlib.util.find_spec(PACKAGE) is not None:
+        return
+    types = {"Task": Task, "Step": Step, "Trajectory": Trajectory, "Episode": Episode}
+    results = {"EvalOutput": EvalOutput, "Signal": Signal}
+    _module(PACKAGE, {**types, "evaluator": evaluator})
+    _module(f"{PACKAGE}.types", types)
+    _module(f"{PACKAGE}.eval", results)
+    _module(f"{PACKAGE}.eval.types", results)
+
+
+def _module(name: str, names: JsonObject) -> None:
+    """Put a module with these names where an import looks for it."""
+    module = ModuleType(name)
+    module.__path__ = []  # it is a package: submodules may be imported
+    vars(module).update(names)
+    sys.modules[name] = module

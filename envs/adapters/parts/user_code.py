@@ -1,0 +1,42 @@
+"""Functions and classes in files of the environment's folder."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from envs.config.problem import EnvProblem
+from envs.config.settings import FILE
+
+
+def load_file(folder: Path, file: str) -> ModuleType:
+    """The module in `file`, a path in `folder` such as "my_env.py" or "tests/evaluate.py".
+
+    Raises EnvProblem ENV_INVALID where there is no such file in the folder, and whatever its code
+    raises.
+    """
+    path = (folder / file).resolve()
+    if not path.is_file() or not path.is_relative_to(folder.resolve()):
+        message = f"[adapter] names the file {file!r}, which the folder does not have"
+        raise EnvProblem("ENV_INVALID", message, hint="Correct its path.", file=FILE)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # a .py path always has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # a dataclass in the file looks its module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_name(folder: Path, reference: str, default_name: str) -> Any:
+    """What `reference`, such as "my_eval.py:score", names; without ":" `default_name` in that file.
+
+    Raises EnvProblem ENV_INVALID where the file or the name is missing.
+    """
+    file, _, name = reference.partition(":")
+    module = load_file(folder, file)
+    value = getattr(module, name or default_name, None)
+    if value is None:
+        message = f"{file} does not define {name or default_name}"
+        raise EnvProblem("ENV_INVALID", message, file=file)
+    return value

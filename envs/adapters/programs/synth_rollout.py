@@ -1,0 +1,98 @@
+"""Plays one rollout of a task app: starts it (or asks the one that runs), posts `/rollout`, prints
+the reward as the last line. Run in a copy of the environment's folder; standard library only."""
+
+import importlib.util
+import json
+import os
+import sys
+import tomllib
+import uuid
+from pathlib import Path
+from typing import Any
+
+Json = dict[Any, Any]  # JSON of unknown shape
+START_S = 30.0  # for the app to answer /health
+
+
+def _shared(name: str) -> Any:
+    """The module `name` of `envs/adapters/parts/`, which is on no path here."""
+    path = Path(__file__).resolve().parents[1] / "parts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a .py path always has a loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+local_server = _shared("local_server")
+
+
+def main() -> None:
+    """See the module. Leaves with status 2 and the reason on standard error where the app fails."""
+    table = tomllib.loads(Path("environment.toml").read_text("utf-8"))
+    options = table["adapter"]
+    task = json.loads(Path(os.environ["HONESMITH_TASK"]).read_text("utf-8"))
+    try:
+        if "url" in options:
+            answer = rollout(options["url"].rstrip("/"), options, task)
+        else:
+            port = int(os.environ["PORT"])
+            with local_server.running(options["server"], Path.cwd(), port, START_S) as url:
+                answer = rollout(url, options, task)
+        sys.stdout.write(json.dumps(reward_of(answer)) + "\n")
+    except (local_server.ServerFault, ValueError) as fault:
+        sys.exit(f"{fault}")
+
+
+def rollout(url: str, options: Json, task: Json) -> Any:
+    """What the task app answers. Raises ServerFault."""
+    key = os.environ.get("ENVIRONMENT_API_KEY", "")
+    body = {
+        "run_id": f"rollout-{uuid.uuid4().hex}",
+        "trace_correlation_id": f"trace-{uuid.uuid4().hex}",
+        "env": {
+            "env_name": options.get("env_name", ""),
+            "config": options.get("config", {}),
+            "seed": task["metadata"]["seed"],
+        },
+        "policy": {
+            "policy_name": "policy",
+            "config": {
+                "model": os.environ["OPENAI_MODEL"],
+                "inference_url": os.environ["OPENAI_BASE_URL"],
+                "api_key": os.environ["OPENAI_API_KEY"],
+                **options.get("policy", {}),
+            },
+            "output_mode": options.get("output_mode", "text"),
+        },
+        "record": {"logprobs": False, "value": False, "return_trace": False},
+        "on_done": "reset",
+        "safety": {"max_time_s": 3600},
+        "mode": "rl",
+    }
+    # The limit on the rollout ends this program; the app needs none of its own.
+    return local_server.asked(f"{url}/rollout", 3600.0, body, {"X-API-Key": key} if key else None)
+
+
+def reward_of(answer: Any) -> Json:
+    """The reward line of a rollout's answer: `outcome_reward`, or what older apps call it.
+
+    Raises ValueError for an answer without one, and for an aborted rollout.
+    """
+    metrics = answer.get("metrics") if isinstance(answer, dict) else None
+    if not isinstance(metrics, dict):
+        raise ValueError("the answer of /rollout has no metrics")
+    if answer.get("aborted"):
+        raise ValueError("the task app aborted the rollout")
+    names = ("outcome_reward", "outcome_score", "mean_return")
+    given = next((metrics[name] for name in names if metrics.get(name) is not None), None)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError(f"the metrics of /rollout have no {names[0]}: {json.dumps(metrics)[:300]}")
+    events = metrics.get("event_rewards") or []
+    numbers = {"steps": metrics.get("num_steps"), "event_reward": sum(events) if events else None}
+    kept = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    return {"reward": given, "metrics": kept}
+
+
+if __name__ == "__main__":
+    main()

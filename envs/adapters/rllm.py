@@ -1,0 +1,154 @@
+"""Evaluators of rLLM over rows of data: the completion is the episode's answer.
+
+An evaluator is a function or an object with `evaluate`, called with `task` and `episode`, or with
+`metadata` and `trajectory`; it returns an `EvalOutput`, a dict like one, a number, a bool, or both.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts import rllm_names
+from envs.adapters.parts.options import read_options
+from envs.adapters.parts.rows import data_rows
+from envs.adapters.parts.user_code import load_name
+from envs.base import Score, SingleTurnEnv, Task
+from envs.config.adapters import Adapter
+from envs.config.problem import EnvProblem
+from envs.json_types import JsonObject
+
+QUESTIONS = ("instruction", "question", "problem", "prompt")  # columns, the first that a row has
+
+
+@dataclass(frozen=True)
+class Options:
+    """What scores, and what is asked.
+
+    Attributes:
+        evaluator: "file.py:name"; without a name `evaluate`.
+        question: the column with the question; "" for the first of QUESTIONS.
+        answer: the column with the reference answer, to be audited and learnt; "" for none.
+        system: a system message for every task.
+        data: the file with the rows; "" for every data file.
+    """
+
+    evaluator: str = "tests/evaluate.py"
+    question: str = ""
+    answer: str = ""
+    system: str = ""
+    data: str = ""
+
+
+class ForeignTask(dict[Any, Any]):
+    """A row, as evaluators read it: as a dict, or by the attributes of rLLM's `Task`."""
+
+    def __init__(self, task: Task, folder: Path) -> None:
+        super().__init__(task.metadata["row"])
+        self.id = task.id
+        self.instruction = task.prompt_text
+        self.metadata: JsonObject = dict(self)
+        self.dataset_dir = folder
+        self.sub_dir = None
+
+
+class Rllm(SingleTurnEnv):
+    """The rows of a folder, scored by an evaluator."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        rllm_names.provide()
+        self.folder = folder
+        self.options = options
+        self.types = importlib.import_module(f"{rllm_names.PACKAGE}.types")
+        self.evaluate = _evaluate_of(load_name(folder, options.evaluator, "evaluate"))
+
+    def tasks(self) -> list[Task]:
+        """One task a row."""
+        return [
+            self._task(row.id, row.split, row.value)
+            for row in data_rows(self.folder, self.options.data)
+        ]
+
+    def score(self, task: Task, completion: str) -> Score:
+        """What the evaluator says of an episode with this answer."""
+        foreign = ForeignTask(task, self.folder)
+        messages = [message.to_dict() for message in task.messages]
+        step = self.types.Step(
+            input=messages,
+            output=completion,
+            model_response=completion,
+            chat_completions=[*messages, {"role": "assistant", "content": completion}],
+        )
+        trajectory = self.types.Trajectory(name="solver", task=foreign, steps=[step])
+        trajectory.output = completion
+        episode = self.types.Episode(
+            task=foreign, trajectories=[trajectory], artifacts={"answer": completion}
+        )
+        return _score_of(self._asked(foreign, episode, completion))
+
+    def _asked(self, task: ForeignTask, episode: Any, completion: str) -> Any:
+        """Call the evaluator with the arguments it names."""
+        by_name = {
+            "task": task,
+            "metadata": task.metadata,
+            "episode": episode,
+            "trajectory": {"output": completion, "steps": [{"output": completion}]},
+        }
+        names = list(inspect.signature(self.evaluate).parameters)
+        if any(name in by_name for name in names):
+            return self.evaluate(**{name: by_name[name] for name in names if name in by_name})
+        return self.evaluate(task, episode)
+
+    def _task(self, row_id: str, split: str | None, row: JsonObject) -> Task:
+        options = self.options
+        column = options.question or next((name for name in QUESTIONS if name in row), "")
+        if column not in row:
+            raise EnvProblem(
+                "DATASET_INVALID",
+                f"the row {row_id} has no {column or 'question'}",
+                hint=f"Name the column: [adapter] question; it has {', '.join(row)}.",
+            )
+        system = [{"role": "system", "content": options.system}] if options.system else []
+        return Task(
+            row_id,
+            [*system, {"role": "user", "content": str(row[column])}],
+            answer=str(row[options.answer]) if options.answer else None,
+            split=split,
+            metadata={"row": row},
+        )
+
+
+def _evaluate_of(found: Any) -> Callable[..., Any]:
+    """The function that evaluates: of an object or a class its method `evaluate`."""
+    if inspect.isclass(found):
+        found = found()
+    return found.evaluate if hasattr(found, "evaluate") else found
+
+
+def _score_of(result: Any) -> Score:
+    """What an evaluator returned, as a score. Raises TypeError for what rLLM would not take."""
+    if isinstance(result, bool | int | float):
+        return Score(float(result), success=float(result) > 0)
+    if isinstance(result, tuple):
+        reward, is_correct = result
+        return Score(float(reward), success=bool(is_correct))
+    if isinstance(result, Mapping):
+        signals = dict(result.get("signals") or {})
+        reward = float(result.get("reward", 0.0))
+        return Score(reward, bool(result.get("is_correct", reward >= 1.0)), signals)
+    return _score_of_output(result)
+
+
+def _score_of_output(output: Any) -> Score:
+    """An `EvalOutput` as a score. Raises TypeError for anything else."""
+    if not hasattr(output, "is_correct"):
+        raise TypeError(f"the evaluator returned {type(output).__name__}")
+    signals = {signal.name: float(signal.value) for signal in output.signals}
+    return Score(float(output.reward), bool(output.is_correct), signals)
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> Rllm:
+    """The rows and the evaluator of a folder."""
+    return Rllm(folder, read_options(adapter, Options))

@@ -1,0 +1,111 @@
+"""Environments of SkyRL-Gym over rows of their form: `prompt` (messages), `env_class`,
+`reward_spec`, and whatever else the environment reads from its row.
+
+The environment's `init(prompt)` begins a rollout, `step(text)` answers each completion; the reward
+is the sum over its steps.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts.options import read_options
+from envs.adapters.parts.rows import data_rows
+from envs.adapters.parts.user_code import load_file
+from envs.base import Message, MultiTurnEnv, Score, Task
+from envs.config.adapters import Adapter
+from envs.json_types import JsonObject
+
+PACKAGE = "skyrl_gym"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the rows are played.
+
+    Attributes:
+        env: the id of the environment for rows without `env_class`.
+        module: a file of the folder that registers environments of its own; "" for none.
+        data: the file with the rows; "" for every data file of the folder.
+        config: the environment's `env_config`.
+        success_reward: a rollout that earns so much is solved.
+    """
+
+    env: str = ""
+    module: str = ""
+    data: str = ""
+    success_reward: float = 1.0
+    config: JsonObject = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """One rollout: the environment of its own, and what it has earned."""
+
+    env: Any
+    rewards: list[float] = field(default_factory=list)
+
+
+class SkyrlGym(MultiTurnEnv):
+    """The rows of a folder, each played by the environment it names."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder = folder
+        self.options = options
+        self.gym = importlib.import_module(PACKAGE)
+        if options.module:
+            load_file(folder, options.module)
+
+    def tasks(self) -> list[Task]:
+        """One task a row, with the prompt that the environment's `init` makes of it."""
+        tasks = []
+        for row in data_rows(self.folder, self.options.data):
+            env, prompt = self._begun(row.value)
+            env.close()
+            tasks.append(Task(row.id, prompt, split=row.split, metadata={"row": row.value}))
+        return tasks
+
+    def start(self, task: Task) -> State:
+        """A rollout with an environment of its own."""
+        return State(self._begun(task.metadata["row"])[0])
+
+    def step(self, state: State, completion: Message) -> list[Message] | None:
+        """What the environment answers; None once it is done."""
+        output = state.env.step(completion.content)
+        state.rewards.append(float(output["reward"]))
+        if output["done"] or not output["observations"]:
+            return None
+        return [Message.from_dict(message) for message in output["observations"]]
+
+    def score(self, task: Task, state: State) -> Score:
+        """The sum of the rewards, with the numbers among the environment's own metrics."""
+        reward = sum(state.rewards)
+        metrics = state.env.get_metrics() if hasattr(state.env, "get_metrics") else {}
+        state.env.close()
+        numbers = {
+            name: float(value)
+            for name, value in (metrics or {}).items()
+            if isinstance(value, int | float)
+        }
+        return Score(reward, success=reward >= self.options.success_reward, metrics=numbers)
+
+    def _begun(self, row: JsonObject) -> tuple[Any, list[Message]]:
+        """(an environment that has begun with the row, the prompt for the model)."""
+        name = row.get("env_class") or self.options.env
+        prompt = row["prompt"]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
+        env = self.gym.make(name, env_config=_as_config(self.options.config), extras=extras)
+        shown, _ = env.init(messages)
+        return env, [Message.from_dict(message) for message in shown]
+
+
+def _as_config(options: JsonObject) -> Any:
+    """The options as the configuration object that SkyRL's trainer hands over."""
+    return importlib.import_module("omegaconf").OmegaConf.create(dict(options))
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> SkyrlGym:
+    """The rows and environments of a folder."""
+    return SkyrlGym(folder, read_options(adapter, Options))
