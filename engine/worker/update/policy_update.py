@@ -225,9 +225,9 @@ def _pass_sums(
     all_sums = []
     for first, count in zip(range(0, len(numbers), 7), tokens, strict=True):
         loss, entropy, kl, clipped, missing, *gap = numbers[first : first + 7]
-        gaps = gap if is_first_pass else (0.0, 0.0)
-        sums = PassSums(loss, count, entropy, kl, clipped, *gaps, int(missing), is_first_pass)
-        all_sums.append(sums)
+        gap_sum, gap_max = gap if is_first_pass else (0.0, 0.0)
+        counted = (count, entropy, kl, clipped, gap_sum, gap_max, int(missing))
+        all_sums.append(PassSums(loss, *counted, is_first_pass))
     return all_sums
 
 
