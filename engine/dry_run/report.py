@@ -212,7 +212,7 @@ def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
     """The runs of a plan with fewer settings; a run that varies an earlier one of its step has only
     those that differ, and they stay."""
     short: list[Reply] = []
-    seen: set[int] = set()
+    seen: set[object] = set()  # numbers of steps
     for step in steps:
         if step["step"] not in seen and "settings" in step:
             step = step | {"settings": _shortened_settings(step["settings"], {})}
