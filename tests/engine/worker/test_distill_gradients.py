@@ -33,6 +33,7 @@ class Bare(Training):
         self.optimizer = make_optimizer(policy.parameters(), self.grpo)
         self.done, self.total, self.state, self.evaluation = 0, 10, {}, None
         self.meter: Any = SimpleNamespace(count_microbatch=lambda rows: None)  # counts operations
+        self.ranks = None
         self.given: Tensors = {}
 
     def optimizer_step(self, step: int, pending: Any) -> tuple[Any, float, float]:

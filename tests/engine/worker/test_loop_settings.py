@@ -133,7 +133,7 @@ def test_rows_without_packing_go_one_by_one_with_the_same_gradient(home: Home, e
         go(run)
     together, apart = metrics(packed)[1], metrics(single)[1]
     assert (together["microbatches"], apart["microbatches"]) == (1, 8)
-    assert apart["loss"] == pytest.approx(together["loss"], rel=1e-6)
+    assert apart["loss"] == pytest.approx(together["loss"], rel=3e-6)
     assert apart["grad_norm"] == pytest.approx(together["grad_norm"], rel=1e-5)
 
 

@@ -420,7 +420,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
         calls.append(1)
         return real(policy, tokens) * (float("nan") if len(calls) > 2 else 1.0)
 
-    monkeypatch.setattr("engine.worker.sft.cross_entropy", poisoned)
+    monkeypatch.setattr("engine.worker.update.supervised.cross_entropy", poisoned)
     run = make_run(home, env_id, "sft", SFT)
     with pytest.raises(WorkerFailure) as caught:
         go(run)
