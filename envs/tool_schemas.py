@@ -3,11 +3,15 @@
 Standard library only, as this runs on both sides of the pipe.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
+from envs.config.problem import EnvProblem
 from envs.json_types import TaskRow, ToolSchema
 
+_ENTRY = "environment.py"  # where an environment's tools stand
+MAX_TOOLS_BYTES = 1 << 20  # of all tool schemas together, as JSON
 _SHOWN_CHARS = 120  # of a faulty schema, in a message
 
 
@@ -55,3 +59,52 @@ def _are_schemas(value: Any) -> TypeGuard[list[ToolSchema]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return False
     return True
+
+
+def check_tools(tools: Any) -> None:
+    """Check that `tools` holds OpenAI function schemas that can be stored as JSON.
+
+    Raises EnvProblem ENV_INVALID if not, or if all schemas together exceed MAX_TOOLS_BYTES.
+    """
+    size = 0  # bytes of the schemas so far, as JSON
+    # A text or a dict can be iterated too, but is no list of schemas.
+    if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
+        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {type(tools).__name__}")
+    for index, tool in enumerate(tools):
+        _check_schema(tool, index)
+        size += _json_size(tool, index)
+        if size > MAX_TOOLS_BYTES:
+            too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
+            raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", _ENTRY)
+
+
+def _check_schema(tool: Any, index: int) -> None:
+    """Raise EnvProblem ENV_INVALID unless `tool` is the schema of a function with a name.
+
+    `index` is its place in the list, for the message.
+    """
+    if not is_function_schema(tool):
+        raise EnvProblem(
+            "ENV_INVALID",
+            f"tools[{index}] is no function schema: {str(tool)[:_SHOWN_CHARS]}",
+            hint='Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
+            file=_ENTRY,
+        )
+
+
+def _json_size(tool: Any, index: int) -> int:
+    """How many bytes a tool's schema takes as JSON.
+
+    Raises EnvProblem ENV_INVALID if it is no JSON; `index` is its place in the list, for the
+    message.
+    """
+    try:
+        return len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
+    except UnicodeEncodeError:
+        message = f"a text of tools[{index}] has half of a surrogate pair in it"
+        raise EnvProblem("ENV_INVALID", message, file=_ENTRY) from None
+    # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvProblem(
+            "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=_ENTRY
+        ) from error

@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.core.files import read_json, read_object
 from engine.core.reply import Reply
-from engine.core.target import target_in
 from engine.evidence.compare.settings_diff import changed_names, making_of_run
 from engine.evidence.reported import number_to_report
+from engine.evidence.target import target_in
 from engine.evidence.verdict.side_notes import audit_risk
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home

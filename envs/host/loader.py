@@ -33,7 +33,7 @@ from envs.dataset import DatasetEnv, data_files
 from envs.isolation.packages import add_source
 from envs.json_types import JsonObject, TaskRow
 from envs.scored_rows import ScoredRows
-from envs.tool_schemas import is_function_schema
+from envs.tool_schemas import check_tools
 
 __all__ = [
     "EnvProblem",
@@ -48,8 +48,6 @@ __all__ = [
 ENTRY = "environment.py"
 MAY_BE_ASYNC = ("score", "score_group")
 MAX_TASKS = 200_000  # of one environment
-MAX_TOOLS_BYTES = 1 << 20  # of all tool schemas together, as JSON
-TOOL_CHARS = 120  # of a faulty schema, in the message
 ERROR_CHARS = 500  # of an exception, in the message
 
 
@@ -214,55 +212,6 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
             source, folder, message, "Return a sample of them, drawn with a fixed seed."
         )
     return tasks
-
-
-def check_tools(tools: Any) -> None:
-    """Check that `tools` holds OpenAI function schemas that can be stored as JSON.
-
-    Raises EnvProblem ENV_INVALID if not, or if all schemas together exceed MAX_TOOLS_BYTES.
-    """
-    size = 0  # bytes of the schemas so far, as JSON
-    # A text or a dict can be iterated too, but is no list of schemas.
-    if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
-        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_type_of(tools)}")
-    for index, tool in enumerate(tools):
-        _check_schema(tool, index)
-        size += _json_size(tool, index)
-        if size > MAX_TOOLS_BYTES:
-            too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
-            raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", ENTRY)
-
-
-def _check_schema(tool: Any, index: int) -> None:
-    """Raise EnvProblem ENV_INVALID unless `tool` is the schema of a function with a name.
-
-    `index` is its place in the list, for the message.
-    """
-    if not is_function_schema(tool):
-        raise EnvProblem(
-            "ENV_INVALID",
-            f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
-            hint='Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
-            file=ENTRY,
-        )
-
-
-def _json_size(tool: Any, index: int) -> int:
-    """How many bytes a tool's schema takes as JSON.
-
-    Raises EnvProblem ENV_INVALID if it is no JSON; `index` is its place in the list, for the
-    message.
-    """
-    try:
-        return len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
-    except UnicodeEncodeError:
-        message = f"a text of tools[{index}] has half of a surrogate pair in it"
-        raise EnvProblem("ENV_INVALID", message, file=ENTRY) from None
-    # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EnvProblem(
-            "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
-        ) from error
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:

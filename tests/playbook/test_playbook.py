@@ -93,6 +93,7 @@ WRITTEN = {
     *("honesmith setup", "honesmith setup --vllm", "honesmith doctor", "honesmith report"),
     *('command = ["sh", "agent.sh"]', '[rollout] reward = "stdout"', '"file"', "OPENAI_BASE_URL"),
     *("arith@3f2a9c01d4e5", "arith-grpo-7@step20", "@best", "run://{run_id}/report"),
+    *("rubric.toml", "honesmith judge calibrate", "honesmith env audit ENV --all"),
     *("$HONESMITH_TASK", 'scorer = "exact"', '"90 %"'),
     # named metrics and names inside the example environments
     *("parsed", "solved", "clumsy"),

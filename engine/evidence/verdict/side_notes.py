@@ -8,14 +8,16 @@ from pathlib import Path
 from engine.core.files import read_object
 from engine.core.format import whole_percent
 from engine.core.hints import Call
-from engine.core.target import target_in
 from engine.evidence.stats.inference import PairedVerdict
-from engine.evidence.stats.results import rounded, show_change
+from engine.evidence.stats.power import tasks_for_share
+from engine.evidence.stats.results import TEST, rounded, show_change
+from engine.evidence.target import target_in
 from engine.evidence.verdict.comparison import Comparison, calls_for_errors, compare_rows
 from engine.evidence.verdict.sides import Sides
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import RunConfig, TrainConfig
 
+_OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
 _CUT_MOVED = 0.2  # a share of cut answers that moved by this much is worth a word
 _FAILED_AUDIT = "risk"
 # Without a target a model that solves less than this share of its tasks is trained on, not served.
@@ -180,3 +182,23 @@ def _given_settings(config: TrainConfig) -> dict[str, object]:
     values = config.settings.model_dump()
     given = {name: values[name] for name, source in config.sources.items() if source == "user"}
     return {"settings": given} if given else {}
+
+
+def note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
+    """A note if fewer tasks were compared than a change of 5 points of success needs to show.
+
+    [] if there were enough, or if success was not measured. `half` is the half of the held-out
+    tasks that was compared, "all" without halves; for the test half the note adds that the other
+    half chose the checkpoint.
+    """
+    outcome = comparison.outcome
+    if comparison.measure != "success" or not outcome.n:
+        return []
+    needed_tasks = tasks_for_share(outcome)
+    if needed_tasks <= outcome.n:
+        return []
+    other_half = _OTHER_HALF if half == TEST else ""
+    return [
+        f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
+        f"{outcome.n}{other_half}."
+    ]

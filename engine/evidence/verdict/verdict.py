@@ -15,9 +15,7 @@ from engine.evidence.judges.trust import judge_refusal
 from engine.evidence.robustness.probe_calls import probe_calls
 from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
-from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import (
-    TEST,
     Level,
     Measure,
     damaged_answers_warning,
@@ -58,6 +56,7 @@ from engine.evidence.verdict.side_notes import (
     calls_to_go_on,
     expectation_of,
     missing_score_sentences,
+    note_on_tasks_needed,
     target_sentences,
     tie_sentences,
 )
@@ -72,7 +71,6 @@ from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
 
-_OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
 _MOST_COMPARISONS = 8  # shown in a result, in the order of the models
 
 
@@ -566,33 +564,13 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     notes = [*missing_score_sentences(outcome), *notes_on_counting(comparison)]
     # Where failed scorings decide, more tasks would not settle it.
     if outcome.verdict == "inconclusive" and not comparison.errors_decide:
-        notes += _note_on_tasks_needed(comparison, half)
+        notes += note_on_tasks_needed(comparison, half)
     if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
         notes.append(
             "The reward audit of this environment failed and accept_reward_risk was set: a higher "
             "reward may not mean better answers."
         )
     return notes
-
-
-def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
-    """A note if fewer tasks were compared than a change of 5 points of success needs to show.
-
-    [] if there were enough, or if success was not measured. `half` is the half of the held-out
-    tasks that was compared, "all" without halves; for the test half the note adds that the other
-    half chose the checkpoint.
-    """
-    outcome = comparison.outcome
-    if comparison.measure != "success" or not outcome.n:
-        return []
-    needed_tasks = tasks_for_share(outcome)
-    if needed_tasks <= outcome.n:
-        return []
-    other_half = _OTHER_HALF if half == TEST else ""
-    return [
-        f"About {needed_tasks} reported tasks would show a change of 5 points; this run has "
-        f"{outcome.n}{other_half}."
-    ]
 
 
 def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:

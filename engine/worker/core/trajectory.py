@@ -13,7 +13,6 @@ The tokens that are trained are those that were sampled; text is never tokenised
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from engine.records.lines.answer import OUT_OF_TOKENS, StopReason
 from envs.json_types import ChatMessage, ToolSchema
@@ -113,36 +112,6 @@ class Trajectory:
     def cut(self) -> bool:
         """Whether it was ended by a limit: of tokens or of turns."""
         return self.stop_reason in (*OUT_OF_TOKENS, "max_turns")
-
-    def answer_fields(self) -> dict[str, Any]:
-        """The fields of a trajectory that every file of answers holds: rollouts and evaluations.
-        What is not there is left out: branches, invalid calls, a group of the task, a reason and
-        parts of the score."""
-        fields: dict[str, Any] = {
-            "task": self.task_id,
-            "prompt": self.prompt,
-            "messages": self.messages,
-            "completion": self.completion,
-            "reward": self.reward,
-            "success": self.success,
-            "metrics": self.metrics,
-            "error": self.error,
-            "stop_reason": self.stop_reason,
-            "tokens": self.sampled_tokens,
-        }
-        if self.branches:
-            fields["branches"] = [
-                {"prompt": b.prompt, "messages": b.messages} for b in self.branches
-            ]
-        if self.invalid_calls:
-            fields["invalid_calls"] = self.invalid_calls
-        if self.task_group:
-            fields["task_group"] = self.task_group
-        if self.reason:
-            fields["reason"] = self.reason
-        if self.score_parts:
-            fields["parts"] = self.score_parts
-        return fields
 
     def add_completion(self, completion: Completion) -> None:
         """Append the tokens of a turn that the model sampled; they are trained. The message of the

@@ -21,6 +21,7 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, collect
+from engine.worker.rollouts.rollout_file import answer_fields
 from envs.json_types import TaskRow
 
 VALIDATION, TEST = "select", "report"  # as rows of evaluations name the halves
@@ -196,7 +197,7 @@ def rows_of(
     for group in groups:
         for attempt, trajectory in enumerate(group.members):
             half = half_of_task.get(trajectory.task_id, TEST)
-            fields = trajectory.answer_fields()
+            fields = answer_fields(trajectory)
             if with_tools and trajectory.tools:
                 fields["tools"] = trajectory.tools
             yield EvaluationRow(model=model, half=half, attempt=attempt, **fields)

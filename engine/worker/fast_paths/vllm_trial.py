@@ -186,7 +186,7 @@ def _server(
 ) -> Iterator[VllmSampler]:
     """A context with a sampler on a server that is ready. Raises Wrong where it does not start."""
     sampler = VllmSampler(
-        start(plan, folder / "server.log"),
+        start(plan, folder / "vllm_trial.log"),
         folder=folder / "loaded",
         stop_ids=base.stop_ids,
         vocab=base.vocab,

@@ -14,11 +14,16 @@ from dataclasses import dataclass, replace
 from engine.wording.asked import asked_prompt, asked_tools
 from engine.worker.core import pulse
 from engine.worker.core.background import BackgroundWorker
-from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
-from engine.worker.rollouts.scoring import Scoring, set_error, set_score
+from engine.worker.rollouts.scoring import (
+    Scoring,
+    judge_use,
+    out_of_judge_budget,
+    set_error,
+    set_score,
+)
 from envs.host.process import EnvProcess, Episode, EpisodeFailed
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 from envs.metering.judge_calls import NOTHING, JudgeUse
@@ -102,35 +107,15 @@ def collect(
     groups = [_new_group(task, n, context) for task in tasks]
     if context.play is not None:
         return groups, context.play(tasks, groups, context, sampler, params)
-    judge_before = _judge_use(context.process)
+    judge_before = judge_use(context.process)
     if context.multi_turn:
         _play_turns(tasks, groups, play)
     else:
         _play_once(tasks, groups, n, play)
-    play.times.judge = _judge_use(context.process) - judge_before
+    play.times.judge = judge_use(context.process) - judge_before
     if play.times.judge.refused:
-        raise _out_of_judge_budget(context.process)
+        raise out_of_judge_budget(context.process)
     return groups, play.times
-
-
-def _judge_use(process: EnvProcess) -> JudgeUse:
-    """What judges took so far, in all processes of the environment."""
-    return process.judge_budget.used if process.judge_budget else NOTHING
-
-
-def _out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
-    """The end of a run whose judges may be asked no more."""
-    budget = process.judge_budget
-    assert budget is not None  # only a budget refuses
-    limit = budget.spent or "what is left of the judge's limit is less than one score needs"
-    used = f"{budget.used.calls:g} calls, {budget.used.cost:g} in money"
-    return WorkerFailure(
-        "budget",
-        f"The judge may be asked no more: {limit}.",
-        evidence=f"used: {used}; answers it has not seen are not scored, so the run ends here",
-        hint="Raise max_judge_calls or max_judge_cost, or have fewer answers judged (hard checks "
-        "before the judge, fewer steps, fewer eval_rows), and submit again.",
-    )
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:

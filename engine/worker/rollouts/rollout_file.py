@@ -31,7 +31,7 @@ def _record(
     group within the step and of itself within the group, from 0; `dropped` says whether another
     group has replaced its group.
     """
-    fields = trajectory.answer_fields() | {
+    fields = answer_fields(trajectory) | {
         "step": step,
         "group": group,
         "member": member,
@@ -48,6 +48,37 @@ def _record(
         if trajectory.branches:
             fields["branch_ids"] = [_sampled_ids(branch) for branch in trajectory.branches]
     return TrajectoryRecord(**fields)
+
+
+def answer_fields(trajectory: Trajectory) -> JsonObject:
+    """The fields of a trajectory that every file of answers holds: rollouts and evaluations. What
+    is not there is left out: branches, invalid calls, a group of the task, a reason and parts of
+    the score."""
+    fields: JsonObject = {
+        "task": trajectory.task_id,
+        "prompt": trajectory.prompt,
+        "messages": trajectory.messages,
+        "completion": trajectory.completion,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "metrics": trajectory.metrics,
+        "error": trajectory.error,
+        "stop_reason": trajectory.stop_reason,
+        "tokens": trajectory.sampled_tokens,
+    }
+    if trajectory.branches:
+        fields["branches"] = [
+            {"prompt": branch.prompt, "messages": branch.messages} for branch in trajectory.branches
+        ]
+    if trajectory.invalid_calls:
+        fields["invalid_calls"] = trajectory.invalid_calls
+    if trajectory.task_group:
+        fields["task_group"] = trajectory.task_group
+    if trajectory.reason:
+        fields["reason"] = trajectory.reason
+    if trajectory.score_parts:
+        fields["parts"] = trajectory.score_parts
+    return fields
 
 
 def _sampled_ids(trajectory: Trajectory) -> JsonObject:

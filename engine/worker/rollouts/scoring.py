@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.worker.core.background import BackgroundWorker
+from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Trajectory
 from envs.host.process import EnvProcess
 from envs.json_types import ScoreReply, TaskRow
+from envs.metering.judge_calls import NOTHING, JudgeUse
 
 LEAST_GROUP = 2  # completions that can be compared
 
@@ -105,3 +107,23 @@ def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
     trajectory.error = error
     trajectory.stop_reason = "timeout" if timed_out else "env_error"
     trajectory.reward = 0.0
+
+
+def judge_use(process: EnvProcess) -> JudgeUse:
+    """What judges took so far, in all processes of the environment."""
+    return process.judge_budget.used if process.judge_budget else NOTHING
+
+
+def out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
+    """The end of a run whose judges may be asked no more."""
+    budget = process.judge_budget
+    assert budget is not None  # only a budget refuses
+    limit = budget.spent or "what is left of the judge's limit is less than one score needs"
+    used = f"{budget.used.calls:g} calls, {budget.used.cost:g} in money"
+    return WorkerFailure(
+        "budget",
+        f"The judge may be asked no more: {limit}.",
+        evidence=f"used: {used}; answers it has not seen are not scored, so the run ends here",
+        hint="Raise max_judge_calls or max_judge_cost, or have fewer answers judged (hard checks "
+        "before the judge, fewer steps, fewer eval_rows), and submit again.",
+    )

@@ -14,6 +14,7 @@ from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Done, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, _new_group, collect
 from engine.worker.rollouts.renderer import Renderer
+from engine.worker.rollouts.rollout_file import answer_fields
 from envs.host.process import EnvProcess, Episode
 from envs.tool_schemas import tools_of
 
@@ -229,7 +230,7 @@ def test_a_rollout_keeps_which_of_its_tool_calls_are_invalid(
     ]
     # What can be read reaches the environment as calls, what cannot as text.
     assert [len(m.get("tool_calls", [])) for m in played.messages[::2]] == [1, 2, 0]
-    assert played.answer_fields()["invalid_calls"] == played.invalid_calls
+    assert answer_fields(played)["invalid_calls"] == played.invalid_calls
 
 
 def test_each_way_to_end_has_its_own_stop_reason(tmp_path: Path, renderer: Renderer) -> None:

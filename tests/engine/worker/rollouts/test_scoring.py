@@ -11,6 +11,7 @@ import pytest
 
 from engine.worker.core.background import BackgroundWorker
 from engine.worker.core.trajectory import Trajectory
+from engine.worker.rollouts.rollout_file import answer_fields
 from engine.worker.rollouts.scoring import Scoring
 from envs.base import Task
 from envs.config.settings import Limits
@@ -96,9 +97,9 @@ def test_the_number_of_processes_changes_no_score(process: EnvProcess):
         alone = score_all(process.team(1), texts)
         together = score_all(process.team(WORKERS), texts)
         assert len({member.pid for member in process.team(WORKERS)}) == WORKERS
-    assert [t.answer_fields() for t in together] == [t.answer_fields() for t in alone]
+    assert [answer_fields(t) for t in together] == [answer_fields(t) for t in alone]
     assert together[4].reason == "it has 4 letters"
-    assert together[4].answer_fields()["parts"] == {"letters": [1.0, 4.0]}
+    assert answer_fields(together[4])["parts"] == {"letters": [1.0, 4.0]}
 
 
 def test_a_completion_whose_process_was_killed_is_scored_again(process: EnvProcess):
