@@ -121,7 +121,7 @@ FORWARD = [
     ),
     Fault(
         "weights are merged on top of what was merged before",
-        "network/decoder.py",
+        "network/weights.py",
         "self.merged.copy_(self.linear.weight)",
         "self.merged.copy_(self.linear.weight) if not self.merged.any() else None",
         ("network/test_network.py::test_merging_again_and_again_does_not_drift",),
@@ -152,7 +152,7 @@ FORWARD = [
     ),
     Fault(
         "dropout reaches the frozen layer",
-        "network/decoder.py",
+        "network/weights.py",
         "dropped = F.dropout(x, dropout) if dropout else x",
         "x = dropped = F.dropout(x, dropout) if dropout else x",
         ("network/test_network.py::test_dropout_never_touches_the_frozen_layer",),
@@ -171,14 +171,14 @@ FORWARD = [
     # -- gradients written by hand
     Fault(
         "the gradient of B is not scaled",
-        "ops/kernels.py",
+        "ops/low_rank.py",
         "    db.mul_(scale)\n",
         "",
         (FACTORS, PEFT),
     ),
     Fault(
         "the gradient of A is not scaled",
-        "ops/kernels.py",
+        "ops/low_rank.py",
         "    d_low_rank.mul_(scale)\n",
         "",
         (FACTORS, SFT),

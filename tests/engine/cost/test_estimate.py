@@ -195,7 +195,10 @@ def test_prompts_turns_and_a_slow_scorer_cost_time(home: Home):
     slow = replace(ENV, score_s=0.5)
     for env in (longer, CHAT, slow):
         assert figures(home, "grpo", STILL, env=env)["hours"]["likely"] > plain
-    assert figures(home, "grpo", STILL, env=slow)["seconds"]["rewards"] > 40 * 128 * 0.5
+    alone = STILL | {"score_workers": 1}
+    one_by_one = figures(home, "grpo", alone, env=slow)["seconds"]["rewards"]
+    assert one_by_one > 40 * 128 * 0.5
+    assert figures(home, "grpo", STILL, env=slow)["seconds"]["rewards"] < one_by_one
 
 
 def test_an_unscored_set_is_judged_by_its_loss_alone(home: Home):

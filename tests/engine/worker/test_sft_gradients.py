@@ -283,7 +283,7 @@ def test_a_step_asks_for_its_loss_once_however_many_microbatches_it_has(
         plain = getattr(torch.Tensor, name)
 
         def question(self: torch.Tensor, plain: Any = plain, name: str = name) -> Any:
-            if self.requires_grad or self.dtype == torch.float32:
+            if self.requires_grad or self.is_floating_point():
                 asked.append(name)
             return plain(self)
 

@@ -68,7 +68,10 @@ def test_every_promised_command_is_there():
         for name in ("env", "data", "key", "models", "runs")
     }
     assert groups == {
-        "env": {"new", "check", "push", "list", "benchmarks", "build", "diff", "pull", "delete"},
+        "env": {
+            *("audit", "new", "check", "push", "list"),
+            *("benchmarks", "build", "diff", "pull", "delete"),
+        },
         "data": {"inspect"},
         "key": {"add", "list", "remove"},
         "models": {"list", "add", "show", "remove"},

@@ -38,7 +38,7 @@ def test_the_peak_of_a_gpu_is_what_was_reserved_with_the_context(monkeypatch: py
 class OnGpu:
     """A tensor that says that it lies on a GPU."""
 
-    is_cuda, dtype = True, torch.bfloat16
+    is_cuda, dtype, device = True, torch.bfloat16, torch.device("cuda")
 
 
 def test_logits_on_a_gpu_are_summed_and_kept_in_float32(monkeypatch: pytest.MonkeyPatch):
