@@ -444,8 +444,9 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
     """
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
     sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
-    fitting_steps = _steps_within(figures, cap)
-    if fitting_steps:
+    is_plan = bool(call.get("then") or call.get("vary"))  # `steps` would shorten its first run
+    fitting_steps = 0 if is_plan else steps_within(figures, cap)
+    if fitting_steps and fitting_steps >= _FEWEST_STEPS * figures.steps:
         settings = {**(call.get("settings") or {}), "steps": fitting_steps}
         settings.pop("epochs", None)  # steps replace them
         advice = (
@@ -466,9 +467,8 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
     )
 
 
-def _steps_within(figures: Estimate, cap: float) -> int:
-    """How many steps likely fit into nine tenths of `cap` GPU-hours; 0 where that is less than a
-    fifth of the run's steps, too few to stand for it.
+def steps_within(figures: Estimate, cap: float) -> int:
+    """How many steps likely fit into nine tenths of `cap` GPU-hours; 0 where not even one does.
 
     Fewer steps shorten only a part of the run: loading and saving, say, take as long as before.
     """
@@ -479,7 +479,7 @@ def _steps_within(figures: Estimate, cap: float) -> int:
     allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely  # of the run's time
     seconds_to_save = (1 - allowed_share) * run_s
     steps = int(figures.steps * (1 - seconds_to_save / steps_s))
-    return steps if steps >= _FEWEST_STEPS * figures.steps else 0
+    return max(0, steps)
 
 
 def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: float) -> UserError:

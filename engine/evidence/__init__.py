@@ -2,5 +2,4 @@
 `verdict/verdict.py`.
 
     reported.py  the one number to report of a trained model
-    target.py    what a run is expected to reach, in words and as a number
 """

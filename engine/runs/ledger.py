@@ -12,7 +12,7 @@ from engine.core.files import read_json, read_object
 from engine.core.reply import Reply
 from engine.evidence.compare.settings_diff import changed_names, making_of_run
 from engine.evidence.reported import number_to_report
-from engine.evidence.target import target_in
+from engine.evidence.stats.basics.target import target_in
 from engine.evidence.verdict.side_notes import audit_risk
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home

@@ -12,8 +12,8 @@ from engine.core.files import last_line, read_object
 from engine.core.format import counted, percent
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.evidence.stats.basics.target import target_in
 from engine.evidence.stats.learnability import success_to_start
-from engine.evidence.target import target_in
 from engine.evidence.verdict.side_notes import ENOUGH
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home

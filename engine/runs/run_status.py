@@ -14,7 +14,7 @@ from engine.core.format import percent, significant, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.evidence.reported import number_to_report
-from engine.evidence.target import target_in
+from engine.evidence.stats.basics.target import target_in
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
 from engine.home.pinned import pinned_steps

@@ -212,3 +212,15 @@ def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:
     for key in keys:
         yield value, key
         yield from _parts_below(value[key])
+
+
+def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
+    """Return `reply` with the fields `summary`, `next` and `warnings` first. Where they are missing
+    they become `summary`, `next_calls` and []."""
+    head = {
+        "summary": reply.get("summary") or summary,
+        # An empty `next` stays empty: the engine had nothing to suggest.
+        "next": reply["next"] if reply.get("next") is not None else list(next_calls),
+        "warnings": reply.get("warnings") or [],
+    }
+    return head | {name: value for name, value in reply.items() if name not in head}

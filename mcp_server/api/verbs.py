@@ -22,7 +22,7 @@ from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patie
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
 from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, waiting_on
-from mcp_server.api.replies import fitting_page
+from mcp_server.api.replies import fitting_page, with_head
 
 _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
 
@@ -514,35 +514,6 @@ def build_env(home: Home, folder: str) -> Reply:
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
 
 
-def show_audit(home: Home, env_id: str) -> Reply:
-    """The stored reward audit of a version of an environment. Raises UserError ENV_NOT_FOUND."""
-    from engine.environments import push_audit
-
-    return push_audit.audit_reply(home, env_id)
-
-
-def audit_env(home: Home, env_id: str, workers: int = 0) -> Reply:
-    """Audit the reward of a version over every row, with so many processes (0: as training takes).
-
-    Raises UserError ENV_NOT_FOUND, ENV_SECRETS, ENV_DEPS, ENV_BUSY, or BAD_ARGUMENT where nothing
-    is scored.
-    """
-    from engine.environments import push_audit
-
-    return push_audit.audit_all(home, env_id, workers=workers)
-
-
-def calibrate_judge(home: Home, rubric: Path, gold: Path) -> Reply:
-    """Hold the judge of a rubric file against gold answers, and store what came of it.
-
-    Raises UserError BAD_ARGUMENT where one of the files cannot be read, or the judge gives no
-    verdict.
-    """
-    from engine.evidence.judges.calibration import calibrate_files
-
-    return calibrate_files(home, rubric, gold)
-
-
 def diff_settings(home: Home, before: str, after: str) -> Reply:
     """List the settings in which two trainings differ; each is a run or a TOML file, and neither
     must be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
@@ -612,18 +583,6 @@ def delete_run(home: Home, run_id: str) -> Reply:
     from engine.runs import deletion
 
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
-
-
-def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
-    """Return `reply` with the fields `summary`, `next` and `warnings` first. Where they are missing
-    they become `summary`, `next_calls` and []."""
-    head = {
-        "summary": reply.get("summary") or summary,
-        # An empty `next` stays empty: the engine had nothing to suggest.
-        "next": reply["next"] if reply.get("next") is not None else list(next_calls),
-        "warnings": reply.get("warnings") or [],
-    }
-    return head | {name: value for name, value in reply.items() if name not in head}
 
 
 def _cap_function(home: Home, key: Key) -> Callable[[float], float] | None:

@@ -11,7 +11,7 @@ from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.reply import Reply
 from mcp_server.access.audit_log import call_and_record
-from mcp_server.api import paths, verbs
+from mcp_server.api import audit_verbs, paths, verbs
 from mcp_server.cli import starter
 from mcp_server.screen.terminal import (
     FAILED,
@@ -157,11 +157,11 @@ def audit(
 ) -> int:
     """What the scorer pays for wrong answers: as stored, or by asking it about every row."""
     if not all_rows:
-        reply = verbs.show_audit(home_of(home), env_id)
+        reply = audit_verbs.show_audit(home_of(home), env_id)
     else:
         arguments = {"env_id": env_id, "workers": workers}
         with working(AUDITING, as_json):
-            reply = call_and_record(home_of(home), "audit_env", verbs.audit_env, **arguments)
+            reply = call_and_record(home_of(home), "audit_env", audit_verbs.audit_env, **arguments)
     show(reply, as_json)
     return FAILED if reply.get("audit", {}).get("verdict") == "risk" else OK
 

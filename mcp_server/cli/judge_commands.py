@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mcp_server.access.audit_log import call_and_record
-from mcp_server.api import verbs
+from mcp_server.api import audit_verbs
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -40,7 +40,7 @@ def calibrate_judge(
     arguments = {"rubric": rubric.absolute(), "gold": gold.absolute()}
     with working(ASKING, as_json):
         reply = call_and_record(
-            home_of(home), "calibrate_judge", verbs.calibrate_judge, **arguments
+            home_of(home), "calibrate_judge", audit_verbs.calibrate_judge, **arguments
         )
     show(reply, as_json)
     return OK if reply.get("trusted", True) else FAILED

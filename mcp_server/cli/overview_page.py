@@ -11,12 +11,13 @@ import jinja2
 from engine.core.errors import UserError
 from engine.core.files import write_text
 from engine.core.format import counted
+from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
 from engine.home.rows import TERMINAL, EnvRow, RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_value
 from engine.home.store import Store
-from mcp_server.api.verbs import Reply, with_head
+from mcp_server.api.replies import with_head
 
 MAX_ROWS = 500  # of each table; the newest
 NOTE_CHARS = 200

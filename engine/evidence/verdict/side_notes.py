@@ -8,10 +8,10 @@ from pathlib import Path
 from engine.core.files import read_object
 from engine.core.format import whole_percent
 from engine.core.hints import Call
+from engine.evidence.stats.basics.target import target_in
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import TEST, rounded, show_change
-from engine.evidence.target import target_in
 from engine.evidence.verdict.comparison import Comparison, calls_for_errors, compare_rows
 from engine.evidence.verdict.sides import Sides
 from engine.records.lines.evaluation_row import EvaluationRow

@@ -288,11 +288,7 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
     one step fits. `figures` is the estimate of the run with all its steps."""
-    startup_hours = figures.gpus * figures.seconds["startup"] / 3600
-    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)  # above 0: a divisor
-    hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
-    share_that_fits = hours_for_steps / hours_of_all_steps
-    steps = math.floor(figures.steps * share_that_fits)
+    steps = estimate.steps_within(figures, limit)
     if steps < 1:
         return None
     # `epochs` cannot be given beside `steps`, so it is taken out of the settings.

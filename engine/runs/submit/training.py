@@ -18,7 +18,7 @@ from engine.cost.exam import Exam, exam_of, first_doubts
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
-from engine.evidence.target import is_expectation, target_in
+from engine.evidence.stats.basics.target import is_expectation, target_in
 from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as

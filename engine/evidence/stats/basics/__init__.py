@@ -2,4 +2,5 @@
 
 clusters.py       groups of tasks: intervals and tests that count groups instead of tasks
 distributions.py  normal, binomial, Student's t, on the standard library
+target.py         what a run is expected to reach, in words and as a number
 """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.evidence.target import is_expectation, target_in
+from engine.evidence.stats.basics.target import is_expectation, target_in
 
 
 @pytest.mark.parametrize(
