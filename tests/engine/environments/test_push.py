@@ -596,20 +596,3 @@ def test_what_a_killed_push_left_is_cleared_away_by_the_next_one(home: Home, wri
     push_env(home, write(DOUBLES, "other"), name="other", roots=None)
     assert list(home.envs.glob("*/.push-*")) == []
     assert not (home.envs / "doubles").exists()
-
-
-def test_data_without_a_scorer_names_the_word_that_fits_and_with_it_is_scored(
-    home: Home, tmp_path: Path
-):
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    rows = [{"prompt": f"Split w{n}-{n}.", "answer": f"[w{n}][{n}]"} for n in range(120)]
-    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    bare = push_env(home, folder)
-    assert bare.kind == "sft" and bare.summary.endswith("sft, no scorer.")
-    assert 'scorer = "exact" in environment.toml' in bare.problems[0].message
-    (folder / "environment.toml").write_text('scorer = "exact"\n')
-    scored = push_env(home, folder)
-    assert scored.kind == "single" and scored.summary.endswith("scored by exact, audit ok.")
-    assert scored.problems == [] and find_env(home, scored.env_id).version.scorer == "exact"
-    assert scored.next[0].arguments == {"env_id": scored.env_id, "algorithm": "sft"}

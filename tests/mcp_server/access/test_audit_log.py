@@ -18,7 +18,7 @@ from engine.home.run_dir import Home
 from mcp_server.access.audit_log import digest
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import add_key
-from mcp_server.api import verbs
+from mcp_server.api import audit_verbs, verbs
 from mcp_server.cli.main import app
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.tools import LOOK, all_tools
@@ -210,6 +210,8 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     reply |= {"run_ids": ["r-1"], "bytes": 0, "models": []}
     for name in VERBS:
         monkeypatch.setattr(verbs, name, lambda *a, **k: dict(reply))
+    for name in ("show_audit", "audit_env", "calibrate_judge"):
+        monkeypatch.setattr(audit_verbs, name, lambda *a, **k: dict(reply))
     monkeypatch.setattr(
         "engine.install.vllm_env.setup_vllm", lambda home, again, say: {"summary": "s"}
     )
