@@ -19,6 +19,7 @@ prepare()
 
 import torch
 
+from benchmarks.gpu_copy import copy_bandwidth
 from engine.home.run_dir import Home
 from engine.install import vllm_env
 from engine.processes.vllm_process import Plan, VllmProcess
@@ -93,22 +94,8 @@ def timed(asked: dict[str, Any], base: Base, sampler: Sampler) -> dict[str, Any]
         "tokens": tokens,
         "seconds": took,
         "peak_bytes": peak_memory(device),
-        "bytes_per_s": bandwidth(device) if device.type == "cuda" else 0.0,
+        "bytes_per_s": copy_bandwidth() if device.type == "cuda" else 0.0,
     }
-
-
-def bandwidth(device: torch.device) -> float:
-    """Bytes per second that a copy on the GPU moves, read and write counted."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(20):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return 2 * source.numel() / best
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
 from benchmarks.cases import PEER_LORA
+from benchmarks.gpu_copy import copy_bandwidth
 from benchmarks.processes import peak_bytes
 
 transformers.utils.logging.set_verbosity_error()
@@ -352,21 +353,6 @@ def products(device: torch.device) -> list[Callable[[torch.Tensor, torch.Tensor]
     return ways
 
 
-def bandwidth(asked: dict[str, Any]) -> dict[str, Any]:
-    """Bytes per second a device copy moves, read and write counted."""
-    size = 1 << 30
-    source = torch.empty(size, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(20):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return {"bytes_per_s": 2 * size / best}
-
-
 KINDS = {"sft": train_sft, "grpo": train_grpo}
 
 
@@ -378,7 +364,7 @@ def serve_one(asked: dict[str, Any]) -> dict[str, Any]:
     if asked["do"] == "matmul":
         return matmul(asked)
     if asked["do"] == "bandwidth":
-        return bandwidth(asked)
+        return {"bytes_per_s": copy_bandwidth()}
     torch.manual_seed(asked["seed"])
     answer = KINDS[asked["do"]](asked, asked["scratch"])
     answer["rss_mb"] = peak_bytes(os.getpid()) / 2**20
