@@ -13,7 +13,13 @@ from engine.home.run_dir import Home
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 
-SFT: dict[str, Any] = {"steps": 10, "batch_size": 4, "eval_rows": 20, "learning_rate": 3e-3}
+SFT: dict[str, Any] = {
+    "steps": 10,
+    "batch_size": 4,
+    "eval_rows": 20,
+    "skill_rows": 4,
+    "learning_rate": 3e-3,
+}
 
 
 @pytest.fixture

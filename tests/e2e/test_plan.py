@@ -11,13 +11,20 @@ from engine.home.run_dir import Home
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 
-SFT: dict[str, Any] = {"steps": 4, "batch_size": 8, "eval_rows": 12, "learning_rate": 3e-3}
+SFT: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "eval_rows": 12,
+    "skill_rows": 4,
+    "learning_rate": 3e-3,
+}
 GRPO: dict[str, Any] = {
     "steps": 2,
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 20,
     "eval_rows": 12,
+    "skill_rows": 4,
     "learning_rate": 1e-3,
 }
 

@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 8,
     "eval_every": 4,
     "eval_rows": 10,
+    "skill_rows": 4,
     "save_every": 2,
     "learning_rate": 1e-3,
     "seed": 3,

@@ -18,13 +18,21 @@ from engine.runs.submit.requests import TrainRequest
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "sft": {"steps": 12, "batch_size": 4, "eval_rows": 8, "eval_every": 4, "save_every": 3},
+    "sft": {
+        "steps": 12,
+        "batch_size": 4,
+        "eval_rows": 8,
+        "skill_rows": 4,
+        "eval_every": 4,
+        "save_every": 3,
+    },
     "grpo": {
         "steps": 6,
         "prompts_per_step": 2,
         "group_size": 4,
         "max_tokens": 12,
         "eval_rows": 4,
+        "skill_rows": 4,
         "eval_every": 3,
         "save_every": 2,
         "temperature": 1.5,

@@ -39,6 +39,7 @@ TORCH: dict[str, Any] = {
     "steps": 24,
     "batch_size": 2,
     "eval_rows": 2,
+    "skill_rows": 4,
     "eval_every": 12,
     "save_every": 3,
     "keep_checkpoints": 2,

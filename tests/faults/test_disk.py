@@ -31,6 +31,7 @@ TORCH: dict[str, Any] = {
     "steps": 60,
     "batch_size": 4,
     "eval_rows": 4,
+    "skill_rows": 4,
     "eval_every": 60,
     "save_every": 2,
     "keep_checkpoints": 2,

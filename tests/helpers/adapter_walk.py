@@ -13,6 +13,7 @@ GRPO: dict[str, Any] = {
     "group_size": 4,
     "max_tokens": 16,
     "eval_rows": 8,
+    "skill_rows": 4,
 }
 
 

@@ -104,11 +104,13 @@ ROLLOUT: Row = {"step": 1, "group": 0, "member": 0, "advantage": 0.0, "turns": 1
 
 def rollout_records(rows: list[Row]) -> list[TrajectoryRecord]:
     """Rollouts as they are read; what a detector does not look at is made up."""
-    return [TrajectoryRecord.model_construct(**(ROLLOUT | row)) for row in rows]
+    usual = TrajectoryRecord.model_construct(**ROLLOUT)
+    return [usual.model_copy(update=row) for row in rows]  # three times as fast as to construct
 
 
 def exam_records(rows: list[Row]) -> list[EvaluationRow]:
-    return [EvaluationRow.model_construct(**({"model": "simulated"} | row)) for row in rows]
+    usual = EvaluationRow.model_construct(model="simulated")
+    return [usual.model_copy(update=row) for row in rows]
 
 
 @dataclass

@@ -16,7 +16,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
         "forgetting is told before the run, with the call that keeps skills, and can be read",
         (
-            "engine/dry_run/test_dry_run.py::"
+            "engine/dry_run/test_dry_run_wording.py::"
             "test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it",
             "engine/reading/test_rollouts.py::"
             "test_the_questions_and_answers_on_kept_skills_are_read_like_any_others",
@@ -81,7 +81,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     8: (
         "a run that cannot succeed is refused with the number that would do",
         (
-            "engine/dry_run/test_dry_run.py::"
+            "engine/dry_run/test_dry_run_wording.py::"
             "test_reference_answers_that_max_tokens_cuts_fail_with_the_number_that_would_do",
         ),
     ),
@@ -113,7 +113,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
         "a task may have tools of its own, and rows that share one tool text are a warning",
         (
             "envs/test_tool_schemas.py::test_a_tasks_own_tools_come_before_those_of_its_environment",
-            "engine/dry_run/test_dry_run.py::"
+            "engine/dry_run/test_dry_run_wording.py::"
             "test_rows_that_share_one_tool_text_are_a_warning_with_the_setting_that_varies_it",
             "engine/worker/test_evaluate.py::test_an_evaluation_asks_the_same_tasks_in_other_words",
         ),
@@ -149,9 +149,9 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     15: (
         "the line that matters comes first, nothing is said twice, the rest on request",
         (
-            "engine/dry_run/test_dry_run.py::"
+            "engine/dry_run/test_dry_run_wording.py::"
             "test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it",
-            "engine/dry_run/test_dry_run.py::"
+            "engine/dry_run/test_dry_run_wording.py::"
             "test_a_reply_of_many_probes_stays_short_with_each_setting_once",
             "engine/runs/test_run_status.py::test_what_was_forgotten_is_said_once",
         ),

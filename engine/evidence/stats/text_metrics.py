@@ -22,7 +22,10 @@ def pieces(text: str) -> list[str]:
 
     "Fine, 42." becomes ["fine", ",", "42", "."].
     """
-    return [match.group().lower() for match in _PIECE.finditer(text[:_MOST_CHARS])][:_MOST_PIECES]
+    start = text[:_MOST_CHARS]
+    if start.isascii():  # then the pieces of its lower case are the same
+        return _PIECE.findall(start.lower())[:_MOST_PIECES]
+    return [piece.lower() for piece in _PIECE.findall(start)[:_MOST_PIECES]]
 
 
 def repeated_share(text: str) -> float:
@@ -77,4 +80,4 @@ def _say_the_same(first: list[str], second: list[str]) -> bool:
 
 def _grams(text: Sequence[str]) -> list[tuple[str, ...]]:
     """Every sequence of four neighbouring words or signs (`pieces`) of a text; [] for fewer."""
-    return [tuple(text[start : start + _NGRAM]) for start in range(len(text) - _NGRAM + 1)]
+    return list(zip(*(text[start:] for start in range(_NGRAM)), strict=False))

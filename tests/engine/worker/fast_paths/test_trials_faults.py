@@ -61,7 +61,7 @@ def as_it_was() -> Iterator[None]:
 def checked(home: Home) -> PathResult:
     """Try the path as `honesmith doctor --gpu` does, and keep the result in the home."""
     result = try_path(PATH, trials.TRIALS[PATH], CPU)
-    identity = identity_of(detect().device)
+    identity = identity_of(detect().device, home)
     keep_results(home, DeviceResults(identity=identity, time=1.0, paths=(result,)))
     return result
 
