@@ -172,8 +172,8 @@ def _gpu_speed(name: str, precision: str) -> Speed:
         train_flops_per_s=0.2 * peak_flops_per_s,
         sample_flops_per_s=0.1 * peak_flops_per_s,
         moved_bytes_per_s=0.4 * moved_bytes_per_s,
-        layer_decode_s=1.0e-3,
-        layer_update_s=2.5e-3,
+        layer_decode_s=3.0e-4,  # captured as graphs; an H200 beside other work took 2.2e-4
+        layer_update_s=5.0e-3,  # it took 5.8e-3 with one more process on it
         score_s=5e-4,
         save_s=0.5,
         startup_s=25.0,
