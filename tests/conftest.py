@@ -9,6 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# Before torch is imported. Two processes of tests share two cores: their threads would mostly wait
+# for each other, and a short run in such a process takes five times as long with two of them.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import psutil
 import pytest
 

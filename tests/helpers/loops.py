@@ -83,9 +83,10 @@ FIXED = {
 }
 
 
-# How many questions of what pebble could do before each run is asked, unless its settings say. With
-# the default of 200 the answers to them would be nine tenths of a short run's time.
+# How many questions of what pebble could do before each run is asked, and what of it is replayed,
+# unless its settings say: with the defaults such answers are nine tenths of a short run's time.
 FEW_QUESTIONS: dict[str, Any] = {"skill_rows": 4}
+NO_REPLAY: dict[str, Any] = {"keep": 0}
 # Four short steps of each loop, evaluated and saved twice.
 SFT: dict[str, Any] = {
     "steps": 4,
@@ -140,7 +141,8 @@ def make_run(
 ) -> RunDir:
     """The folder submit would have made, for a loop that is called directly. A distillation gets
     the teacher of `save_teacher` where its settings name none."""
-    settings = FEW_QUESTIONS | settings
+    replays = algorithm in ("sft", "grpo")
+    settings = FEW_QUESTIONS | (NO_REPLAY if replays else {}) | settings
     if algorithm == "distill":
         settings = settings if "teacher" in settings else settings | {"teacher": save_teacher(home)}
     record = registry.find_env(home, env_id)
