@@ -14,8 +14,8 @@ Step = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Captures:
-    """Captures graphs on the current GPU. They are replayed one after the other, on one stream: what
-    they compute on the way may lie in the same memory."""
+    """Captures graphs on the current GPU. They are replayed one after the other, on one stream:
+    what they compute on the way may lie in the same memory."""
 
     def __init__(self) -> None:
         """Make the stream and the pool."""
