@@ -16,7 +16,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
         "forgetting is told before the run, with the call that keeps skills, and can be read",
         (
-            "engine/dry_run/test_dry_run_wording.py::"
+            "engine/dry_run/test_dry_run.py::"
             "test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it",
             "engine/reading/test_rollouts.py::"
             "test_the_questions_and_answers_on_kept_skills_are_read_like_any_others",
@@ -81,7 +81,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     8: (
         "a run that cannot succeed is refused with the number that would do",
         (
-            "engine/dry_run/test_dry_run_wording.py::"
+            "engine/dry_run/test_dry_run.py::"
             "test_reference_answers_that_max_tokens_cuts_fail_with_the_number_that_would_do",
         ),
     ),
@@ -149,9 +149,9 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     15: (
         "the line that matters comes first, nothing is said twice, the rest on request",
         (
-            "engine/dry_run/test_dry_run_wording.py::"
+            "engine/dry_run/test_dry_run.py::"
             "test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it",
-            "engine/dry_run/test_dry_run_wording.py::"
+            "engine/dry_run/test_dry_run.py::"
             "test_a_reply_of_many_probes_stays_short_with_each_setting_once",
             "engine/runs/test_run_status.py::test_what_was_forgotten_is_said_once",
         ),

@@ -363,6 +363,7 @@ def test_a_probe_whose_scores_fail_says_so_whoever_waits_for_it(
     assert "solved" not in json.dumps(waited["result"]["advice"])
 
 
+@pytest.mark.timeout(20)
 def test_a_model_that_earns_less_than_nothing_pays_is_warned_about(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):

@@ -256,6 +256,7 @@ def test_a_base_against_several_seeds_counts_their_spread(home, trained):
     assert found["comparisons"][0]["method"].endswith("1 + 3 seeds")
 
 
+@pytest.mark.timeout(20)
 def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(home, monkeypatch):
     """Simulated: a configuration's seeds scatter by five points around the same level."""
     monkeypatch.setitem(inference.paired_bootstrap.__kwdefaults__, "resamples", 20)  # not used here
