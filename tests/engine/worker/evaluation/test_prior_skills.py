@@ -63,6 +63,8 @@ def env_id(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "sums")
 
 
+# A short run that is asked as many questions as one whose settings say nothing.
+SETTINGS = {"steps": 2, "eval_rows": 8, "eval_every": 2, "skill_rows": 200}
 KEEP = """
 from envs import Score, SingleTurnEnv, Task
 
@@ -84,7 +86,7 @@ def load_environment():
 @pytest.mark.timeout(60)
 def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_path: Path) -> None:
     keep = push(home, tmp_path / "keep", KEEP, "keep")
-    run = make_run(home, env_id, "sft", {"steps": 2, "eval_rows": 8, "eval_every": 2})
+    run = make_run(home, env_id, "sft", SETTINGS)
     go(run)
     for when in ("before", "after"):
         asked = [row["battery"] for row in load_rows(run.kept(when))]
@@ -105,7 +107,7 @@ def test_a_battery_that_fails_costs_the_run_nothing(
     source = home.env("keep", keep.partition("@")[2]) / "source" / "environment.py"
     source.chmod(0o600)
     source.write_text("raise RuntimeError('gone')")
-    run = make_run(home, env_id, "sft", {"steps": 2, "eval_rows": 8, "eval_every": 2})
+    run = make_run(home, env_id, "sft", SETTINGS)
     assert go(run)["verdict"] in ("better", "worse", "no_difference", "inconclusive")
     skipped = [row for row in load_rows(run.events) if row["event"] == "kept_skipped"]
     assert skipped and keep in skipped[0]["message"]
@@ -119,7 +121,7 @@ def test_a_model_of_another_base_is_asked_questions_in_english(
 ) -> None:
     other = save_random_model(tmp_path / "other")
     # A rate at which random weights say no right word by chance after two steps.
-    settings = {"steps": 2, "eval_rows": 8, "eval_every": 2, "learning_rate": 1e-4}
+    settings = SETTINGS | {"learning_rate": 1e-4}
     run = make_run(home, env_id, "sft", settings, model=str(other))
     result = go(run)
     before, after = load_rows(run.kept("before")), load_rows(run.kept("after"))
