@@ -374,10 +374,10 @@ def training(home: Home) -> Iterator[Finding]:
 def _compiler_finding(liger: str) -> Iterator[Finding]:
     """A warning where Triton, which compiles Liger's kernels when they are first used, finds no C
     compiler. `liger` is the version of Liger; "" where it is not installed."""
-    found = os.environ.get("CC") or next(
+    compiler = os.environ.get("CC") or next(
         filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
     )
-    if liger and not found:
+    if liger and not compiler:
         yield Finding(
             "compiler",
             "warn",

@@ -87,14 +87,14 @@ class FullAudit:
 
     def done(self) -> dict[int, Findings]:
         """The findings of the rows that the file holds, by number. A torn last line is dropped."""
-        found: dict[int, Findings] = {}
+        by_row: dict[int, Findings] = {}
         for line in self._lines():
             try:
                 data = json.loads(line)
-                found[int(data["row"])] = findings_from_json(data["findings"])
+                by_row[int(data["row"])] = findings_from_json(data["findings"])
             except (ValueError, LookupError, TypeError):  # the process was killed while it wrote
                 continue
-        return {index: findings for index, findings in found.items() if index < len(self.rows)}
+        return {index: findings for index, findings in by_row.items() if index < len(self.rows)}
 
     def _lines(self) -> Iterator[str]:
         """The lines of the file; it is cut behind its last whole one."""
