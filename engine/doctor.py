@@ -104,15 +104,7 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
     `report_check` is called with each finding as soon as it is there. Returns what `examine`
     returns. Raises UserError: DEVICE_BUSY while runs hold devices, NO_TORCH, DEVICE_UNUSABLE.
     """
-    with Store(home) as store:
-        holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
-    if holding:
-        raise UserError(
-            "DEVICE_BUSY",
-            f"{holding[0].run_id} holds a device, so nothing can be timed",
-            hint=f"Wait for it (honesmith wait {holding[0].run_id}) and call again.",
-            retryable=True,
-        )
+    _refuse_while_held(home)
     findings: list[Finding] = []
 
     def keep(finding: Finding) -> None:
@@ -138,6 +130,19 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
         "failed": sum(finding.status == "fail" for finding in findings),
         "checks": [_as_reply(finding) for finding in findings],
     }
+
+
+def _refuse_while_held(home: Home) -> None:
+    """Raise UserError DEVICE_BUSY while a run holds a device: it would spoil what is timed."""
+    with Store(home) as store:
+        holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if holding:
+        raise UserError(
+            "DEVICE_BUSY",
+            f"{holding[0].run_id} holds a device, so nothing can be timed",
+            hint=f"Wait for it (honesmith wait {holding[0].run_id}) and call again.",
+            retryable=True,
+        )
 
 
 def _finding_of_path(result: PathResult) -> Finding:
@@ -374,10 +379,10 @@ def training(home: Home) -> Iterator[Finding]:
 def _compiler_finding(liger: str) -> Iterator[Finding]:
     """A warning where Triton, which compiles Liger's kernels when they are first used, finds no C
     compiler. `liger` is the version of Liger; "" where it is not installed."""
-    found = os.environ.get("CC") or next(
+    compiler = os.environ.get("CC") or next(
         filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
     )
-    if liger and not found:
+    if liger and not compiler:
         yield Finding(
             "compiler",
             "warn",

@@ -63,14 +63,17 @@ class DatasetEnv(SingleTurnEnv):
             another file is named so. Otherwise the push decides, so train.jsonl alone is divided.
     """
 
+    rows_need_answers = True  # where nothing scores; a subclass whose rows need none says False
+
     def __init__(self, *files: str | Path) -> None:
         """Read the files. Raises EnvProblem DATASET_INVALID naming the bad lines.
 
-        Without a scorer every row must have an answer. If all rows name the same tools, these are
-        the environment's tools.
+        Without a scorer every row must have an answer (see `rows_need_answers`). If all rows name
+        the same tools, these are the environment's tools.
         """
-        # A subclass that defines tasks() may add the answers there, so its rows need none.
-        needs_answer = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
+        # A subclass that defines tasks() may add the answers there.
+        adds_answers = type(self).tasks is not DatasetEnv.tasks
+        needs_answer = self.rows_need_answers and not adds_answers and not is_scored(self)
         self._tasks = read_tasks(*files, require_answer=needs_answer)
         tools_by_task = [task.metadata.get("tools") for task in self._tasks]
         if tools_by_task and tools_by_task[0]:
@@ -582,10 +585,7 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
 
 
 def _count_lines(data: DataFile) -> int:
-    """How many lines of a file hold a row or a fault.
-
-    A line with both (its row can be read but is no task) is counted once.
-    """
+    """How many lines of a file hold a row or a fault, or both: a row that is no task."""
     return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 
 

@@ -216,6 +216,21 @@ def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion |
 
     Raises ValueError for an unknown name, a missing or wrong value, or a check that is not given.
     """
+    _check_table(table)
+    if "check" in table and checks is None:
+        return None
+    check = None
+    if "check" in table:
+        check = (checks or {}).get(table["check"])
+        if check is None:
+            raise ValueError(f"the check {table['check']!r} of {table['id']!r} was not given")
+    values = {name: value for name, value in table.items() if name not in ("check", "levels")}
+    return Criterion(**values, check=check, levels=tuple(map(str, table.get("levels", ()))))
+
+
+def _check_table(table: Any) -> None:
+    """Raise ValueError unless `table` is a dict with the keys and types of a criterion, the
+    required ones among them."""
     if not isinstance(table, dict):
         raise ValueError("criteria are tables: [[criteria]]")
     known = [field.name for field in fields(Criterion)]
@@ -227,15 +242,6 @@ def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion |
     missing = [name for name in ("id", "description") if not table.get(name)]
     if missing:
         raise ValueError(f"a criterion needs {missing[0]}, got {table}")
-    if "check" in table and checks is None:
-        return None
-    check = None
-    if "check" in table:
-        check = (checks or {}).get(table["check"])
-        if check is None:
-            raise ValueError(f"the check {table['check']!r} of {table['id']!r} was not given")
-    values = {name: value for name, value in table.items() if name not in ("check", "levels")}
-    return Criterion(**values, check=check, levels=tuple(map(str, table.get("levels", ()))))
 
 
 def _checked_value(value: float) -> float:

@@ -68,14 +68,7 @@ def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Spl
     """
     keys = family_keys(rows)
     named_sides = [_named_side(row) for row in rows]
-    side_of_family = _named_side_of_families(keys, named_sides)
-    undecided_keys = [key for key in keys if key not in side_of_family]
-    if "heldout" in named_sides:  # then rows that name no side are for training
-        side_of_family |= dict.fromkeys(undecided_keys, "train")
-    else:
-        side_of_family |= _split_by_hash(undecided_keys)
-    if dev_share > 0 and "dev" not in named_sides:
-        side_of_family |= _dev_by_hash(keys, side_of_family, dev_share)
+    side_of_family = _side_of_families(keys, named_sides, dev_share)
     warnings: list[str] = []
     given_sides = set(side_of_family.values())
     if "dev" in given_sides and "heldout" not in given_sides:
@@ -177,6 +170,27 @@ def _source(named_sides: Sequence[str | None]) -> str:
     if unnamed_count == len(named_sides):
         return "hash"
     return "mixed" if unnamed_count else "rows"
+
+
+def _side_of_families(
+    keys: Sequence[str], named_sides: Sequence[str | None], dev_share: float
+) -> dict[str, str]:
+    """The side of every family, by family key: the one that its rows name, else one by its hash.
+
+    Args:
+        keys: the family key of each row.
+        named_sides: the side that each row names, in the same order; None where it names none.
+        dev_share: as in `split_rows`.
+    """
+    side_of_family = _named_side_of_families(keys, named_sides)
+    undecided_keys = [key for key in keys if key not in side_of_family]
+    if "heldout" in named_sides:  # then rows that name no side are for training
+        side_of_family |= dict.fromkeys(undecided_keys, "train")
+    else:
+        side_of_family |= _split_by_hash(undecided_keys)
+    if dev_share > 0 and "dev" not in named_sides:
+        side_of_family |= _dev_by_hash(keys, side_of_family, dev_share)
+    return side_of_family
 
 
 def _named_side_of_families(

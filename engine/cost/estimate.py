@@ -436,6 +436,11 @@ def check_budget(
     return []
 
 
+def _with_steps(settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The settings of a call with so many steps; `epochs`, which they replace, is left out."""
+    return {name: value for name, value in settings.items() if name != "epochs"} | {"steps": steps}
+
+
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
     """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
 
@@ -447,8 +452,7 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
     is_plan = bool(call.get("then") or call.get("vary"))  # `steps` would shorten its first run
     fitting_steps = 0 if is_plan else steps_within(figures, cap)
     if fitting_steps and fitting_steps >= _FEWEST_STEPS * figures.steps:
-        settings = {**(call.get("settings") or {}), "steps": fitting_steps}
-        settings.pop("epochs", None)  # steps replace them
+        settings = _with_steps(call.get("settings") or {}, fitting_steps)
         advice = (
             f"steps = {fitting_steps} instead of {figures.steps} likely fit; for all of them "
             f"max_gpu_hours = {sufficient_cap:g}."

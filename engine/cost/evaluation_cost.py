@@ -47,7 +47,8 @@ def evaluation_hours(
     speed, past_runs = estimate.speed_here(home, hardware, precision)
     speed = estimate.with_score_time(speed, asking.env, asking.score_workers)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-    seconds = dict.fromkeys(LEVELS, 0.0)  # of all models, at the levels low, likely and high
+    # Of all models, at the levels low, likely and high.
+    seconds: dict[str, float] = dict.fromkeys(LEVELS, 0.0)
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
         plan = _evaluation_plan(loaded, asking, device, past_runs.seen(str(base_path)))
@@ -56,9 +57,17 @@ def evaluation_hours(
             seconds[level] += _sampling_seconds(plan, speed, factors, asking, level)
             seconds[level] += download_seconds
             seconds[level] += _env_step_seconds(plan, asking, level)
-    low_factor, high_factor = SPREAD["measured" if speed.measured else "model"]
+    return _hours_of(seconds, hardware, is_measured=speed.measured)
+
+
+def _hours_of(seconds: Mapping[str, float], hardware: Hardware, *, is_measured: bool) -> Range:
+    """The range of hours for the seconds at the levels low, likely and high.
+
+    It is wider where the speed of the machine is taken from a table than where it `is_measured`.
+    """
+    low_factor, high_factor = SPREAD["measured" if is_measured else "model"]
     # As for a run (engine/cost/hours.py): what others take is in a measured speed, in no table.
-    slowed = 1.0 + hardware.load if device.kind == "cpu" and not speed.measured else 1.0
+    slowed = 1.0 + hardware.load if hardware.device.kind == "cpu" and not is_measured else 1.0
     likely = slowed * seconds["likely"]
     # Finished runs may have measured answers shorter than the shortest, or longer than the longest,
     # that the level assumes; the likely time follows them.

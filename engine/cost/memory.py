@@ -1,7 +1,7 @@
 """The memory that a run needs and the disk space of its files, from its settings alone."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.cost import run_work
 from engine.cost.flops import Plan
@@ -49,34 +49,65 @@ def _memory(plan: Plan, job: Job, rows_at_once: int, microbatch_tokens: float) -
     has one, sleeps while the run trains, and holds the key-value cache while it samples. `job`:
     what has to fit into the device, with a vLLM server or without.
     """
-    held = _weight_bytes(plan) + job.adapters  # in training and in sampling
-    # Training: activations and logits of the largest forward pass.
-    pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
-    activations = _activation_bytes(plan, pass_tokens)
-    trained_logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
-    training = held + activations + trained_logits
-    training_overhead = _overhead_bytes(plan, training)
-    training_peak = training + training_overhead + job.asleep_bytes
-    # Sampling: cache and logits of the completions, in this process or in the server.
-    longest = _longest_sampled_sequence(plan)
-    kv_cache, sampled_logits = _sampling_bytes(plan, job, rows_at_once, longest)
-    sampling = held if job.has_server else held + kv_cache + sampled_logits
-    sampling_overhead = _overhead_bytes(plan, sampling)
-    server = _awake_bytes(job) + (kv_cache if job.has_server else 0.0)
-    sampling_peak = sampling + sampling_overhead + server
-    if job.has_server and job.sampling_gpus:  # of a GPU where nothing else is
-        sampling_peak = server
-    trains_at_peak = training_peak >= sampling_peak
+    training = _training_peak(plan, job, microbatch_tokens)
+    sampling = _sampling_peak(plan, job, rows_at_once)
+    peak = training if training.total >= sampling.total else sampling
     return PeakMemory(
         weights=int(_weight_bytes(plan)),
         adapter_and_optimizer=int(job.adapters),
-        activations=int(activations),
-        logits=int(trained_logits if trains_at_peak else sampled_logits),
-        kv_cache=int(kv_cache),
+        activations=int(training.activations),
+        logits=int(peak.logits),
+        kv_cache=int(sampling.kv_cache),
         server=int(_awake_bytes(job)),
-        overhead=int(training_overhead if trains_at_peak else sampling_overhead),
-        total=int(max(training_peak, sampling_peak)),
+        overhead=int(peak.overhead),
+        total=int(peak.total),
     )
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """Bytes at the peak of training or of sampling.
+
+    Attributes:
+        total: all bytes, weights and adapters included.
+        logits: those of the logits.
+        overhead: what the libraries keep beside all of it.
+        activations: of the largest forward pass; 0 in sampling.
+        kv_cache: keys and values of the completions; 0 in training.
+    """
+
+    total: float
+    logits: float
+    overhead: float
+    activations: float = 0.0
+    kv_cache: float = 0.0
+
+
+def _training_peak(plan: Plan, job: Job, microbatch_tokens: float) -> _Peak:
+    """The peak of training: weights, adapters, and the activations and logits of the largest
+    forward pass, of `microbatch_tokens` tokens; with what a sleeping server keeps."""
+    pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
+    activations = _activation_bytes(plan, pass_tokens)
+    logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
+    held = _weight_bytes(plan) + job.adapters + activations + logits
+    overhead = _overhead_bytes(plan, held)
+    total = held + overhead + job.asleep_bytes
+    return _Peak(total, logits, overhead, activations=activations)
+
+
+def _sampling_peak(plan: Plan, job: Job, rows_at_once: int) -> _Peak:
+    """The peak of sampling `rows_at_once` completions: their cache and logits, in this process
+    beside weights and adapters, or in a server. A server on GPUs of its own is counted alone."""
+    longest = _longest_sampled_sequence(plan)
+    kv_cache, logits = _sampling_bytes(plan, job, rows_at_once, longest)
+    held = _weight_bytes(plan) + job.adapters
+    if not job.has_server:
+        held = held + kv_cache + logits
+    overhead = _overhead_bytes(plan, held)
+    server = _awake_bytes(job) + (kv_cache if job.has_server else 0.0)
+    is_alone = job.has_server and job.sampling_gpus  # of a GPU where nothing else is
+    total = server if is_alone else held + overhead + server
+    return _Peak(total, logits, overhead, kv_cache=kv_cache)
 
 
 def _weight_bytes(plan: Plan) -> float:

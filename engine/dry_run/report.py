@@ -114,14 +114,7 @@ def _summary(run: DryRun) -> str:
     if failed:
         count_note = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
         return f"Not ready: {failed[0].name}: {failed[0].detail}{count_note}."
-    if run.facts.too_hard:
-        sentence = _little_to_learn(run)
-    else:
-        figures = required(run.facts.forecast).estimate
-        sentence = f"Ready to train, about {words(figures.hours.likely)}"
-        if figures.basis == "model":
-            between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
-            sentence += f" by a table ({between}: this machine is not measured yet)"
+    sentence = _little_to_learn(run) if run.facts.too_hard else _ready_sentence(run)
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     if not warned:
         return f"{sentence}."
@@ -129,6 +122,17 @@ def _summary(run: DryRun) -> str:
     fix = warned[0].fix.text
     first_fix = f": {fix[:_FIX_CHARS]}" if fix else "."
     return f"{sentence}; look at {names}{first_fix}"
+
+
+def _ready_sentence(run: DryRun) -> str:
+    """That training can begin and how long it takes, such as "Ready to train, about 12 min",
+    without a full stop."""
+    figures = required(run.facts.forecast).estimate
+    sentence = f"Ready to train, about {words(figures.hours.likely)}"
+    if figures.basis != "model":
+        return sentence
+    between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
+    return f"{sentence} by a table ({between}: this machine is not measured yet)"
 
 
 def _little_to_learn(run: DryRun) -> str:

@@ -264,6 +264,13 @@ def audit_reply(home: Home, env_id: str) -> Reply:
     return _reply(record, record.audit.as_written())
 
 
+def _require_scorer(record: registry.EnvRecord) -> None:
+    """Raise UserError BAD_ARGUMENT for a version without a scorer of single answers."""
+    if not record.scored or record.kind not in ("single", "multi"):
+        message = f"{record.env_id} has no scorer that can be asked about single answers"
+        raise UserError("BAD_ARGUMENT", message, hint="Audit one with score().", field="env_id")
+
+
 def audit_all(
     home: Home, env_id: str, *, workers: int = 0, on_row: OnRow = lambda done, of: None
 ) -> Reply:
@@ -278,9 +285,7 @@ def audit_all(
     start.
     """
     record = registry.find_env(home, env_id)
-    if not record.scored or record.kind not in ("single", "multi"):
-        message = f"{record.env_id} has no scorer that can be asked about single answers"
-        raise UserError("BAD_ARGUMENT", message, hint="Audit one with score().", field="env_id")
+    _require_scorer(record)
     rows = list(registry.read_tasks(record))
     score_s = record.audit.score_seconds_p95
     count = workers or default_workers(score_s, record.limits.network, os.cpu_count() or 1)

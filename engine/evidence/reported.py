@@ -97,13 +97,12 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     measure = measure_of(sides.before, sides.after) if sides else None
     if sides is None or measure is None or not sides.after:
         return None
-    largest, measured_in = level(sides.after, measure), run.id
+    # The run's own comes first, so that it counts where a later one has as many tasks.
+    levels = [(level(sides.after, measure), run.id)]
     for evaluation_id, rows in _evaluations(home, store, run, config):
-        if measure_of(rows) != measure:
-            continue
-        measured = level(rows, measure)
-        if measured.tasks > largest.tasks:
-            largest, measured_in = measured, evaluation_id
+        if measure_of(rows) == measure:
+            levels.append((level(rows, measure), evaluation_id))
+    largest, measured_in = max(levels, key=lambda each: each[0].tasks)
     return ReportedNumber(
         model=f"{run.id}@best",
         level=largest,
@@ -128,8 +127,7 @@ def _evaluations(
             continue
         if evaluation.deleted.exists() or _limits(asked) != own_limits:
             continue
-        asks_this_run = any(ref.partition("@")[0] == run.id for ref in asked.model_refs)
-        if not asks_this_run:
+        if run.id not in (ref.partition("@")[0] for ref in asked.model_refs):
             continue
         for ref, rows in evaluated_models(evaluation, asked).items():
             if is_same_checkpoint(home, f"{run.id}@best", ref):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,33 +56,66 @@ def examine_device(
     kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
     known_names = {result.name for result in known}
     path_names = [name for name in list(names) or paths_of(kind) if name not in known_names]
-    identity: dict[str, str] = {}
-    results: list[PathResult] = []
-    doing = ""  # the part of a path that is being tried
-    while len(results) < len(path_names):
-        remaining = path_names[len(results) :]
-        interrupted_at = ""
-        for line in _lines_of_process(home, device, remaining, path_s, all_gpus):
-            if "identity" in line:
-                identity = line["identity"]
-            elif "began" in line:
-                interrupted_at, doing = line["began"], ""
-            elif "doing" in line:
-                doing = line["doing"]
-            elif "result" in line:
-                interrupted_at = ""
-                results.append(PathResult.model_validate(line["result"]))
-                report(results[-1])
-            elif len(results) < len(path_names):  # the process has ended, and paths are left
-                results.append(_switched_off_by_death(interrupted_at, doing, line, device))
-                report(results[-1])
-    checked = DeviceResults(identity=identity, time=time.time(), paths=(*results, *known))
+    attempt = _Attempt(device, path_names, report)
+    while attempt.remaining:
+        attempt.interrupted_at = ""
+        for line in _lines_of_process(home, device, attempt.remaining, path_s, all_gpus):
+            attempt.read(line)
+    paths = (*attempt.results, *known)
+    checked = DeviceResults(identity=attempt.identity, time=time.time(), paths=paths)
     if not names:
         keep_results(home, checked)
-    elif (earlier := read_results(home, identity)) is not None:
+    elif (earlier := read_results(home, attempt.identity)) is not None:
         checked = earlier.with_paths(checked.paths)
         keep_results(home, checked)
     return checked
+
+
+@dataclass
+class _Attempt:
+    """What the processes that try the paths of a device have written so far.
+
+    Attributes:
+        names: the paths to try, in their order.
+        report: called with each result.
+        identity: which device, driver and libraries the results hold for.
+        results: of the first of the paths.
+        interrupted_at: the path that is being tried, "" between two.
+        doing: the part of that path that is being tried; "" for a path without parts.
+    """
+
+    device: Device
+    names: Sequence[str]
+    report: Callable[[PathResult], None]
+    identity: dict[str, str] = field(default_factory=dict)
+    results: list[PathResult] = field(default_factory=list)
+    interrupted_at: str = ""
+    doing: str = ""
+
+    @property
+    def remaining(self) -> Sequence[str]:
+        """The paths that have no result yet."""
+        return self.names[len(self.results) :]
+
+    def read(self, line: dict[str, Any]) -> None:
+        """Take in one line of `_lines_of_process`. Raises UserError DEVICE_UNUSABLE for the line of
+        a process that has ended before it tried a path."""
+        if "identity" in line:
+            self.identity = line["identity"]
+        elif "began" in line:
+            self.interrupted_at, self.doing = line["began"], ""
+        elif "doing" in line:
+            self.doing = line["doing"]
+        elif "result" in line:
+            self.interrupted_at = ""
+            self._add(PathResult.model_validate(line["result"]))
+        elif self.remaining:  # the process has ended, and paths are left
+            self._add(_switched_off_by_death(self.interrupted_at, self.doing, line, self.device))
+
+    def _add(self, result: PathResult) -> None:
+        """Keep the result of a path, and report it."""
+        self.results.append(result)
+        self.report(result)
 
 
 def _switched_off_by_death(

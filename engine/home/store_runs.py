@@ -254,10 +254,14 @@ class RunTable(Connection):
                 else:
                     device = ",".join(free_devices[:count])
                 if device and (claim is None or claim(row)):
-                    lease = {"device": device}
-                    self._change_state(row.run_id, old="queued", new="preparing", values=lease)
-                    return self._run(row.run_id)
+                    return self._lease(row.run_id, device)
         return None
+
+    def _lease(self, run_id: str, device: str) -> RunRow:
+        """Assign `device` (several ids with commas between them) to a queued run; returns its row,
+        in the state "preparing"."""
+        self._change_state(run_id, old="queued", new="preparing", values={"device": device})
+        return self._run(run_id)
 
     def _holders(self) -> Counter[str]:
         """How many runs hold each device now."""

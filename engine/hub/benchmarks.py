@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,8 +162,17 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
         if _is_whole(folder, files):
             return folder
         shutil.rmtree(folder)  # files were deleted from it
+    _make_environment(folder, source, files)
+    return folder
+
+
+def _make_environment(folder: Path, source: Path, files: Mapping[str, Path]) -> None:
+    """Make an environment's folder of its code, the file `source`, and its data.
+
+    `files` maps names in its datasets folder to the files to put there. It is made aside and
+    renamed, so that a push that is stopped leaves no half folder.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Made aside and renamed, so that a push that is stopped leaves no half folder.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         new_folder = Path(scratch) / "environment"
         (new_folder / "datasets").mkdir(parents=True)
@@ -172,7 +181,6 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
             _link_or_copy(file, new_folder / "datasets" / file_name)
         if not folder.is_dir():  # another push may have made it meanwhile
             new_folder.rename(folder)
-    return folder
 
 
 def _is_whole(folder: Path, data_files: Iterable[str]) -> bool:

@@ -94,6 +94,15 @@ def read_requirements(source: Path) -> list[Requirement]:
             hint="Save it as UTF-8 text, one package per line.",
             field="path",
         ) from error
+    requirements = _requirements_in(text)
+    named = {canonicalize_name(requirement.name) for requirement in requirements}
+    brought = [Requirement(line) for line in _brought_by_adapter(source)]
+    return requirements + [each for each in brought if canonicalize_name(each.name) not in named]
+
+
+def _requirements_in(text: str) -> list[Requirement]:
+    """The packages that a requirements.txt with this text names, without those whose markers
+    exclude this machine. Raises UserError ENV_INVALID, with the line, for one that names none."""
     requirements: list[Requirement] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()  # without a comment at its end
@@ -102,9 +111,7 @@ def read_requirements(source: Path) -> list[Requirement]:
         requirement = _requirement_on_line(line, number)
         if requirement.marker is None or requirement.marker.evaluate():
             requirements.append(requirement)
-    named = {canonicalize_name(requirement.name) for requirement in requirements}
-    brought = [Requirement(line) for line in _brought_by_adapter(source)]
-    return requirements + [each for each in brought if canonicalize_name(each.name) not in named]
+    return requirements
 
 
 def _brought_by_adapter(source: Path) -> tuple[str, ...]:

@@ -153,6 +153,19 @@ def estimated_seconds(run: RunDir) -> dict[str, float]:
     }
 
 
+def _half_width(steps: Work, mean: float) -> float:
+    """Half the width of the band of `_seconds_of_steps`, in seconds. `mean` is that of the steps
+    done, of which there is one at least."""
+    likely = mean * steps.left
+    if steps.done == 1:  # one step does not show how much steps vary
+        return likely * _VARIATION
+    # `squares` is the sum of the squared seconds of the steps done.
+    variance_of_done = max(0.0, steps.squares / steps.done - mean**2)
+    variance = variance_of_done * (steps.done / (steps.done - 1))  # unbiased
+    deviation = math.sqrt(variance * (steps.left + steps.left**2 / steps.done))
+    return _NORMAL_90 * deviation + likely * _DRIFT
+
+
 def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]) -> Band:
     """Seconds that the remaining steps will take, with their sampling, which is timed apart.
 
@@ -168,14 +181,7 @@ def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str,
     measured_s = steps.seconds + work_by_phase.get("sampling", Work()).seconds
     mean = measured_s / steps.done
     likely = mean * steps.left
-    if steps.done == 1:  # one step does not show how much steps vary
-        half_width = likely * _VARIATION
-    else:
-        # `squares` is the sum of the squared seconds of the steps done.
-        variance_of_done = max(0.0, steps.squares / steps.done - mean**2)
-        variance = variance_of_done * (steps.done / (steps.done - 1))  # unbiased
-        deviation = math.sqrt(variance * (steps.left + steps.left**2 / steps.done))
-        half_width = _NORMAL_90 * deviation + likely * _DRIFT
+    half_width = _half_width(steps, mean)
     return Band(max(0.0, likely - half_width), likely, likely + half_width)
 
 

@@ -6,7 +6,7 @@ longest silence that this attempt has shown in the same phase, and of what a ste
 takes, and never below a floor. How long a trainer may take to stop follows from the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.home.user_config import DEFAULT_STOP_MINUTES
@@ -84,6 +84,16 @@ def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) ->
     return min(MOST_GRACE_S, LEAST_GRACE_S + _GRACE_FACTOR * expected_s)
 
 
+def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
+    """Where the time of a phase's work stands: (the phase under which its units are counted, the
+    phases of the estimate)."""
+    if phase in ("training", "sampling"):
+        return "training", ("training", "rollouts", "rewards")
+    if phase == "checkpoint":
+        return "checkpoint", ("checkpoints",)
+    return phase, ("evaluation",)
+
+
 def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
     """Seconds that the work of a phase is expected to take that may pass without a heartbeat: the
     start, one step with its sampling, one checkpoint, or all answers of one evaluation.
@@ -93,14 +103,9 @@ def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str,
     """
     if heartbeat is None or phase == "loading":
         return estimated.get("startup", 0.0)
-    # The phase whose units (steps, checkpoints or answers) are counted, how many of them may pass
-    # without a heartbeat, and the phases of the estimate that hold their time.
-    if phase in ("training", "sampling"):
-        counted, units, estimated_phases = "training", 1, ("training", "rollouts", "rewards")
-    elif phase == "checkpoint":
-        counted, units, estimated_phases = "checkpoint", 1, ("checkpoints",)
-    else:
-        counted, units, estimated_phases = phase, heartbeat.of or 1, ("evaluation",)
+    counted, estimated_phases = _phases_of_work(phase)
+    # How many units (steps, checkpoints or answers) may pass without a heartbeat.
+    units = 1 if counted in ("training", "checkpoint") else heartbeat.of or 1
     work = heartbeat.work.get(counted, Work())
     if work.done:
         measured_s = work.seconds

@@ -266,9 +266,16 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     """
     if device.kind == "cpu":
         return device.memory_free
+    held, loading = _claims(home, device, besides)
+    return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
+
+
+def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
+    """The bytes of a GPU that runs and deployments of this home were granted, without those of the
+    run `besides`: (by what has taken its memory, by what is still being loaded)."""
     with Store(home) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    held = loading = 0  # claims by what has taken its memory, and by what is about to
+    held = loading = 0
     for run in runs:
         config = home.run(run.run_id).find_config() if device.id in run.devices else None
         if config is None or run.run_id == besides:
@@ -284,7 +291,7 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
             loading += row.memory_bytes
         else:
             held += row.memory_bytes
-    return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
+    return held, loading
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:

@@ -30,7 +30,7 @@ from engine.pace.progress import write_status
 from engine.processes import deployments, device_shares, outcome, programs, waiting
 
 if TYPE_CHECKING:
-    from engine.core.hardware import Hardware
+    from engine.core.hardware import Device, Hardware
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -147,26 +147,10 @@ def start_queued(home: Home) -> list[str]:
         from engine.core import hardware  # noqa: PLC0415
 
         machine = hardware.detect(home.root)
-        devices = [device.id for device in machine.devices]
-        shared_by = device_shares.runs_per_device(home, machine)
         while True:
-            # Run id -> descriptor of its lock. `lease_next` calls the lambda, in which `_claim`
-            # fills this dict; the default argument binds the dict of this round.
-            locks: dict[str, int] = {}
+            locks: dict[str, int] = {}  # run id -> descriptor of its lock
             try:
-                row = store.lease_next(
-                    devices,
-                    claim=lambda row, locks=locks: _claim(home, row, locks),
-                    choose=lambda row, free: devices_for(
-                        home.run(row.run_id),
-                        machine,
-                        free,
-                        row.gpus,
-                        device_shares.promised_bytes(home, store, machine),
-                    ),
-                    can_start=lambda row: not missing_secrets(home.run(row.run_id)),
-                    runs_per_device=shared_by,
-                )
+                row = _lease_next(home, store, machine, locks)
                 if row is None:
                     return started_ids
                 if _start(home, store, row, locks[row.run_id]):
@@ -174,6 +158,26 @@ def start_queued(home: Home) -> list[str]:
             finally:
                 for lock in locks.values():  # a supervisor that was started has its own copy
                     os.close(lock)
+
+
+def _lease_next(
+    home: Home, store: Store, machine: "Hardware", locks: dict[str, int]
+) -> RunRow | None:
+    """Give the oldest queued run free devices of the machine and take its lock, which is added to
+    `locks` (run id -> descriptor). Returns its row; None where no run can start now."""
+
+    def choose(row: RunRow, free_ids: Sequence[str]) -> str:
+        """The ids of the devices that a run gets, or "" where none has room for it."""
+        promised = device_shares.promised_bytes(home, store, machine)
+        return devices_for(home.run(row.run_id), machine, free_ids, row.gpus, promised)
+
+    return store.lease_next(
+        [device.id for device in machine.devices],
+        claim=lambda row: _claim(home, row, locks),
+        choose=choose,
+        can_start=lambda row: not missing_secrets(home.run(row.run_id)),
+        runs_per_device=device_shares.runs_per_device(home, machine),
+    )
 
 
 def devices_for(
@@ -206,16 +210,30 @@ def devices_for(
         return ""
     # Those with most room; equal ones in the machine's order.
     free.sort(key=lambda device: promised[device.id] - device.memory_free)
-    count = min(count, len(free))
-    alike = [[d for d in free if d.name == device.name][:count] for device in free]
-    chosen = next((same for same in alike if len(same) == count), free[:count])
-    config = run.find_config() if chosen[0].kind != "cpu" else None
-    ids = ",".join(device.id for device in chosen)
+    chosen = _alike(free, min(count, len(free)))
+    if chosen[0].kind == "cpu":
+        return free_ids[0]
+    return ",".join(d.id for d in chosen) if _may_start_on(run, machine, chosen) else ""
+
+
+def _alike(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
+    """The first `count` devices of one model; the first of all where no model has so many."""
+    for device in devices:
+        same = [other for other in devices if other.name == device.name][:count]
+        if len(same) == count:
+            return same
+    return devices[:count]
+
+
+def _may_start_on(run: RunDir, machine: "Hardware", gpus: Sequence["Device"]) -> bool:
+    """Whether a run can start on these free GPUs now: they have the memory that it needs at least,
+    or waiting would not help, or idle deployments can give way to it."""
+    config = run.find_config()
     if config is None or not config.least_memory:
-        return free_ids[0] if chosen[0].kind == "cpu" else ids
-    fitting = [d for d in machine.devices if d.memory_total >= config.least_memory]
-    has_room = all(device.memory_free >= config.least_memory for device in chosen)
-    return ids if has_room or len(fitting) < count or deployments.living(run.home) else ""
+        return True
+    fitting = [gpu for gpu in machine.devices if gpu.memory_total >= config.least_memory]
+    has_room = all(gpu.memory_free >= config.least_memory for gpu in gpus)
+    return has_room or len(fitting) < len(gpus) or bool(deployments.living(run.home))
 
 
 def awaited_memory(run: RunDir) -> str:
@@ -232,16 +250,15 @@ def awaited_memory(run: RunDir) -> str:
         promised = device_shares.promised_bytes(run.home, store, machine)
     holders = Counter(device for row in rows for device in row.devices)
     most = device_shares.runs_per_device(run.home, machine)
-    ids = [device.id for device in machine.devices if holders[device.id] < most]
+    free = [device for device in machine.devices if holders[device.id] < most]
     wanted = min(gpus, len(machine.devices))
-    if wanted > 1 and len(ids) < wanted:
-        return f"it waits for {wanted} devices: {len(ids)} are free, and kept for it"
-    if config is None or not ids or devices_for(run, machine, ids, gpus, promised):
+    if wanted > 1 and len(free) < wanted:
+        return f"it waits for {wanted} devices: {len(free)} are free, and kept for it"
+    free_ids = [device.id for device in free]
+    if config is None or not free or devices_for(run, machine, free_ids, gpus, promised):
         return ""
     free_bytes = max(
-        min(device.memory_free, device.memory_total - promised[device.id])
-        for device in machine.devices
-        if device.id in ids
+        min(device.memory_free, device.memory_total - promised[device.id]) for device in free
     )
     needed = config.planned_memory if any(promised.values()) else config.least_memory
     return (

@@ -9,11 +9,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import read_json, sync_folder, write_json
+from engine.core.files import JsonObject, read_json, sync_folder, write_json
 from engine.core.hints import Call, Hint
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home, RunDir
@@ -126,6 +126,17 @@ def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]
     made = [maker for maker in awaited if maker is not None and maker.state == "done"]
     made_ids = {maker.run_id for maker in made}
     config = read_json(run.config)
+    left_out = _remove_missing(config, made_ids)
+    write_json(run.config, config)
+    if left_out:  # else an interrupted call has done it already
+        message = f"{', '.join(left_out)} left out: not made"
+        outcome.note_event(run, "models_missing", message, models=left_out)
+    return made
+
+
+def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
+    """Change the config of an evaluation that waits: models of runs other than `made_ids` are left
+    out, and kept by name. Returns the names of those left out by this call."""
     # The folders into which the adapters of the missing models were to come.
     folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids}
     kept = [model for model in config["models"] if model.get("adapter") not in folders]
@@ -135,11 +146,7 @@ def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]
         "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] in made_ids],
         "missing_models": [*config.get("missing_models", []), *left_out],
     }
-    write_json(run.config, config)
-    if left_out:  # else an interrupted call has done it already
-        message = f"{', '.join(left_out)} left out: not made"
-        outcome.note_event(run, "models_missing", message, models=left_out)
-    return made
+    return left_out
 
 
 def _row_of(store: Store, run_id: str) -> RunRow | None:

@@ -356,6 +356,13 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
     return cells
 
 
+def _heldout_note(choosing_half: ChoosingHalf) -> str:
+    """How many tasks the curves `heldout_*` are measured on, to put behind them, such as
+    " (heldout_*: 50 of 100 tasks, which choose)"."""
+    of_all = "dev" if choosing_half.side == "dev" else f"of {choosing_half.of}"
+    return f" (heldout_*: {choosing_half.tasks} {of_all} tasks, which choose)"
+
+
 def _curve_sentence(
     row: RunRow, metrics: Metrics, shown_curves: _ShownCurves, choosing_half: ChoosingHalf | None
 ) -> str:
@@ -371,11 +378,7 @@ def _curve_sentence(
     changes = _changes_of_first_curves(shown_curves.curves)
     shown, measured = len(shown_curves.lines), shown_curves.measured_count
     thinning_note = f" ({shown} of {measured} points)" if shown < measured else ""
-    heldout_note = ""
-    if choosing_half is not None:
-        task_count, all_count = choosing_half.tasks, choosing_half.of
-        of_all = "dev" if choosing_half.side == "dev" else f"of {all_count}"
-        heldout_note = f" (heldout_*: {task_count} {of_all} tasks, which choose)"
+    heldout_note = "" if choosing_half is None else _heldout_note(choosing_half)
     step = lines[-1]["step"]
     measured_text = ", ".join(changes) or f"{', '.join(shown_curves.columns)} not measured yet"
     return (

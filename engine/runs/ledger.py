@@ -199,7 +199,21 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
     audit of the environment failed. Runs whose verdict is "worse", and runs in which no checkpoint
     beat the start model, do not count.
     """
-    best: dict[str, tuple[RunRow, _BestScore]] = {}  # by env_id
+    return {
+        env_id: {
+            "run_id": row.run_id,
+            "verdict": row.verdict,
+            "step": result.step,
+            "curve": result.score,
+            **_reported_fields(home, store, row),
+        }
+        for env_id, (row, result) in _best_by_env(home, rows).items()
+    }
+
+
+def _best_by_env(home: Home, rows: Sequence[RunRow]) -> dict[str, tuple[RunRow, _BestScore]]:
+    """The run of each environment version that counts as its best, with its score, by env_id."""
+    best: dict[str, tuple[RunRow, _BestScore]] = {}
     for row in sorted(rows, key=lambda row: row.rowid):  # the oldest first
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
@@ -209,16 +223,7 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
         # `>`: of scores that are shown as equal the oldest run counts.
         if row.env_id not in best or result.score > best[row.env_id][1].score:
             best[row.env_id] = (row, result)
-    entries: dict[str, Reply] = {}
-    for env_id, (row, result) in best.items():
-        entries[env_id] = {
-            "run_id": row.run_id,
-            "verdict": row.verdict,
-            "step": result.step,
-            "curve": result.score,
-            **_reported_fields(home, store, row),
-        }
-    return entries
+    return best
 
 
 def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:

@@ -18,7 +18,7 @@ from engine.evidence.verdict.side_notes import ENOUGH
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.pace.progress import alerts_in, attempt_begin, events_from, read_progress
+from engine.pace.progress import Progress, alerts_in, attempt_begin, events_from, read_progress
 from engine.processes import launcher
 from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, GRPOConfig
@@ -256,16 +256,7 @@ def _step(home: Home, row: RunRow) -> Reply:
         entry["label"] = place.label
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
-        progress = read_progress(run, row)
-        progress_fields = {
-            "at": progress.step,
-            "of": progress.total_steps,
-            "phase": progress.phase or None,
-            "percent": progress.phase_percent,
-            "eta_s": progress.eta_s,
-            "stalled": progress.stalled or None,
-        }
-        return entry | {name: value for name, value in progress_fields.items() if value is not None}
+        return entry | _progress_fields(read_progress(run, row))
     if row.state == "queued" and row.awaited_ids:
         return entry | {"waits_for": row.awaited_ids}
     if row.state in ("failed", "cancelled"):
@@ -302,27 +293,50 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
     return [f"{row.run_id}: {text}" for text in _evidence_of(home, row).get("warnings") or ()]
 
 
+def _progress_fields(progress: Progress) -> Reply:
+    """How far a run under way is, as keys of a reply; what is not known has no key."""
+    fields = {
+        "at": progress.step,
+        "of": progress.total_steps,
+        "phase": progress.phase or None,
+        "percent": progress.phase_percent,
+        "eta_s": progress.eta_s,
+        "stalled": progress.stalled or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """List a warning for each GRPO run under way or queued whose start, made by an SFT run of the
     plan, solves too little for its groups to differ."""
-    done = {row.run_id: row for row in rows if row.kind == "train" and row.state == "done"}
+    sft_runs = {
+        row.run_id: row
+        for row in rows
+        if row.kind == "train" and row.state == "done" and row.algorithm == "sft"
+    }
     warnings = []
     for row in rows:
-        maker = done.get(row.model.partition("@")[0])
-        if row.algorithm != "grpo" or row.state not in OPEN or maker is None:
-            continue
-        config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
-        level = (evidence.get("after") or {}).get("value")
-        if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
-            continue
-        size = config.settings.group_size
-        if maker.algorithm == "sft" and level is not None and level < success_to_start(size):
-            warnings.append(
-                f"{row.run_id} starts from a model that solves {percent(level)}: hardly any of its "
-                f"groups of {size} differ below {percent(success_to_start(size))}, unless the "
-                f"reward pays part of the way. cancel_run, then more SFT from {maker.run_id}@best"
-            )
+        maker = sft_runs.get(row.model.partition("@")[0])
+        if row.algorithm == "grpo" and row.state in OPEN and maker is not None:
+            warnings += _unready_start(home, row, maker)
     return warnings
+
+
+def _unready_start(home: Home, row: RunRow, maker: RunRow) -> list[str]:
+    """The warning that the model which the SFT run `maker` made solves too few tasks for the GRPO
+    run `row` to learn from, as a list of one; [] where it solves enough, or that is not known."""
+    config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
+    level = (evidence.get("after") or {}).get("value")  # the share of the tasks that it solves
+    if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
+        return []
+    size = config.settings.group_size
+    if level is None or level >= success_to_start(size):
+        return []
+    return [
+        f"{row.run_id} starts from a model that solves {percent(level)}: hardly any of its "
+        f"groups of {size} differ below {percent(success_to_start(size))}, unless the "
+        f"reward pays part of the way. cancel_run, then more SFT from {maker.run_id}@best"
+    ]
 
 
 def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
@@ -391,14 +405,18 @@ def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecas
         text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
     for row in snapshot.rows:
         if row.state in HOLDS_DEVICE:
-            progress = read_progress(home.run(row.run_id), row)
-            of_total = f" of {progress.total_steps}" if progress.total_steps else ""
-            at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
-            stalled = f", stalled: {progress.stalled}" if progress.stalled else ""
-            text += f"; {row.run_id} is {row.state}{at_step}{stalled}"
+            text += f"; {_progress_text(row, read_progress(home.run(row.run_id), row))}"
     if forecast is not None:
         text += f"; {forecast.sentence}"
     return f"{text}."
+
+
+def _progress_text(row: RunRow, progress: Progress) -> str:
+    """How far a run under way is, such as "grpo-1 is running at step 3 of 20"."""
+    of_total = f" of {progress.total_steps}" if progress.total_steps else ""
+    at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
+    stalled = f", stalled: {progress.stalled}" if progress.stalled else ""
+    return f"{row.run_id} is {row.state}{at_step}{stalled}"
 
 
 def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:

@@ -14,32 +14,51 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     SFT needs reference answers, DPO pairs of a better and a worse one, GRPO and distillation a
     score; all need train rows.
     """
+    obstacle = _obstacle(algorithm, env)
+    if obstacle is not None:
+        problem, hint = obstacle
+        raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
+
+
+def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
+    """Why the algorithm cannot learn from an environment, as (what it lacks, what to do about it);
+    None where it can."""
     if env.train_rows == 0:
-        problem = "has no train rows"
         hint = "Give rows with split = train."
         if env.scored and env.heldout_rows:
             hint = f'It is an exam: evaluate(env_id="{env.env_id}"). To train, {hint.lower()}'
-    elif env.kind == "preference" and algorithm != "dpo":
-        problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
-        hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
-    elif algorithm == "distill" and env.kind == "command":
-        problem = "is played by a command, and a teacher reads the rollouts of one answer each"
-        hint = 'Use algorithm="grpo", or evaluate the teacher and learn its rollouts with curate.'
-    elif algorithm == "sft" and env.answered_rows == 0:
-        problem = "has no reference answers to imitate"
-        hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
-    elif algorithm == "dpo" and env.paired_rows == 0:
-        problem = "has no pairs of a better and a worse answer"
-        hint = 'Give rows `chosen` and `rejected`, or make pairs of runs: curate(select="pairs").'
-    elif algorithm == "distill" and not env.scored:
-        problem = "has no score, so nothing shows whether the distilled model answers better"
-        hint = "Give the environment a `score` method; distillation trains on none of its scores."
-    elif algorithm == "grpo" and not env.scored:
-        problem = "has no score, so there is nothing to reinforce"
-        hint = 'Use algorithm="sft", or give the environment a `score` method.'
-    else:
-        return
-    raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
+        return "has no train rows", hint
+    if env.kind == "preference" and algorithm != "dpo":
+        return (
+            f"holds preferences (chosen and rejected answers), which {algorithm} cannot use",
+            'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.',
+        )
+    if algorithm == "distill" and env.kind == "command":
+        return (
+            "is played by a command, and a teacher reads the rollouts of one answer each",
+            'Use algorithm="grpo", or evaluate the teacher and learn its rollouts with curate.',
+        )
+    if algorithm == "sft" and env.answered_rows == 0:
+        return (
+            "has no reference answers to imitate",
+            'Set `answer` on its tasks, or use algorithm="grpo".',
+        )
+    if algorithm == "dpo" and env.paired_rows == 0:
+        return (
+            "has no pairs of a better and a worse answer",
+            'Give rows `chosen` and `rejected`, or make pairs of runs: curate(select="pairs").',
+        )
+    if algorithm == "distill" and not env.scored:
+        return (
+            "has no score, so nothing shows whether the distilled model answers better",
+            "Give the environment a `score` method; distillation trains on none of its scores.",
+        )
+    if algorithm == "grpo" and not env.scored:
+        return (
+            "has no score, so there is nothing to reinforce",
+            'Use algorithm="sft", or give the environment a `score` method.',
+        )
+    return None
 
 
 def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:

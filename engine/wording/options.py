@@ -47,10 +47,10 @@ def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
     """The task with the options of its last user message in another order; None where that message
     has no options, or one whose text refers to others."""
     prompt = list(task["prompt"])
-    user_indexes = [index for index, message in enumerate(prompt) if message["role"] == "user"]
-    if not user_indexes:
+    roles = [message["role"] for message in prompt]
+    if "user" not in roles:
         return None
-    last_user = user_indexes[-1]
+    last_user = len(roles) - 1 - roles[::-1].index("user")
     lines = str(prompt[last_user]["content"]).split("\n")
     options = _options_in(lines)
     if options is None:
@@ -135,17 +135,22 @@ def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
     metadata: JsonObject = task.get("metadata") or {}
     with_letters = {key: new if value == old else value for key, value in metadata.items()}
     yield {**with_answer, "metadata": with_letters}
+    yield {**with_answer, "metadata": _with_position(with_letters, old, new)}
+
+
+def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:
+    """The metadata with the position (from 0) of the letter `new` in place of that of `old`, under
+    the keys `_POSITION_KEYS`."""
     old_position, new_position = ord(old) - ord("A"), ord(new) - ord("A")
 
     def is_old_position(key: str, value: object) -> bool:
         """Whether a value of the metadata is the old position; `True` is no position."""
         return key.lower() in _POSITION_KEYS and type(value) is int and value == old_position
 
-    with_positions = {
+    return {
         key: new_position if is_old_position(key, value) else value
-        for key, value in with_letters.items()
+        for key, value in metadata.items()
     }
-    yield {**with_answer, "metadata": with_positions}
 
 
 def _letter_of(task: TaskRow) -> str | None:

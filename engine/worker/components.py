@@ -17,7 +17,7 @@ from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.fast_paths.examine import examine_device
-from engine.fast_paths.results import identity_of, read_results
+from engine.fast_paths.results import DeviceResults, identity_of, read_results
 from engine.records.run_config import (
     DistillConfig,
     DPOConfig,
@@ -36,7 +36,6 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, require
 from engine.worker.core.limits import AnswerLimits, EvaluationLimits
 from engine.worker.evaluation.replay_rows import Start
-from engine.worker.gateway.play import programs_of
 from engine.worker.network import room
 from engine.worker.network.policy import Base, Policy, load_base, pick_device
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
@@ -50,7 +49,7 @@ from engine.worker.ranks.leader import (
 )
 from engine.worker.ranks.shared_sampler import SharedSampler
 from engine.worker.rollouts import samplers
-from engine.worker.rollouts.collect import RolloutContext, fits
+from engine.worker.rollouts.collect import PlayPrograms, RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
 from envs.host.judge_budget import JudgeBudget
@@ -84,8 +83,16 @@ class Components:
             max_length=limits.max_length,
             max_turns=limits.max_turns,
             score_workers=limits.score_workers,
-            play=programs_of(process) if self.env.kind == "command" else None,
+            play=_player_of(process) if self.env.kind == "command" else None,
         )
+
+
+def _player_of(process: EnvProcess) -> PlayPrograms:
+    """The function that plays the rollouts of a command, whose environment `process` runs."""
+    # Imported late: its HTTP server takes 0.14 s and 4 MB, and few environments name a command.
+    from engine.worker.gateway.play import programs_of  # noqa: PLC0415
+
+    return programs_of(process)
 
 
 @dataclass(frozen=True)
@@ -163,11 +170,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
     set_threads(count)
     device = pick_device(job.device)
-    memory = room.usable_bytes(device)
-    if device.type == "cpu":
-        memory //= count  # ranks share the machine's memory
-    elif job.run.home.user_config().runs_per_gpu > 1:
-        memory = room.keep_to(device, min(memory, job.config.planned_memory or memory))
+    memory = _usable_memory(job, device, count)
     switch_off_what_fails(job, device, gpus)
     others = devices[training:]  # which sample beside training
     ranks = Ranks(job, devices, training) if devices else None  # they load while this process does
@@ -190,6 +193,17 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         network: Any = base.network  # transformers', whose import is dear
         ranks.keep_step(network)
     return Components(base, renderer, sampler, env, size, ranks)
+
+
+def _usable_memory(job: Job[RunConfig], device: torch.device, ranks: int) -> int:
+    """The bytes that this process may use of the device: on a CPU its part of those of `ranks`
+    processes, on a GPU that runs share what the run was planned with, which then is a limit."""
+    memory = room.usable_bytes(device)
+    if device.type == "cpu":
+        return memory // ranks
+    if job.run.home.user_config().runs_per_gpu > 1:
+        return room.keep_to(device, min(memory, job.config.planned_memory or memory))
+    return memory
 
 
 def _load(
@@ -255,15 +269,7 @@ def switch_off_what_fails(
     Args:
         gpus: all that the ranks of the run have; empty for a run in one process.
     """
-    hardware_device = detect().device
-    home = job.run.home
-    results = read_results(home, identity_of(hardware_device, home))
-    if results is None and device.type == "cuda":
-        job.event("fast_paths", f"trying what works on {hardware_device.name}, once")
-        results = examine_device(home, hardware_device, all_gpus=gpus)
-    elif results is not None and len(gpus) > 1 and results.state_of("collectives") == "skipped":
-        job.event("fast_paths", f"trying sums over {len(gpus)} GPUs, once")
-        results = examine_device(home, hardware_device, names=["collectives"], all_gpus=gpus)
+    results = _fast_path_results(job, device, gpus)
     if results is None:
         return
     if results.is_on("flash_attention_3"):
@@ -275,6 +281,24 @@ def switch_off_what_fails(
         leave_fused_attention()
     reasons = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
     job.event("fast_paths", f"switched off on this device: {reasons}", off=results.off)
+
+
+def _fast_path_results(
+    job: Job[RunConfig], device: torch.device, gpus: Sequence[Device]
+) -> DeviceResults | None:
+    """Which fast paths work on this device, by the trials that are stored for it. What is missing
+    of them for a GPU, or for sums over `gpus`, is tried now, with an event. None for a CPU that was
+    never tried."""
+    hardware_device = detect().device
+    home = job.run.home
+    results = read_results(home, identity_of(hardware_device, home))
+    if results is None and device.type == "cuda":
+        job.event("fast_paths", f"trying what works on {hardware_device.name}, once")
+        return examine_device(home, hardware_device, all_gpus=gpus)
+    if results is not None and len(gpus) > 1 and results.state_of("collectives") == "skipped":
+        job.event("fast_paths", f"trying sums over {len(gpus)} GPUs, once")
+        return examine_device(home, hardware_device, names=["collectives"], all_gpus=gpus)
+    return results
 
 
 def use_flash3(job: Job[RunConfig]) -> None:

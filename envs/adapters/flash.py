@@ -104,10 +104,11 @@ class _Foreign:
 
     def _rows(self) -> Iterator[tuple[int, str | None, JsonObject]]:
         """(number, split, record) of every row."""
-        own = getattr(self.env, "dataset", None)
-        own = getattr(self.env, "examples", None) if own is None else own
-        if own is not None and not self.options.data:
-            for number, item in enumerate(own):
+        examples = getattr(self.env, "dataset", None)
+        if examples is None:
+            examples = getattr(self.env, "examples", None)
+        if examples is not None and not self.options.data:
+            for number, item in enumerate(examples):
                 yield number, None, dict(getattr(item, "record", item))
             return
         for number, row in enumerate(data_rows(self.folder, self.options.data)):

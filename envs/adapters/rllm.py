@@ -120,11 +120,11 @@ class Rllm(SingleTurnEnv):
         )
 
 
-def _evaluate_of(found: Any) -> Callable[..., Any]:
+def _evaluate_of(evaluator: Any) -> Callable[..., Any]:
     """The function that evaluates: of an object or a class its method `evaluate`."""
-    if inspect.isclass(found):
-        found = found()
-    return found.evaluate if hasattr(found, "evaluate") else found
+    if inspect.isclass(evaluator):
+        evaluator = evaluator()
+    return evaluator.evaluate if hasattr(evaluator, "evaluate") else evaluator
 
 
 def _score_of(result: Any) -> Score:

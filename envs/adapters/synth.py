@@ -80,21 +80,22 @@ def _task(url: str, seed: int) -> Task:
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     query = urlencode({"seed": seed})
     headers = {"X-API-Key": key} if key else None
-    said = local_server.asked(f"{url}/task_info?{query}", INFO_S, headers=headers)
-    info = said[0] if isinstance(said, list) and said else said
+    answer = local_server.asked(f"{url}/task_info?{query}", INFO_S, headers=headers)
+    info = answer[0] if isinstance(answer, list) and answer else answer
     return Task(f"seed-{seed}", _shown(info, seed), metadata={"seed": seed})
 
 
 def _shown(info: Any, seed: int) -> str:
-    """What stands for a prompt that is not known before the app asks: the app's words about it."""
-    told = info if isinstance(info, Mapping) else {}
-    task = told.get("task") if isinstance(told.get("task"), Mapping) else {}
-    assert isinstance(task, Mapping)  # by the line above
+    """The text that stands for a prompt, which is not known before the app asks: what the app's
+    `/task_info` (`info`) tells of the task."""
+    facts = info if isinstance(info, Mapping) else {}
+    task = facts.get("task")
+    task = task if isinstance(task, Mapping) else {}
     about = task.get("description") or task.get("name") or "A task app"
     parts = [f"{about} (seed {seed})"]
     for name in ("task_metadata", "observation"):
-        if told.get(name):
-            parts.append(json.dumps(told[name], ensure_ascii=False)[:SHOWN_CHARS])
+        if facts.get(name):
+            parts.append(json.dumps(facts[name], ensure_ascii=False)[:SHOWN_CHARS])
     return "\n".join(parts)
 
 

@@ -60,21 +60,12 @@ class FullAudit:
         free: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
         for scorer in scorers:
             free.put(scorer)
-
-        def score(index: int) -> str:
-            scorer = free.get()
-            try:
-                findings = score_row(scorer, self._probed(index), index)
-            finally:
-                free.put(scorer)
-            return json.dumps({"row": index, "findings": findings.to_json()})
-
         missing = [index for index in range(len(self.rows)) if index not in done]
         with (
             ThreadPoolExecutor(len(scorers), thread_name_prefix="audit") as threads,
             self.file.open("a", encoding="utf-8") as file,
         ):
-            futures = [threads.submit(score, index) for index in missing]
+            futures = [threads.submit(self._line_of_row, index, free) for index in missing]
             try:
                 for number, future in enumerate(as_completed(futures), len(done) + 1):
                     file.write(future.result() + "\n")
@@ -85,16 +76,26 @@ class FullAudit:
                 raise
         return self._report(scorers[0], fresh, seconds)
 
+    def _line_of_row(self, index: int, free: "queue.SimpleQueue[Scorer]") -> str:
+        """Score the row with the number `index` by one of the `free` scorers, as soon as there is
+        one; returns the line of the file that holds its findings."""
+        scorer = free.get()
+        try:
+            findings = score_row(scorer, self._probed(index), index)
+        finally:
+            free.put(scorer)
+        return json.dumps({"row": index, "findings": findings.to_json()})
+
     def done(self) -> dict[int, Findings]:
         """The findings of the rows that the file holds, by number. A torn last line is dropped."""
-        found: dict[int, Findings] = {}
+        by_row: dict[int, Findings] = {}
         for line in self._lines():
             try:
                 data = json.loads(line)
-                found[int(data["row"])] = findings_from_json(data["findings"])
+                by_row[int(data["row"])] = findings_from_json(data["findings"])
             except (ValueError, LookupError, TypeError):  # the process was killed while it wrote
                 continue
-        return {index: findings for index, findings in found.items() if index < len(self.rows)}
+        return {index: findings for index, findings in by_row.items() if index < len(self.rows)}
 
     def _lines(self) -> Iterator[str]:
         """The lines of the file; it is cut behind its last whole one."""

@@ -37,12 +37,12 @@ class GroupFindings:
     @property
     def risks(self) -> list[str]:
         """What makes the scorer of groups a risk, in the words of a report."""
-        found = {
+        tasks_by_fault = {
             "group order": self.moved,
             "group without the reference ahead": self.not_ahead,
             "group fails": self.failed,
         }
-        return [name for name, tasks in found.items() if len(tasks) > self.groups * 0.1]
+        return [name for name, tasks in tasks_by_fault.items() if len(tasks) > self.groups * 0.1]
 
     @property
     def problems(self) -> list[str]:

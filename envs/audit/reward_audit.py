@@ -219,14 +219,14 @@ def _score_groups(
     """What `score_group` pays on the first rows of the audit's order, until the time is up."""
     order = rng.sample(range(len(rows)), len(rows))
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
-    found = GroupFindings()
+    findings = GroupFindings()
     scorer: Any = session.scorer
     for index in order[:MOST_GROUPS]:
-        if found.groups >= LEAST_ROWS and session.budget.is_overrun():
+        if findings.groups >= LEAST_ROWS and session.budget.is_overrun():
             break
         answers = probed_row(rows[index], "single", pool, rng).answers
-        audit_group(found, scorer.score_group, rows[index], answers)
-    return found
+        audit_group(findings, scorer.score_group, rows[index], answers)
+    return findings
 
 
 def _sample(findings: Findings) -> list[Scored]:

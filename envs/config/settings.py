@@ -245,15 +245,9 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
     command, table = data.get("command"), data.get("rollout", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "rollout", "rollout is a table: [rollout]")
-    adapter = _adapter(data, text)
-    if command is None and adapter is not None and adapter.of.program:
-        _refuse_unknown(table, tuple(_ROLLOUT_BOUNDS), text, kind="rollout setting")
-        _check_rollout_numbers(table, text)
-        return Rollout(adapter.command, reward="stdout", **table)
     if command is None:
-        if "rollout" in data:
-            raise _problem_at(text, "rollout", "[rollout] is for a command, and there is none")
-        return None
+        return _adapter_rollout(data, table, text)
+    _adapter(data, text)  # refuses one beside a command
     if not _is_argv(command):
         raise _problem_at(
             text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
@@ -266,6 +260,25 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         raise _problem_at(text, "reward", message)
     _check_reward_file(table, text)
     return Rollout(tuple(command), **table)
+
+
+def _adapter_rollout(
+    data: Mapping[str, Any], table: Mapping[str, Any], text: str
+) -> Rollout | None:
+    """The program that an adapter brings along, in a file that names no command; None where there
+    is no such adapter.
+
+    `table` is [rollout] in `data`, {} where it is missing. Raises EnvProblem ENV_INVALID for a
+    wrong value in it, and for any such table where nothing brings a program.
+    """
+    adapter = _adapter(data, text)
+    if adapter is not None and adapter.of.program:
+        _refuse_unknown(table, tuple(_ROLLOUT_BOUNDS), text, kind="rollout setting")
+        _check_rollout_numbers(table, text)
+        return Rollout(adapter.command, reward="stdout", **table)
+    if "rollout" in data:
+        raise _problem_at(text, "rollout", "[rollout] is for a command, and there is none")
+    return None
 
 
 def _is_argv(command: object) -> bool:

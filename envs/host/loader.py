@@ -76,16 +76,22 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
         return _load_adapter(folder, settings, settings.params if params is None else params)
     # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
-    command = settings.rollout.command if settings.rollout else ()
-    if files:  # a dataset takes no params
-        env = _call_user_code(
-            lambda: _dataset(files, settings),
-            folder,
-            call_name="reading the data",
-            code="DATASET_INVALID",
-        )
-        env.command = command
-        return env
+    if not files:
+        return _load_code(folder, settings, settings.params if params is None else params)
+    env = _call_user_code(  # a dataset takes no params
+        lambda: _dataset(files, settings),
+        folder,
+        call_name="reading the data",
+        code="DATASET_INVALID",
+    )
+    if settings.rollout:
+        env.command = settings.rollout.command
+    return env
+
+
+def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
+    """Call load_environment(**params) of environment.py and check what it returns against the
+    contract. Raises EnvProblem as `load_folder` does."""
     if settings.scorer:
         raise EnvProblem(
             "ENV_INVALID",
@@ -94,7 +100,6 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
             hint="Leave one of them out.",
             file=SETTINGS_FILE,
         )
-    params = settings.params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
@@ -104,9 +109,9 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
         raise _problem_at(entry, folder, message, hint)
-    if command:
+    if settings.rollout:
         _check_scores_nothing(env, folder)
-        env.command = command
+        env.command = settings.rollout.command
     _check_methods(env, folder)
     check_tools(env.tools)
     return env
@@ -138,9 +143,7 @@ def _load_adapter(folder: Path, settings: EnvSettings, params: JsonObject) -> En
 class CommandDataset(DatasetEnv):
     """Rows of data files that a command plays, so that they need no answers."""
 
-    def tasks(self) -> list[Task]:
-        """The rows of all files, in their order."""
-        return super().tasks()
+    rows_need_answers = False
 
 
 def _check_scores_nothing(env: Env, folder: Path) -> None:

@@ -139,30 +139,40 @@ def read_reward(folder: int, file: str) -> JsonObject:
         folder: descriptor of the folder.
         file: the path in it, with / between its parts.
     """
-    *parents, name = file.split("/")
-    opened: list[int] = []
     try:
-        for part in parents:
-            place = opened[-1] if opened else folder
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            opened.append(os.open(part, flags, dir_fd=place))
-        place = opened[-1] if opened else folder
-        # O_NONBLOCK: opening a pipe for reading would wait for a writer.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        opened.append(os.open(name, flags, dir_fd=place))
-        if not stat.S_ISREG(os.fstat(opened[-1]).st_mode):
-            return {"fault": f"{file} is no regular file"}
-        data = os.read(opened[-1], REWARD_BYTES + 1)
+        descriptor = _open_without_links(folder, file)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return {"fault": f"{file} is no regular file"}
+            data = os.read(descriptor, REWARD_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return {"fault": f"the program wrote no {file}"}
     except OSError as error:
         return {"fault": f"{file} cannot be read: {error.strerror}"}
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
     if len(data) > REWARD_BYTES:
         return {"fault": f"{file} has more than {REWARD_BYTES >> 10} KiB"}
     return {"text": data.decode("utf-8", "replace")}
+
+
+def _open_without_links(folder: int, file: str) -> int:
+    """Open for reading the file at the path `file`, with / between its parts, in the folder with
+    the descriptor `folder`; returns its descriptor. Raises OSError, also for a link on the way."""
+    *parents, name = file.split("/")
+    place = folder
+    try:
+        for part in parents:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            below = os.open(part, flags, dir_fd=place)
+            if place != folder:
+                os.close(place)
+            place = below
+        # O_NONBLOCK: opening a pipe for reading would wait for a writer.
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    finally:
+        if place != folder:
+            os.close(place)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -179,15 +179,20 @@ def close(
         escaped.add("network")
     test = _SelfTest(abi, has_filter, escaped)
     holds += _measures(test, spaces)
-    has_no_network = offline or (test.calls_refused and not limits.network)
     if has_ports and "network" not in escaped:
-        allowed = ["the gateway"] * bool(reach.gateway) + ["its own server"] * bool(reach.server)
-        holds.append(f"no network but {' and '.join(allowed)}")
+        holds.append(_ports_in_words(reach))
     else:
-        is_shut = has_no_network and not has_ports
-        holds.append("no network" if is_shut else "network open")
+        has_no_network = offline or (test.calls_refused and not limits.network)
+        holds.append("no network" if has_no_network and not has_ports else "network open")
     gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
+
+
+def _ports_in_words(reach: Reach) -> str:
+    """The network of a process that reaches nothing but ports of ours, such as "no network but the
+    gateway"."""
+    allowed = ["the gateway"] * bool(reach.gateway) + ["its own server"] * bool(reach.server)
+    return f"no network but {' and '.join(allowed)}"
 
 
 @dataclass(frozen=True)

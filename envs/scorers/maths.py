@@ -213,6 +213,8 @@ class _Parser:
         return base
 
     def _atom(self) -> _Expression:
+        """Read what no operator divides: an expression in brackets, a number, a letter, a constant,
+        a root, a fraction or a function. Raises _Unreadable for anything else."""
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
             if self._take(opening):
                 inner = self._sum()
@@ -221,7 +223,12 @@ class _Parser:
         if self._take("|"):
             inner = self._sum()
             self._expect("|")
-            return _Expression(lambda p: abs(inner.value(p)), inner.letters, inner.operations)
+            return _applied(abs, inner)
+        return self._token_value()
+
+    def _token_value(self) -> _Expression:
+        """Read the next token, with the arguments that it takes: a number, a letter, a constant, a
+        root, a fraction or a function. Raises _Unreadable for anything else."""
         token = self._next
         self.place += 1
         if token[:1].isdigit() or token[:1] == ".":
@@ -234,8 +241,7 @@ class _Parser:
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
             return _joined(self._atom(), self._atom(), "/", counts=False)
         if (name := token.lstrip("\\")) in _FUNCTIONS:
-            inner, function = self._power(), _FUNCTIONS[name]
-            return _Expression(lambda p: function(inner.value(p)), inner.letters, inner.operations)
+            return _applied(_FUNCTIONS[name], self._power())
         if len(token) == 1 and token.isalpha():
             return _Expression(lambda p: p[token], frozenset(token))
         raise _Unreadable(token or "the end")
@@ -250,6 +256,11 @@ class _Parser:
         return _Expression(
             lambda p: inner.value(p) ** (1 / degree_value(p)), inner.letters, inner.operations
         )
+
+
+def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Expression:
+    """A function of an expression."""
+    return _Expression(lambda p: function(inner.value(p)), inner.letters, inner.operations)
 
 
 def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) -> _Expression:

@@ -44,13 +44,21 @@ def tool_calls(
         return 0.0
     if in_order:
         return float(all(_equal(one, other) for one, other in zip(made, wanted, strict=True)))
+    return float(_are_same_calls(made, wanted))
+
+
+def _are_same_calls(
+    made: Sequence[tuple[str, JsonObject]], wanted: Sequence[tuple[str, JsonObject]]
+) -> bool:
+    """Whether two lists of equal length hold the same calls, in any order; each call is its name
+    and its arguments."""
     left = list(wanted)
     for call in made:
         place = next((i for i, other in enumerate(left) if _equal(call, other)), None)
         if place is None:
-            return 0.0
+            return False
         left.pop(place)
-    return 1.0
+    return True
 
 
 def _as_call(call: Call) -> ToolCall:

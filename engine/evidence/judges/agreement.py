@@ -1,4 +1,4 @@
-"""How far a judge agrees with gold labels, and which way it leans. Standard library alone.
+"""How far a judge agrees with gold labels, and which way it leans.
 
 Cohen's kappa (1960) is the agreement beyond what chance gives with the same shares of right and
 wrong: (observed - chance) / (1 - chance). Intervals are percentiles of a bootstrap over answers
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeVar
+
+from engine.records.record import Record
 
 T = TypeVar("T")
 RESAMPLES = 2000
@@ -40,9 +42,8 @@ class Judged:
         return self.label >= 0.5
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure with its 95 % interval, of `n` items."""
+class Figure(Record):
+    """A figure with its 95 % interval, of `n` answers (a position: pairs of answers)."""
 
     value: float
     low: float
@@ -99,7 +100,7 @@ def _lean(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> fl
 
 def with_interval(
     items: Sequence[T], figure: Callable[[Sequence[T]], float | None], seed: int = 0
-) -> Interval | None:
+) -> Figure | None:
     """A figure of the items with its bootstrap interval; None where it cannot be computed. Draws in
     which it cannot be computed are left out."""
     value = figure(items) if items else None
@@ -110,4 +111,4 @@ def with_interval(
     drawn = sorted(draw for draw in draws if draw is not None)
     tail = (1 - CONFIDENCE) / 2
     low, high = drawn[int(tail * len(drawn))], drawn[int((1 - tail) * len(drawn)) - 1]
-    return Interval(round(value, 4), round(low, 4), round(high, 4), len(items))
+    return Figure(value=round(value, 4), low=round(low, 4), high=round(high, 4), n=len(items))

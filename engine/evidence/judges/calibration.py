@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.evidence.judges.agreement import (
-    Interval,
+    Figure,
     Judged,
     agreement,
     kappa,
@@ -38,15 +38,6 @@ MOST_PAIRS = 200
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 8  # requests to the judge
-
-
-class Figure(Record):
-    """A figure with its 95 % interval, of `n` answers (a position: pairs of answers)."""
-
-    value: float
-    low: float
-    high: float
-    n: int
 
 
 class Calibration(Record):
@@ -87,7 +78,7 @@ class Calibration(Record):
             )
         leans = {"longer answers": self.length, "what its own model wrote": self.own}
         for favoured, lean in leans.items():
-            if lean is not None and _interval(lean).beyond(LEAN):
+            if lean is not None and lean.beyond(LEAN):
                 verb = "favours" if lean.value > 0 else "disfavours"
                 faults.append(f"it {verb} {favoured} by {_shown(lean)}")
         return faults
@@ -106,17 +97,13 @@ class Calibration(Record):
         }
         for favoured, lean in leans.items():
             if lean is not None:
-                clear = "a bias" if _interval(lean).beyond(0.0) else "no clear bias"
+                clear = "a bias" if lean.beyond(0.0) else "no clear bias"
                 lines.append(f"{favoured}: {_shown(lean, sign=True)} more, {clear}.")
         if self.unjudged:
             lines.append(f"No verdict on {self.unjudged} gold answers.")
         if self.kappa_before is not None:
             lines.append(f"Kappa was {self.kappa_before:.2f} the time before.")
         return lines
-
-
-def _interval(figure: Figure) -> Interval:
-    return Interval(figure.value, figure.low, figure.high, figure.n)
 
 
 def _shown(figure: Figure, *, sign: bool = False) -> str:
@@ -132,19 +119,7 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     Raises UserError BAD_ARGUMENT where the rubric leaves the judge nothing to decide, or the judge
     gave no verdict at all.
     """
-    if not rubric.for_judge:
-        message = "every criterion of the rubric is decided by code: there is no judge to calibrate"
-        raise UserError("BAD_ARGUMENT", message, hint="Add a criterion without check.")
-    asker = _Asker(judge, Rubric(*rubric.for_judge, pass_at=rubric.pass_at))
-    valued = [item for item in _at_once(asker.valued, gold) if isinstance(item, Judged)]
-    if not valued:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"the judge gave no verdict on any of {len(gold)} gold answers: {asker.first_error}",
-            hint="Check url, model and key of [judge], and that it replies with JSON.",
-        )
-    pairs = _at_once(asker.position, _pairs(gold))
-    positions = [item for item in pairs if item is not None]
+    valued, positions = _ask_all(judge, rubric, gold)
     stored = find_calibration(home, judge, rubric)
     agreed, beyond_chance = with_interval(valued, agreement), with_interval(valued, kappa)
     assert agreed is not None and beyond_chance is not None  # both exist for any answers
@@ -155,16 +130,39 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
         url=judge.url,
         answers=len(valued),
         unjudged=len(gold) - len(valued),
-        agreement=_figure(agreed),
-        kappa=_figure(beyond_chance),
-        length=_optional(with_interval(valued, length_lean)),
-        own=_optional(with_interval(valued, own_lean)),
-        position=_optional(with_interval(positions, fmean)),
+        agreement=agreed,
+        kappa=beyond_chance,
+        length=with_interval(valued, length_lean),
+        own=with_interval(valued, own_lean),
+        position=with_interval(positions, fmean),
         kappa_before=stored.kappa.value if stored else None,
     )
     home.judges.mkdir(exist_ok=True)
     calibration.write(_path(home, judge, rubric))
     return calibration
+
+
+def _ask_all(
+    judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswer]
+) -> tuple[list[Judged], list[float]]:
+    """Ask the judge about every gold answer, and about pairs of answers in both orders.
+
+    Returns what it made of each answer, and of each pair how much more it gave the one that stood
+    first; those it gave no verdict on are left out. Raises UserError BAD_ARGUMENT as `calibrate`.
+    """
+    if not rubric.for_judge:
+        message = "every criterion of the rubric is decided by code: there is no judge to calibrate"
+        raise UserError("BAD_ARGUMENT", message, hint="Add a criterion without check.")
+    asker = _Asker(judge, Rubric(*rubric.for_judge, pass_at=rubric.pass_at))
+    valued = [item for item in _at_once(asker.valued, gold) if item is not None]
+    if not valued:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"the judge gave no verdict on any of {len(gold)} gold answers: {asker.first_error}",
+            hint="Check url, model and key of [judge], and that it replies with JSON.",
+        )
+    positions = _at_once(asker.position, _pairs(gold))
+    return valued, [position for position in positions if position is not None]
 
 
 def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
@@ -269,11 +267,3 @@ def _at_once(ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """What `ask` gives for each item, in order; several are asked at once."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(ask, items))
-
-
-def _figure(interval: Interval) -> Figure:
-    return Figure(value=interval.value, low=interval.low, high=interval.high, n=interval.n)
-
-
-def _optional(interval: Interval | None) -> Figure | None:
-    return None if interval is None else _figure(interval)

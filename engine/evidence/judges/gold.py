@@ -28,10 +28,6 @@ class GoldAnswer:
     reference: str = ""
     author: str = ""
 
-    @property
-    def is_right(self) -> bool:
-        return self.label >= 0.5
-
 
 def read_gold(path: Path) -> list[GoldAnswer]:
     """Read the gold answers of a file. Raises UserError BAD_ARGUMENT, with the line, for a file

@@ -92,14 +92,11 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
     """The hint that the terms of the exam are those of training rows, as a list of one.
 
     `train` and `exam` are the training rows and the held-out rows. A term is the set of the words
-    of a prompt that few prompts have. [] where terms do not repeat (fewer than `_ROWS_OF_A_TERM`
-    rows have the same), or where training rows have less than the share `_COVERED` of the exam's.
+    of a prompt that few prompts have. [] where terms do not repeat, or where training rows have
+    less than the share `_COVERED` of the exam's.
     """
     terms = _terms([*train, *exam])
-    terms_with_words = [term for term in terms if term]
-    if not terms_with_words:
-        return []
-    if len(terms_with_words) < _ROWS_OF_A_TERM * len(set(terms_with_words)):
+    if not _do_repeat(terms):
         return []
     train_terms, exam_terms = set(terms[: len(train)]), terms[len(train) :]
     shared_terms = [term for term in exam_terms if term and term in train_terms]
@@ -113,6 +110,13 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
         f"of training rows, such as {name!r} in {counted(terms.count(example), 'row')} of both "
         "sides: " + _CURE.format(group=name)
     ]
+
+
+def _do_repeat(terms: Sequence[frozenset[str]]) -> bool:
+    """Whether terms, one for each row, repeat: at least `_ROWS_OF_A_TERM` rows have the same, on
+    average. Rows with an empty term do not count."""
+    filled = [term for term in terms if term]
+    return bool(filled) and len(filled) >= _ROWS_OF_A_TERM * len(set(filled))
 
 
 def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:

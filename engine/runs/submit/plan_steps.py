@@ -161,16 +161,7 @@ def _evaluation(
         trainings: the training runs of the plan.
         chain_length: how many training runs each chain has.
     """
-    trained_indices = list(range(len(trainings)))
-    # With the start model these would be more than one evaluation takes.
-    if len(trained_indices) >= MAX_MODELS:
-        last_of_chain = [training.step == chain_length for training in trainings]
-        trained_indices = [index for index in trained_indices if last_of_chain[index]]
-    if len(trained_indices) >= MAX_MODELS:
-        raise _bad_then(
-            f"the evaluation would ask {len(trained_indices) + 1} models; it may ask {MAX_MODELS}",
-            "Vary fewer values, or leave the evaluation out.",
-        )
+    trained_indices = _indices_to_ask(trainings, chain_length)
     env_id = entry.get("env_id", trainings[-1].request.env_id)
     evaluation = EvaluationRequest(
         env_id=env_id,
@@ -181,6 +172,21 @@ def _evaluation(
         perturb=entry.get("perturb", ()),
     )
     return PlannedEvaluation(chain_length + 1, evaluation, trained_indices)
+
+
+def _indices_to_ask(trainings: Sequence[PlannedTraining], chain_length: int) -> list[int]:
+    """The indices of the training runs whose models an evaluation asks beside the start model: all,
+    or the last of each chain where all are too many. Raises UserError BAD_ARGUMENT where those are
+    too many as well."""
+    indices = list(range(len(trainings)))
+    if len(indices) >= MAX_MODELS:  # with the start model more than one evaluation takes
+        indices = [index for index in indices if trainings[index].step == chain_length]
+    if len(indices) >= MAX_MODELS:
+        raise _bad_then(
+            f"the evaluation would ask {len(indices) + 1} models; it may ask {MAX_MODELS}",
+            "Vary fewer values, or leave the evaluation out.",
+        )
+    return indices
 
 
 def _check_lists(vary: Mapping[str, Any]) -> None:

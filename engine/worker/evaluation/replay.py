@@ -88,8 +88,7 @@ def _order_of_round(round_number: int, count: int, seed: int) -> list[int]:
 
 
 def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | None:
-    """The rows that the settings `keep`, `keep_env` and `keep_answers` ask for, written to
-    `replayed.jsonl` and told by the event `replayed`; None where `keep` is 0.
+    """The rows that the settings `keep`, `keep_env` and `keep_answers` ask for.
 
     They are written to `replayed.jsonl` and told by the event `replayed`. Returns None where `keep`
     is 0, and where there is nothing to replay and nobody chose `keep`: the event `nothing_replayed`

@@ -133,7 +133,7 @@ class ReplaySource:
                 batch_size = max(FEWEST_ASKED, self.needed - len(rows))
                 batch = tasks[question_count : question_count + batch_size]
                 question_count += len(batch)
-                rows += self._played(record, batch, context) if context else self._said(batch)
+                rows += self._played(record, batch, context) if context else self._unscored(batch)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
         return rows, self._used(record.env_id, rows, question_count)
@@ -165,9 +165,9 @@ class ReplaySource:
                 )
         return rows
 
-    def _said(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
-        """The starting model's answers to tasks that nothing scores, without those that were
-        cut."""
+    def _unscored(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
+        """Ask the starting model tasks that nothing scores; return its answers as rows, without
+        those that the limit of tokens cut."""
         answers = self._answered(tasks, answer_params(tasks, self.renderer))
         return [answer.row("") for answer in answers if answer.finished]
 

@@ -59,13 +59,13 @@ class _Parts:
     """Tells what a path with several parts is doing."""
 
     def __init__(self) -> None:
-        self._said, self._at = "", 0.0
+        self._last_part, self._written_at = "", 0.0
 
     def say(self, part: str) -> None:
         """Tell the part; the same again only every `AGAIN_S` seconds."""
         now = time.monotonic()
-        if part != self._said or now - self._at >= AGAIN_S:
-            self._said, self._at = part, now
+        if part != self._last_part or now - self._written_at >= AGAIN_S:
+            self._last_part, self._written_at = part, now
             _tell({"doing": part})
 
 

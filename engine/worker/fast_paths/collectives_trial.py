@@ -97,7 +97,7 @@ def sums(visible: Sequence[str], backend: str) -> list[Member]:
             _start(rank, len(visible), each, backend, store) for rank, each in enumerate(visible)
         ]
         try:
-            return [_said(rank, process) for rank, process in enumerate(processes)]
+            return [_read_member(rank, process) for rank, process in enumerate(processes)]
         finally:
             for process in processes:
                 process.kill()
@@ -123,8 +123,9 @@ def _start(
     )
 
 
-def _said(rank: int, process: "subprocess.Popen[bytes]") -> Member:
-    """What the process of a rank says at its end. Raises Failed."""
+def _read_member(rank: int, process: "subprocess.Popen[bytes]") -> Member:
+    """Wait for the process of a rank; return what it wrote at its end. Raises Failed where it
+    fails or is not done in time."""
     try:
         out, errors = process.communicate(timeout=SUM_S)
     except subprocess.TimeoutExpired:

@@ -73,20 +73,25 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
         reason = f"the plain way failed: {_in_words(error)}"
         return PathResult(name=name, state="skipped", reason=reason)
     try:
-        difference = difference_of(fast(), expected)
-        if not difference <= trial.allowed:  # NaN is no agreement either
-            return PathResult(
-                name=name,
-                state="off",
-                reason=f"differs from the plain way by {difference:.1e}, "
-                f"{trial.allowed:.0e} is rounding",
-                difference=difference if math.isfinite(difference) else None,
-                allowed=trial.allowed,
-            )
-        numbers = PathResult(name=name, state="on", difference=difference, allowed=trial.allowed)
-        return _timed(numbers, fast, plainly, device) if FAST_PATHS[name].timed else numbers
+        numbers = _compared(name, difference_of(fast(), expected), trial.allowed)
+        is_timed = numbers.state == "on" and FAST_PATHS[name].timed
+        return _timed(numbers, fast, plainly, device) if is_timed else numbers
     except Exception as error:  # noqa: BLE001 - see above
         return PathResult(name=name, state="off", reason=_in_words(error))
+
+
+def _compared(name: str, difference: float, allowed: float) -> PathResult:
+    """The result of a path whose numbers differ from those of the plain way by `difference`: "on"
+    where that is at most `allowed`, else "off" with the reason."""
+    if difference <= allowed:  # not true of NaN
+        return PathResult(name=name, state="on", difference=difference, allowed=allowed)
+    return PathResult(
+        name=name,
+        state="off",
+        reason=f"differs from the plain way by {difference:.1e}, {allowed:.0e} is rounding",
+        difference=difference if math.isfinite(difference) else None,
+        allowed=allowed,
+    )
 
 
 def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:

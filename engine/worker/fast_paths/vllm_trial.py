@@ -220,18 +220,17 @@ def _use(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
         gaps.append(asked.gap(sampler, adapter, "the adapter after waking up"))
     say("time both samplers")
     seconds, plain_seconds = asked.seconds_of_both(sampler, adapter)
-    result = PathResult(
+    is_slower = not seconds <= SLOWER * plain_seconds
+    reason = f"slower: {seconds:.3g} s, our own sampler {plain_seconds:.3g} s"
+    return PathResult(
         name=NAME,
-        state="on",
+        state="off" if is_slower else "on",
+        reason=reason if is_slower else "",
         difference=max(gaps),
         allowed=asked.allowed,
         seconds=seconds,
         plain_seconds=plain_seconds,
     )
-    if seconds <= SLOWER * plain_seconds:
-        return result
-    reason = f"slower: {seconds:.3g} s, our own sampler {plain_seconds:.3g} s"
-    return result.model_copy(update={"state": "off", "reason": reason})
 
 
 def _fill(adapter: Adapter, seed: int) -> None:

@@ -66,22 +66,28 @@ def _messages(given: Any) -> list[ChatMessage]:
         raise Refused(400, "input must be a text or a list of items.")
     messages: list[ChatMessage] = []
     for item in given:
-        if not isinstance(item, dict):
-            raise Refused(400, "Each item of input is an object.")
-        kind = item.get("type", "message")
-        if kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            messages[-1].setdefault("tool_calls", []).append(_call(item))
-        elif kind == "function_call_output":
-            call_id = str(item.get("call_id", ""))
-            output = item.get("output", "")
-            messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
-        elif kind != "reasoning":  # thoughts that a program sends back
-            raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
+        _add_item(messages, item)
     return messages
+
+
+def _add_item(messages: list[ChatMessage], item: Any) -> None:
+    """Add an item of a request to the messages before it; a call of a function joins the message of
+    the assistant that is the last of them. Raises Refused (400) for an item of an unknown kind."""
+    if not isinstance(item, dict):
+        raise Refused(400, "Each item of input is an object.")
+    kind = item.get("type", "message")
+    if kind == "message":
+        messages.append({"role": item.get("role"), "content": item.get("content")})
+    elif kind == "function_call":
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(_call(item))
+    elif kind == "function_call_output":
+        call_id = str(item.get("call_id", ""))
+        output = item.get("output", "")
+        messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
+    elif kind != "reasoning":  # thoughts that a program sends back
+        raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
 
 
 def _call(item: Mapping[str, Any]) -> JsonObject:
@@ -180,38 +186,41 @@ def events(asked: Asked, answered: Answered) -> list[str]:
     ]
 
 
+def _steps_of_text(item: JsonObject, place: JsonObject) -> list[JsonObject]:
+    """The events in which the text of a message is written; `place` are the keys that all have."""
+    (part,) = item["content"]
+    inside = place | {"content_index": 0}
+    text = part["text"]
+    delta = {"delta": text, "logprobs": []}
+    return [
+        {"type": "response.content_part.added", **inside, "part": _part("")},
+        {"type": "response.output_text.delta", **inside, **delta},
+        {"type": "response.output_text.done", **inside, "text": text, "logprobs": []},
+        {"type": "response.content_part.done", **inside, "part": part},
+    ]
+
+
+def _steps_of_arguments(item: JsonObject, place: JsonObject) -> list[JsonObject]:
+    """The events in which the arguments of a call are written; `place` are the keys that all
+    have."""
+    arguments = item["arguments"]
+    done = {"name": item["name"], "arguments": arguments}
+    return [
+        {"type": "response.function_call_arguments.delta", **place, "delta": arguments},
+        {"type": "response.function_call_arguments.done", **place, **done},
+    ]
+
+
 def _steps_of_item(index: int, item: JsonObject) -> list[JsonObject]:
-    """The events in which one item of the answer is written."""
+    """The events in which one item of the answer, the one with the number `index`, is written."""
     place: JsonObject = {"item_id": item["id"], "output_index": index}
     begun = item | {"status": "in_progress"}
     if item["type"] == "message":
-        (part,) = item["content"]
-        inside = place | {"content_index": 0}
         begun["content"] = []
-        text = {"text": part["text"], "logprobs": []}
-        written = [
-            {"type": "response.content_part.added", **inside, "part": _part("")},
-            {
-                "type": "response.output_text.delta",
-                **inside,
-                "delta": part["text"],
-                "logprobs": [],
-            },
-            {"type": "response.output_text.done", **inside, **text},
-            {"type": "response.content_part.done", **inside, "part": part},
-        ]
+        written = _steps_of_text(item, place)
     else:
         begun["arguments"] = ""
-        arguments = item["arguments"]
-        written = [
-            {"type": "response.function_call_arguments.delta", **place, "delta": arguments},
-            {
-                "type": "response.function_call_arguments.done",
-                **place,
-                "name": item["name"],
-                "arguments": arguments,
-            },
-        ]
+        written = _steps_of_arguments(item, place)
     return [
         {"type": "response.output_item.added", "output_index": index, "item": begun},
         *written,

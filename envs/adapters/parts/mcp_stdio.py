@@ -41,21 +41,21 @@ class McpServer:
             stdout=subprocess.PIPE,
         )
         self._number = 0
-        told = {"name": "honesmith", "version": "1"}
+        client = {"name": "honesmith", "version": "1"}
         self._ask(
-            "initialize", {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": told}
+            "initialize", {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
         )
         self._send({"method": "notifications/initialized"})
 
     def tools(self) -> list[JsonObject]:
         """Every tool, as OpenAI's function schema. Raises ServerFault."""
-        found: list[JsonObject] = []
+        functions: list[JsonObject] = []
         cursor: JsonObject = {}
         for _ in range(MOST_PAGES):
             page = self._ask("tools/list", cursor)
-            found += [_as_function(tool) for tool in page.get("tools", [])]
+            functions += [_as_function(tool) for tool in page.get("tools", [])]
             if not page.get("nextCursor"):
-                return found
+                return functions
             cursor = {"cursor": page["nextCursor"]}
         raise ServerFault(f"the list of tools has more than {MOST_PAGES} pages")
 

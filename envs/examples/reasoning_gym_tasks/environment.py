@@ -7,9 +7,8 @@ there. The package is named in requirements.txt: push with install=true where it
 from collections.abc import Callable
 from typing import Any
 
-import families
-
 from envs import Score, SingleTurnEnv, Task
+from envs.adapters.reasoning_gym import family_module
 
 
 class ReasoningGym(SingleTurnEnv):
@@ -25,7 +24,7 @@ class ReasoningGym(SingleTurnEnv):
         """The tasks of all families; each keeps the package's entry, which its scorer needs."""
         tasks = []
         for family, settings in self.families.items():
-            entries = families.load(family).create_dataset(
+            entries = family_module(family).create_dataset(
                 family, size=self.rows_per_family, seed=self.seed, **settings
             )
             for index, entry in enumerate(entries):
@@ -43,7 +42,7 @@ class ReasoningGym(SingleTurnEnv):
         """The grade from 0 to 1 that the package gives; a grade below 1 is halved."""
         family = task.metadata["family"]
         if family not in self.graders:
-            self.graders[family] = families.load(family).get_score_answer_fn(family)
+            self.graders[family] = family_module(family).get_score_answer_fn(family)
         grade = float(self.graders[family](completion.strip(), task.metadata["entry"]))
         # The package pays up to a half for an answer that names the right one and a wrong one;
         # halved once more, hedging is not worth it.
