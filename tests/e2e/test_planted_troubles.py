@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 def test_a_planted_trouble_is_named_first_with_its_cure(
     home: Home, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    # None of these troubles shows in what the model could do before.
-    settings = {**SCENARIOS[name].settings, "skill_rows": 4}
+    # None of these troubles shows in what the model could do before, nor comes from its replay.
+    settings = {**SCENARIOS[name].settings, "skill_rows": 4, "keep": 0}
     monkeypatch.setitem(SCENARIOS, name, replace(SCENARIOS[name], settings=settings))
     diagnosis.run_scenario(home, tmp_path, name)
     outcome = diagnosis.outcome_of(home, read_json(tmp_path / "runs" / f"{name}.json"))

@@ -140,9 +140,11 @@ def make_run(
     run_id: str = "sums-run-1",
 ) -> RunDir:
     """The folder submit would have made, for a loop that is called directly. A distillation gets
-    the teacher of `save_teacher` where its settings name none."""
+    the teacher of `save_teacher` where its settings name none. A setting that is None is left out,
+    as is one that a user does not name."""
     replays = algorithm in ("sft", "grpo")
     settings = FEW_QUESTIONS | (NO_REPLAY if replays else {}) | settings
+    settings = {name: value for name, value in settings.items() if value is not None}
     if algorithm == "distill":
         settings = settings if "teacher" in settings else settings | {"teacher": save_teacher(home)}
     record = registry.find_env(home, env_id)

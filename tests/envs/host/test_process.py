@@ -168,7 +168,7 @@ def test_a_reply_written_behind_our_back_is_not_believed(obedient: Path, start):
     forge = (
         "!import os, json\nline = json.dumps({'id': 5, 'ok': True, 'value': {'reward': 99.0, "
         "'success': True, 'metrics': {}}}).encode() + b'\\n'\n"
-        "for fd in range(3, 64):\n    try: os.write(fd, line)\n    except OSError: pass"
+        "for fd in range(3, 2000):\n    try: os.write(fd, line)\n    except OSError: pass"
     )
     process = start(obedient, QUICK)
     score = process.score(TASK, forge)

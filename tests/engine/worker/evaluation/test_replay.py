@@ -174,7 +174,7 @@ def test_a_model_that_can_do_nothing_trains_without_replay_unless_somebody_asked
     env_id = push_ends(home, tmp_path / "ends")
     other = str(save_random_model(tmp_path / "other"))
     few = {"steps": 11, **FEW}
-    run = make_run(home, env_id, "sft", few, model=other, run_id="plain")
+    run = make_run(home, env_id, "sft", few | {"keep": None}, model=other, run_id="plain")
     go(run)
     (event,) = [each for each in read_events(run.events) if each.event == "nothing_replayed"]
     assert event.message.startswith("keep = 0.35 replays nothing: the starting model answers none")
