@@ -162,16 +162,7 @@ def exam_of(
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
     """What the newest finished runs from `model` on the environment version `env_id` say of its
     success; None without one."""
-    if not model or not home.db.is_file():
-        return None
-    with Store(home) as store:
-        rows = store.list_runs(limit=_LOOK_BACK, states=("done",), kind="train")
-    run_ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
-    evidence_of_run: dict[str, _Evidence] = {}  # the newest run first
-    for run_id in run_ids[:_MOST_RUNS]:
-        evidence = _evidence(home, run_id)
-        if evidence is not None:
-            evidence_of_run[run_id] = evidence
+    evidence_of_run = _evidence_of_runs(home, env_id, model)
     if not evidence_of_run:
         return None
     all_evidence = list(evidence_of_run.values())
@@ -182,6 +173,22 @@ def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
         gain=evidence_of_run[best_id].gain,
         best=best_id,
     )
+
+
+def _evidence_of_runs(home: Home, env_id: str, model: str) -> "dict[str, _Evidence]":
+    """What the verdicts of the newest finished trainings of `model` on the environment version
+    `env_id` rest on, by run id, the newest run first; {} without any."""
+    if not model or not home.db.is_file():
+        return {}
+    with Store(home) as store:
+        rows = store.list_runs(limit=_LOOK_BACK, states=("done",), kind="train")
+    run_ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
+    evidence_of_run: dict[str, _Evidence] = {}
+    for run_id in run_ids[:_MOST_RUNS]:
+        evidence = _evidence(home, run_id)
+        if evidence is not None:
+            evidence_of_run[run_id] = evidence
+    return evidence_of_run
 
 
 @dataclass(frozen=True)

@@ -78,11 +78,7 @@ def _messages_of(message: Any) -> Iterator[ChatMessage]:
     if not isinstance(message, dict):
         raise Refused(400, "Each message is an object with role and content.")
     blocks = _blocks(message.get("content"))
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            content = _text_of(block.get("content") or "")
-            call_id = str(block.get("tool_use_id", ""))
-            yield {"role": "tool", "content": content, "tool_call_id": call_id}
+    yield from (_tool_result(block) for block in blocks if block.get("type") == "tool_result")
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     texts = [block for block in blocks if block.get("type") == "text"]
     others = {str(block.get("type")) for block in blocks}
@@ -90,8 +86,16 @@ def _messages_of(message: Any) -> Iterator[ChatMessage]:
     if unknown:
         raise Refused(400, f"Not supported by this gateway: content of type {min(unknown)}.")
     if texts or calls or not blocks:
-        own: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
-        yield own | ({"tool_calls": calls} if calls else {})
+        spoken: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
+        yield spoken | ({"tool_calls": calls} if calls else {})
+
+
+def _tool_result(block: Mapping[str, Any]) -> ChatMessage:
+    """A block `tool_result` as a message in OpenAI's form. Raises Refused (400) where the result is
+    no text."""
+    content = _text_of(block.get("content") or "")
+    call_id = str(block.get("tool_use_id", ""))
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:

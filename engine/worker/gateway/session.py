@@ -19,7 +19,7 @@ from engine.worker.gateway.chat_request import Refused, tool_call_as_openai
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import append_turn
 from engine.worker.rollouts.renderer import Renderer
-from envs.json_types import ChatMessage, ToolSchema
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,7 @@ class Session:
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        sent: ChatMessage = {"role": "assistant", "content": text}
-        if calls:
-            sent["tool_calls"] = calls
-        chain.messages = [*turn.asked.messages, same_form(sent)]
+        chain.messages = [*turn.asked.messages, _as_sent_back(text, calls)]
         finish = "stop" if completion.finished else "length"
         return Answered(
             text=text,
@@ -216,3 +213,12 @@ class Session:
             prompt_tokens=len(turn.prompt),
             completion_tokens=len(completion.ids),
         )
+
+
+def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
+    """The message by which a program repeats an answer of the model in its next request, in the
+    form in which messages are compared."""
+    sent: ChatMessage = {"role": "assistant", "content": text}
+    if calls:
+        sent["tool_calls"] = calls
+    return same_form(sent)

@@ -78,6 +78,14 @@ class SharedSampler:
             self.sampler.close()
 
 
+def _part_of_each_rank(ranks: Ranks, count: int) -> dict[int, range]:
+    """Which of `count` completions each rank samples: their indices, by the number of the rank.
+    Ranks that sample none are left out."""
+    members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
+    parts = cut([1.0] * count, len(members))
+    return {rank: part for rank, part in zip(members, parts, strict=True) if part}
+
+
 class _Call:
     """One call of `SharedSampler.generate`, whose arguments it takes."""
 
@@ -95,10 +103,7 @@ class _Call:
         self.ranks = ranks
         # (prompt, completion) of everything that is sampled.
         self.places = [(prompt, member) for prompt in range(len(prompts)) for member in range(n)]
-        members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
-        parts = cut([1.0] * len(self.places), len(members))
-        # What each rank samples that samples anything: a range of `places`.
-        self.parts = {rank: part for rank, part in zip(members, parts, strict=True) if part}
+        self.parts = _part_of_each_rank(ranks, len(self.places))  # ranges of `places`
         self.completions: dict[tuple[int, int], Completion] = {}
         self.helpers = [rank for rank in self.parts if rank > 0]
         self.n = n
