@@ -318,10 +318,7 @@ def _forecast(
     least_bytes = int(footprint.least_memory(plan).total * memory_factor)
     figures = Estimate.model_validate(
         {
-            "steps": plan.settings.steps,
-            "tokens": _token_counts(plan),
-            "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
-            "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
+            **_work_figures(plan, speed, raw_memory.total, least_bytes),
             **_judge_figures(plan),
             **_time_figures(time, circumstances.gpu_hour_price, gpus),
             "gpus": gpus,
@@ -345,6 +342,24 @@ def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict
         "seconds": {phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
         "basis": time.basis,
         "calibrated_on_runs": time.runs,
+    }
+
+
+def _work_figures(
+    plan: Plan, speed: throughput.Speed, raw_memory: int, least_bytes: int
+) -> dict[str, object]:
+    """The fields of an `Estimate` about the work: steps, tokens, the setting to lower where it is
+    too much, and what is compared with measurements later.
+
+    Args:
+        raw_memory: peak bytes before any correction.
+        least_bytes: corrected bytes with the fewest rows and the smallest microbatches.
+    """
+    return {
+        "steps": plan.settings.steps,
+        "tokens": _token_counts(plan),
+        "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
+        "uncalibrated": _workload(plan, speed.score_s, raw_memory),
     }
 
 

@@ -90,7 +90,8 @@ class Exam:
         return text
 
     def to_json(self) -> Reply:
-        """The exam as a JSON object; what earlier runs gained is left out where there are none."""
+        """What the held-out tasks can show, as the fields of a reply: numbers of tasks, differences
+        as shares between 0 and 1. What earlier runs gained is left out where there are none."""
         fields: Reply = {"about": self.in_words(), "asked": self.asked, "reported": self.reported}
         if self.dev:
             fields["dev"] = self.dev
@@ -141,8 +142,8 @@ def _points(share: float) -> str:
 def exam_of(
     home: Home, env_id: str, model: str, settings: TrainSettings, facts: EnvFacts
 ) -> Exam | None:
-    """What the held-out tasks of a run can show; None where the environment does not score or
-    fewer than two tasks would be asked.
+    """How large a difference of success rates the held-out tasks of a run can show, before it is
+    trained; None where the environment does not score or fewer than two tasks would be asked.
 
     `env_id` is the whole id of the version, `model` the reference that is trained.
     """
@@ -201,7 +202,8 @@ class _Evidence:
 
 
 def _evidence(home: Home, run_id: str) -> _Evidence | None:
-    """What a run's verdict rests on; None where it is not of success rates, or not readable."""
+    """Read from a run's result what its verdict rests on, as shares of its tasks; None where the
+    verdict compares no success rates, or the file is missing, damaged or of another version."""
     try:
         evidence: JsonObject = RunResult.read(home.run(run_id).result).evidence or {}
     except (OSError, DamagedRecord):
@@ -221,5 +223,6 @@ def _evidence(home: Home, run_id: str) -> _Evidence | None:
 
 
 def first_doubts(exam: Exam | None) -> Sequence[str]:
-    """The doubts of an exam as warnings; [] without one."""
+    """Why the held-out tasks may show too little, as warnings of a reply; [] where `exam` is None
+    or nothing speaks against it."""
     return [f"exam: {doubt}" for doubt in exam.doubts()] if exam is not None else []

@@ -33,8 +33,11 @@ DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
-    prompt that is too large."""
+    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
+    that may be called, and the limits of the answer.
+
+    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    """
     fields = fields_of(body, _ACTED_ON, DECIDED_BY_THE_RUN)
     _require_one_text(fields)
     options = fields.get("stream_options", {})

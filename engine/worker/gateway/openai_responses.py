@@ -20,8 +20,11 @@ _DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
-    prompt that is too large."""
+    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
+    that may be called, and the limits of the answer.
+
+    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     form = fields.get("text", {})
     kind = form.get("format", {"type": "text"}) if isinstance(form, dict) else {}

@@ -75,6 +75,8 @@ class _Playground:
     is_over: bool = False
 
     def __post_init__(self) -> None:
+        """Make a thread for each rollout that the environment's settings let run at once; nothing
+        is played yet."""
         at_once = self.commands.rollout.at_once
         self.threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollout")
         self.batcher = Batcher(self.rules.params, lambda: len(self.running))

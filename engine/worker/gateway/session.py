@@ -80,6 +80,7 @@ class Session:
     """
 
     def __init__(self, trajectory: Trajectory, rules: Rules) -> None:
+        """Begin a rollout: what is asked and answered is written into `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
         self._chains: list[_Chain] = []
@@ -109,6 +110,8 @@ class Session:
             return turn
 
     def _turn(self, asked: Asked) -> Turn:
+        """The question with its ids, the limits of its answer, and the conversation that it
+        continues. Raises Refused (400) where the messages leave no room for an answer."""
         chain, prompt = self._stitched(asked)
         room = self.rules.max_length - len(prompt)
         if room < 1:

@@ -113,6 +113,7 @@ class DecoderSampler:
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
         rows = new_rows(prompt_count=1, n=1, params=params)
         row = rows[0][0]
         for _ in self._sample([prompt], rows, params, done=None):

@@ -179,6 +179,7 @@ class HubSampler:
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
         rows = new_rows(prompt_count=1, n=1, params=params)
         for _ in self._rounds([prompt], rows, params, done=None):
             yield rows[0][0].ids[-1]

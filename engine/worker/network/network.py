@@ -181,6 +181,8 @@ class DecoderNetwork:
         )
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        """The logits of one sequence, [ids, vocab] float32; without an adapter those of the
+        base."""
         return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
@@ -212,7 +214,7 @@ def _fill_in_order(
         prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
         tokens_alone = len(row.ids) - 1  # the last token predicts nothing
         # The microbatch holds the prompt already if the row before has the same.
-        added = tokens_alone - len(prompt) if prompt == last_prompt else tokens_alone
+        added = tokens_alone - (len(prompt) if prompt == last_prompt else 0)
         if microbatches and sizes[-1] + added <= limit:
             microbatches[-1].append(index)
             sizes[-1] += added

@@ -171,14 +171,11 @@ def _load_decoder_network(
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), "", None
-    model, decoder, used_choice, difference = _compared_decoder(
-        path, vocab, device, precision, choice
-    )
+    model, decoder, used, difference = _compared_decoder(path, vocab, device, precision, choice)
     if difference <= TOLERANCE[decoder.dtype]:
-        kernels = used_choice.functions.name
-        rope = decoder.rotary
-        comparisons.remember(comparisons_file, path, dtype, kernels, rope, difference, device)
-        return DecoderNetwork(decoder, vocab, used_choice), "", None
+        name, rope = used.functions.name, decoder.rotary
+        comparisons.remember(comparisons_file, path, dtype, name, rope, difference, device)
+        return DecoderNetwork(decoder, vocab, used), "", None
     why_not = f"logits differ from transformers' by {difference:.1e}"
     return None, why_not, model if decoder.give_back(model) else None
 

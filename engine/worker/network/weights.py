@@ -373,8 +373,9 @@ class Weights:
 
     @torch.no_grad()
     def refresh(self) -> "Weights":
-        """Compute again what is computed of the adapter, if it has changed since the last time.
-        Returns this object."""
+        """Compute again what depends on the adapter's values, its copy in the weights' number
+        format and the merged weights, if it has changed since the last time. Returns this object.
+        """
         adapter = self.adapter
         if adapter is None or adapter.version == self._version:
             return self

@@ -29,6 +29,7 @@ class SharedSampler:
     """
 
     def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
+        """`sampler` is that of this rank; None where it trains while others sample."""
         self.sampler = sampler
         self.ranks = ranks
         self.name = sampler.name if sampler else "torch"
@@ -36,7 +37,8 @@ class SharedSampler:
         self._loaded: tuple[Any, int] | None = None  # adapter and version of ranks elsewhere
 
     def load(self, adapter: Any) -> None:
-        """See `Sampler`. The weights travel unless the other ranks have them already."""
+        """Have all ranks sample with this adapter from now on, or with the base alone where it is
+        None. The weights travel to the other ranks unless those have them already."""
         if self.sampler is not None:
             self.sampler.load(adapter)
         version = (adapter, adapter.version) if adapter is not None else None
@@ -97,6 +99,8 @@ class _Call:
         done: OnCompletion | None,
         ranks: Ranks,
     ) -> None:
+        """Divide `n` completions of each prompt among the ranks that sample; nothing is sampled
+        yet."""
         self.prompts = prompts
         self.params = params
         self.done = done
@@ -109,7 +113,8 @@ class _Call:
         self.n = n
 
     def sample(self, sampler: Sampler | None) -> list[list[Completion]]:
-        """Sample rank 0's part with `sampler` while the others sample theirs."""
+        """Sample rank 0's part with `sampler` while the others sample theirs. Returns the
+        completions of each prompt, in the order of the prompts."""
         for rank in self.helpers:
             self.ranks.tell(rank, self._order(self.parts[rank]))
         self.ranks.accompany(self.helpers)
