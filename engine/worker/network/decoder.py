@@ -321,11 +321,8 @@ class Decoder:
         predicting: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | slice]:
         """Hidden rows and labels side by side, as `TokenLogprobs` takes them. A row that predicts
-        several labels, as the last token of a prompt that completions share, is repeated.
-
-        Args:
-            hidden: rows of which the first `predicting` predict labels.
-            row_of_label: for each label the number of the row that predicts it.
+        several labels, as the last token of a prompt that completions share, is repeated. Of the
+        rows the first `predicting` predict labels, label i by row `row_of_label[i]`.
 
         Returns (the rows, a label for each of them, where among them the labels stand in order).
         """
