@@ -76,6 +76,7 @@ def read(slug: str = "") -> str:
 
 
 def _contents() -> str:
+    """What the playbook says first, in Markdown: its core, then a line for each section."""
     one_section = 'Read one with `read_playbook(section="...")`.'
     lines = ["# TRAINING.md", "", _CORE, "## Sections", "", one_section, ""]
     lines += [f"- `{slug}`: {title}" for slug, title in sections()]

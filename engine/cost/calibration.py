@@ -17,7 +17,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.estimate import EarlierWorkload, Workload
 from engine.records.record import DamagedRecord
-from engine.records.run_config import TrainConfig
+from engine.records.run_config import RunConfig, TrainConfig
 from engine.records.run_result import RunResult
 from engine.records.settings import ALGORITHMS
 
@@ -200,13 +200,9 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
         result = RunResult.read(run.result)
     except FileNotFoundError:
         return None
+    predicted_work = _comparable_work(config)
     measured = result.measured
-    if not isinstance(config, TrainConfig) or measured is None:
-        return None
-    if config.settings.gpus > 1:  # its phases were shared
-        return None
-    predicted_work = config.estimate.uncalibrated  # predicted when the run was submitted
-    if isinstance(predicted_work, EarlierWorkload):
+    if not isinstance(config, TrainConfig) or predicted_work is None or measured is None:
         return None
     planned_steps = config.settings.steps
     return FinishedRun(
@@ -226,6 +222,16 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
         memory=measured.peak_memory,
         predicted_memory=predicted_work.memory,
     )
+
+
+def _comparable_work(config: RunConfig) -> Workload | None:
+    """The work that was predicted for a training run when it was submitted; None where it says
+    nothing about runs on one device: the run was no training or had several, or an earlier version
+    counted the work otherwise."""
+    if not isinstance(config, TrainConfig) or config.settings.gpus > 1:
+        return None
+    predicted = config.estimate.uncalibrated
+    return None if isinstance(predicted, EarlierWorkload) else predicted
 
 
 def _predicted_of_done_steps(

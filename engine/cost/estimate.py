@@ -6,7 +6,7 @@ engine/cost/hours.py). Memory and disk are computed by engine/cost/memory.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,23 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class _Circumstances:
+    """What an estimate depends on beside the run and the speed of the machine.
+
+    Attributes:
+        download_bytes: bytes of the models that are still to be downloaded.
+        gpu_hour_price: of one device; 0 if it has no price.
+        disk_free: free bytes of the disk.
+        load: how busy others keep the machine.
+    """
+
+    download_bytes: int
+    gpu_hour_price: float
+    disk_free: int
+    load: float
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """A run that could be submitted, checked and with its settings resolved."""
 
@@ -92,25 +109,31 @@ def estimate_cost(
     """
     settings = dict(settings or {})
     run = planned_run(home, env_id, model, algorithm, settings)
-    resolved = run.resolved
-    teacher = teachers.resolve_teacher(home, resolved.settings, run.model)
+    teacher = teachers.resolve_teacher(home, run.resolved.settings, run.model)
     throughput.ensure(home, run.hardware, PROBE_WAIT_S)
 
-    def forecast_of(settings: settings_schema.Resolved) -> Forecast:
-        facts = (run.model.facts, run.env_facts, run.hardware)
-        return estimate(home, settings, *facts, teacher=teacher, base_path=run.model.base_path)
+    def forecast_of(candidate: settings_schema.Resolved) -> Forecast:
+        return _forecast_with(home, run, candidate, teacher)
 
     resolved, on_gpus = gpu_count.decide(
-        home, resolved, run.hardware, lambda settings: forecast_of(settings).estimate
+        home, run.resolved, run.hardware, lambda candidate: forecast_of(candidate).estimate
     )
-    forecast = forecast_of(resolved)
-    statistics = env_facts.statistics(run.env_facts, resolved.settings)
-    misfit = none_fit(statistics, resolved.settings)  # "" if at least one row can be trained on
+    run = replace(run, resolved=resolved)
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
-    warnings = [*resolved.warnings, *unmeasured_warning(home, forecast.estimate)]
-    reply = _estimate_reply(forecast, misfit, submit_call, warnings)
-    reply |= run_size.roles(resolved.settings)
+    reply = _estimate_reply(home, run, forecast_of(resolved), submit_call)
     return reply | ({"by_gpus": [option.shown() for option in on_gpus]} if on_gpus else {})
+
+
+def _forecast_with(
+    home: Home,
+    run: PlannedRun,
+    settings: settings_schema.Resolved,
+    teacher: ResolvedTeacher | None,
+) -> Forecast:
+    """The estimate of a planned run with these settings instead of those it was planned with.
+    `teacher` is the teacher of a distillation, None for any other run."""
+    facts = (run.model.facts, run.env_facts, run.hardware)
+    return estimate(home, settings, *facts, teacher=teacher, base_path=run.model.base_path)
 
 
 def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
@@ -156,25 +179,24 @@ def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str,
     return Call("submit_train", arguments)
 
 
-def _estimate_reply(
-    forecast: Forecast, misfit: str, submit_call: Call, settings_warnings: Sequence[str]
-) -> Reply:
-    """The reply of an estimate. It suggests `submit_call` if the run fits and has rows to train on.
-
-    `misfit` says that no row fits into max_length; it is "" if at least one does.
-    """
-    figures = forecast.estimate
+def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call: Call) -> Reply:
+    """The reply of an estimate: its figures, in words too, warnings, and what each GPU does. It
+    suggests `submit_call` if the run fits into memory and has rows to train on."""
+    figures, settings = forecast.estimate, run.resolved.settings
+    misfit = none_fit(env_facts.statistics(run.env_facts, settings), settings)
     text = summary(figures)
     row_warnings = []
     if misfit:
         text = f"{text} But {misfit}."
         row_warnings = [f"{misfit}: nothing would be trained. Raise max_length."]
     can_be_trained = figures.fits and not misfit
-    return shown(figures) | {
+    settings_warnings = [*run.resolved.warnings, *unmeasured_warning(home, figures)]
+    reply = shown(figures) | {
         "summary": text,
         "next": [submit_call.to_json()] if can_be_trained else [],
         "warnings": [*row_warnings, *settings_warnings, *_forecast_warnings(forecast)],
     }
+    return reply | run_size.roles(settings)
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
@@ -206,29 +228,42 @@ def estimate(
         base_path: folder of the base model. It tells which finished runs had the same model, and
             how much of the weights is still to be downloaded. None if it is not known.
     """
-    teacher_model = teacher.model if teacher else None
-    download_bytes = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
     speed, past_runs = speed_here(home, hardware, resolved.settings.precision)
-    plan = Plan(
+    plan = _plan(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
+    plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
+    teacher_model = teacher.model if teacher else None
+    circumstances = _Circumstances(
+        download_bytes=_download_bytes(base_path, teacher_model and teacher_model.base_path),
+        gpu_hour_price=home.user_config().gpu_hour_price,
+        disk_free=hardware.disk_free,
+        load=hardware.load,
+    )
+    speed = with_score_time(speed, env, resolved.settings.score_workers)
+    return _forecast(plan, speed, past_runs, resolved.algorithm, circumstances)
+
+
+def _plan(
+    home: Home,
+    resolved: settings_schema.Resolved,
+    model: ModelFacts,
+    env: EnvFacts,
+    device: Device,
+    past_runs: Experience,
+    teacher: ResolvedTeacher | None,
+    base_path: Path | None,
+) -> Plan:
+    """What the hours and the bytes of a run are computed from; arguments as of `estimate`, and the
+    finished runs of the home."""
+    teacher_model = teacher.model if teacher else None
+    return Plan(
         resolved.settings,
         model,
         env,
-        hardware.device,
+        device,
         seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path, resolved.settings.skill_rows),
         teacher=teacher_model.facts if teacher_model else None,
         teacher_shares_base=teacher is not None and teacher.shares_base,
-    )
-    plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
-    return _forecast(
-        plan,
-        with_score_time(speed, env, resolved.settings.score_workers),
-        past_runs,
-        algorithm=resolved.algorithm,
-        download_bytes=download_bytes,
-        gpu_hour_price=home.user_config().gpu_hour_price,
-        disk_free=hardware.disk_free,
-        load=hardware.load,
     )
 
 
@@ -267,23 +302,14 @@ def _forecast(
     plan: Plan,
     speed: throughput.Speed,
     past_runs: Experience,
-    *,
     algorithm: str,
-    download_bytes: int,
-    gpu_hour_price: float,
-    disk_free: int,
-    load: float,
+    circumstances: _Circumstances,
 ) -> Forecast:
     """The estimate of a run: what follows from its plan and the machine's speed, corrected by what
-    finished runs of its algorithm took.
-
-    Args:
-        download_bytes: bytes of the models that are still to be downloaded.
-        disk_free: free bytes of the disk.
-        load: how busy others keep the machine.
-    """
+    finished runs of its algorithm took."""
+    download_bytes = circumstances.download_bytes
     time = predicted_time(
-        plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=load
+        plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=circumstances.load
     )
     gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1  # devices that the run takes
     raw_memory = footprint.memory(plan)
@@ -292,15 +318,12 @@ def _forecast(
     least_bytes = int(footprint.least_memory(plan).total * memory_factor)
     figures = Estimate.model_validate(
         {
-            "steps": plan.settings.steps,
-            "tokens": _token_counts(plan),
-            "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
-            "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
+            **_work_figures(plan, speed, raw_memory.total, least_bytes),
             **_judge_figures(plan),
-            **_time_figures(time, gpu_hour_price, gpus),
+            **_time_figures(time, circumstances.gpu_hour_price, gpus),
             "gpus": gpus,
             **_memory_figures(memory, least_bytes, plan.device),
-            **_disk_figures(footprint.disk(plan) + download_bytes, disk_free),
+            **_disk_figures(footprint.disk(plan) + download_bytes, circumstances.disk_free),
         }
     )
     # The values of all settings that must be lowered; {} if none.
@@ -319,6 +342,24 @@ def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict
         "seconds": {phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
         "basis": time.basis,
         "calibrated_on_runs": time.runs,
+    }
+
+
+def _work_figures(
+    plan: Plan, speed: throughput.Speed, raw_memory: int, least_bytes: int
+) -> dict[str, object]:
+    """The fields of an `Estimate` about the work: steps, tokens, the setting to lower where it is
+    too much, and what is compared with measurements later.
+
+    Args:
+        raw_memory: peak bytes before any correction.
+        least_bytes: corrected bytes with the fewest rows and the smallest microbatches.
+    """
+    return {
+        "steps": plan.settings.steps,
+        "tokens": _token_counts(plan),
+        "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
+        "uncalibrated": _workload(plan, speed.score_s, raw_memory),
     }
 
 
@@ -444,11 +485,25 @@ def _with_steps(settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
     """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
 
-    Its hint is the call of submit_train whose arguments are in `call`, with fewer steps where those
-    fit, because the cap is what the caller said; else with a sufficient cap.
+    Args:
+        call: arguments of the submit_train call that is refused.
     """
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
-    sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
+    return UserError(
+        "BUDGET",
+        f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
+        f"max_gpu_hours is {cap:g}",
+        hint=_hint_over_cap(figures, cap, call),
+        field="max_gpu_hours",
+    )
+
+
+def _hint_over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> Hint:
+    """The hint for a run that likely takes more than `cap` GPU-hours: its submit_train call again,
+    with fewer steps where enough of them fit, because the caller chose the cap; else with a cap
+    that suffices. `call` has the arguments of the refused call."""
+    # Rounded up to a tenth of an hour.
+    sufficient_cap = math.ceil(10 * figures.gpu_hours.high) / 10
     is_plan = bool(call.get("then") or call.get("vary"))  # `steps` would shorten its first run
     fitting_steps = 0 if is_plan else steps_within(figures, cap)
     if fitting_steps and fitting_steps >= _FEWEST_STEPS * figures.steps:
@@ -462,13 +517,7 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
         lower = f", or lower {figures.lower_this}" if figures.lower_this else ""
         advice = f"Raise max_gpu_hours to {sufficient_cap:g}{lower}."
         arguments = {**call, "max_gpu_hours": sufficient_cap}
-    return UserError(
-        "BUDGET",
-        f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
-        f"max_gpu_hours is {cap:g}",
-        hint=Hint(advice, Call("submit_train", arguments)),
-        field="max_gpu_hours",
-    )
+    return Hint(advice, Call("submit_train", arguments))
 
 
 def steps_within(figures: Estimate, cap: float) -> int:

@@ -90,7 +90,8 @@ class Exam:
         return text
 
     def to_json(self) -> Reply:
-        """The exam as a JSON object; what earlier runs gained is left out where there are none."""
+        """What the held-out tasks can show, as the fields of a reply: numbers of tasks, differences
+        as shares between 0 and 1. What earlier runs gained is left out where there are none."""
         fields: Reply = {"about": self.in_words(), "asked": self.asked, "reported": self.reported}
         if self.dev:
             fields["dev"] = self.dev
@@ -141,8 +142,8 @@ def _points(share: float) -> str:
 def exam_of(
     home: Home, env_id: str, model: str, settings: TrainSettings, facts: EnvFacts
 ) -> Exam | None:
-    """What the held-out tasks of a run can show; None where the environment does not score or
-    fewer than two tasks would be asked.
+    """How large a difference of success rates the held-out tasks of a run can show, before it is
+    trained; None where the environment does not score or fewer than two tasks would be asked.
 
     `env_id` is the whole id of the version, `model` the reference that is trained.
     """
@@ -162,16 +163,7 @@ def exam_of(
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
     """What the newest finished runs from `model` on the environment version `env_id` say of its
     success; None without one."""
-    if not model or not home.db.is_file():
-        return None
-    with Store(home) as store:
-        rows = store.list_runs(limit=_LOOK_BACK, states=("done",), kind="train")
-    run_ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
-    evidence_of_run: dict[str, _Evidence] = {}  # the newest run first
-    for run_id in run_ids[:_MOST_RUNS]:
-        evidence = _evidence(home, run_id)
-        if evidence is not None:
-            evidence_of_run[run_id] = evidence
+    evidence_of_run = _evidence_of_runs(home, env_id, model)
     if not evidence_of_run:
         return None
     all_evidence = list(evidence_of_run.values())
@@ -184,6 +176,22 @@ def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
     )
 
 
+def _evidence_of_runs(home: Home, env_id: str, model: str) -> "dict[str, _Evidence]":
+    """What the verdicts of the newest finished trainings of `model` on the environment version
+    `env_id` rest on, by run id, the newest run first; {} without any."""
+    if not model or not home.db.is_file():
+        return {}
+    with Store(home) as store:
+        rows = store.list_runs(limit=_LOOK_BACK, states=("done",), kind="train")
+    run_ids = [row.run_id for row in rows if row.env_id == env_id and row.model == model]
+    evidence_of_run: dict[str, _Evidence] = {}
+    for run_id in run_ids[:_MOST_RUNS]:
+        evidence = _evidence(home, run_id)
+        if evidence is not None:
+            evidence_of_run[run_id] = evidence
+    return evidence_of_run
+
+
 @dataclass(frozen=True)
 class _Evidence:
     """What the verdict of one run rests on, as shares of its tasks."""
@@ -194,7 +202,8 @@ class _Evidence:
 
 
 def _evidence(home: Home, run_id: str) -> _Evidence | None:
-    """What a run's verdict rests on; None where it is not of success rates, or not readable."""
+    """Read from a run's result what its verdict rests on, as shares of its tasks; None where the
+    verdict compares no success rates, or the file is missing, damaged or of another version."""
     try:
         evidence: JsonObject = RunResult.read(home.run(run_id).result).evidence or {}
     except (OSError, DamagedRecord):
@@ -214,5 +223,6 @@ def _evidence(home: Home, run_id: str) -> _Evidence | None:
 
 
 def first_doubts(exam: Exam | None) -> Sequence[str]:
-    """The doubts of an exam as warnings; [] without one."""
+    """Why the held-out tasks may show too little, as warnings of a reply; [] where `exam` is None
+    or nothing speaks against it."""
     return [f"exam: {doubt}" for doubt in exam.doubts()] if exam is not None else []

@@ -53,10 +53,13 @@ def predicted_time(
     download_bytes: int,
     load: float = 0.0,
 ) -> PredictedTime:
-    """Predict the time of a run that downloads `download_bytes` before it starts. On a CPU that
-    others keep busy (`load`, as engine/core/hardware.py measures it) it may take as much longer as
-    they take their share. The high estimate counts on that; where no speed was measured, which
-    would hold that share, so does the likely one."""
+    """Predict the time of a run of `algorithm`, from its plan and the machine's speed, corrected by
+    the finished runs of the home.
+
+    Args:
+        download_bytes: what is downloaded before the run starts.
+        load: how busy others keep the machine, as engine/core/hardware.py measures it.
+    """
     phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download_bytes)
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
@@ -65,9 +68,16 @@ def predicted_time(
     earliest_end = _earliest_end(plan, phases["low"])
     hours |= {"low": hours["low"] * earliest_end}
     if plan.device.kind == "cpu":
-        slowed = ("likely", "high") if basis == "model" else ("high",)
-        hours |= {level: hours[level] * (1.0 + load) for level in slowed}
+        hours |= _slowed_hours(hours, basis, load)
     return PredictedTime(phases["likely"], hours, basis, runs)
+
+
+def _slowed_hours(hours: Mapping[str, float], basis: str, load: float) -> dict[str, float]:
+    """The hours on a CPU that others keep busy, for the levels at which they count, by level. The
+    high estimate counts on as much more time as the others take; so does the likely one where the
+    speed is from a table (`basis` "model"), since a measured speed holds their share already."""
+    slowed_levels = ("likely", "high") if basis == "model" else ("high",)
+    return {level: hours[level] * (1.0 + load) for level in slowed_levels}
 
 
 def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:

@@ -33,13 +33,7 @@ def seconds_on(
     """
     if gpus == 1:
         return dict(seconds)
-    training = training_devices(gpus, beside=beside)
-    factors = dict.fromkeys(SHARED_PHASES, _share_left(gpus - training if beside else gpus))
-    factors["training"] = _share_left(training)
-    if sharded:
-        factors["training"] *= _SHARDED["training"]
-        if not beside:  # elsewhere a server samples, from weights of its own
-            factors |= {phase: factors[phase] * _SHARDED[phase] for phase in SHARED_PHASES[1:]}
+    factors = _shared_factors(gpus, beside=beside, sharded=sharded)
     result = {
         phase: each * factors.get(phase, 1.0) + START_S * (phase == "startup")
         for phase, each in seconds.items()
@@ -47,6 +41,19 @@ def seconds_on(
     if beside and "rollouts" in result:
         result["rollouts"] = max(0.0, result["rollouts"] - result.get("training", 0.0))
     return result
+
+
+def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, float]:
+    """What the seconds of each shared phase on one device are multiplied by on so many; arguments
+    as of `seconds_on`."""
+    training = training_devices(gpus, beside=beside)
+    factors = dict.fromkeys(SHARED_PHASES, _share_left(gpus - training if beside else gpus))
+    factors["training"] = _share_left(training)
+    if sharded:
+        factors["training"] *= _SHARDED["training"]
+        if not beside:  # otherwise a server samples, from whole weights
+            factors |= {phase: factors[phase] * _SHARDED[phase] for phase in SHARED_PHASES[1:]}
+    return factors
 
 
 def _share_left(devices: int) -> float:

@@ -52,23 +52,32 @@ def beside_training(
             that is not known.
     """
     granted = memory - held - TRAINER_RESERVE
-    needed = server_weights(loaded) + AWAKE_BYTES
+    weights = server_weights(loaded)
+    needed = weights + AWAKE_BYTES
     row_bytes = max(1.0, length * loaded.cache_token_bytes)
-    rows = int(min(MOST_ROWS, max(0.0, granted - needed) / row_bytes))
-    why_not = ""
     least = needed + LEAST_ROWS * row_bytes
+    why_not = _asleep_too_large(weights, ram)
     if least > min(granted, FITS * memory - held):
         why_not = (
             f"vLLM holds the weights once more and needs {_gb(least)} GB for {LEAST_ROWS} "
             f"sequences of {length:.0f} tokens; training leaves {_gb(max(0.0, granted))} of "
             f"{_gb(memory)} GB"
         )
-    elif ram and server_weights(loaded) > 0.5 * ram:
-        why_not = (
-            f"asleep it keeps {_gb(server_weights(loaded))} GB of weights in the machine's "
-            f"memory of {_gb(ram)} GB"
-        )
-    return ServerPlan(granted, rows, why_not)
+    return ServerPlan(granted, _rows_in(granted - needed, row_bytes), why_not)
+
+
+def _asleep_too_large(weights: float, ram: float) -> str:
+    """Why a server with so many bytes of weights cannot sleep in the machine's memory of `ram`
+    bytes, in words; "" if it can, or if `ram` is 0, not known."""
+    if not ram or weights <= 0.5 * ram:
+        return ""
+    return f"asleep it keeps {_gb(weights)} GB of weights in the machine's memory of {_gb(ram)} GB"
+
+
+def _rows_in(memory: float, row_bytes: float) -> int:
+    """How many sequences of `row_bytes` bytes of keys and values a server holds in `memory` bytes,
+    which may be negative; no more than `MOST_ROWS`."""
+    return int(min(MOST_ROWS, max(0.0, memory) / row_bytes))
 
 
 def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> ServerPlan:
@@ -81,20 +90,25 @@ def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> Serve
     """
     granted = ALONE_SHARE * memory
     row_bytes = max(1.0, length * loaded.cache_token_bytes)
-    heads = loaded.model.kv_heads
-    # vLLM cuts a model by its heads; copies on unequal numbers of GPUs it does not know.
-    cuts = [cut for cut in range(1, gpus + 1) if gpus % cut == 0 and heads % cut == 0]
-    room = 0.0
-    for cut in cuts:
-        room = granted - AWAKE_BYTES - server_weights(loaded) / cut
-        rows = int(min(MOST_ROWS, max(0.0, room) * cut / row_bytes))
+    weights = server_weights(loaded)
+    gpus_per_copy = _gpus_per_copy(gpus, loaded.model.kv_heads)
+    for cut in gpus_per_copy:
+        room = granted - AWAKE_BYTES - weights / cut  # of each GPU, for keys and values
+        rows = _rows_in(room * cut, row_bytes)
         if rows >= LEAST_ROWS:
             return ServerPlan(granted, rows, gpus_of_model=cut)
+    most = gpus_per_copy[-1]
     why_not = (
-        f"vLLM needs {_gb(server_weights(loaded) / cuts[-1] + AWAKE_BYTES)} GB and {LEAST_ROWS} "
+        f"vLLM needs {_gb(weights / most + AWAKE_BYTES)} GB and {LEAST_ROWS} "
         f"sequences of {length:.0f} tokens on each GPU, of which it may take {_gb(granted)}"
     )
-    return ServerPlan(granted, 0, why_not, gpus_of_model=cuts[-1])
+    return ServerPlan(granted, 0, why_not, gpus_of_model=most)
+
+
+def _gpus_per_copy(gpus: int, kv_heads: int) -> list[int]:
+    """Over how many GPUs one copy of a model can be cut where there are `gpus`, in ascending order:
+    vLLM cuts it by its heads, and knows no copies on unequal numbers of GPUs."""
+    return [cut for cut in range(1, gpus + 1) if gpus % cut == 0 and kv_heads % cut == 0]
 
 
 def trainer_bytes(loaded: LoadedModel, adapter_bytes: float, others: float = 0.0) -> float:

@@ -34,6 +34,7 @@ def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
     `<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
 
     def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
+        """([the call that begins at `position`], the position after its closing tag)."""
         call, position = tagged_call(text, position, _QWEN_NAME, _QWEN_ARGUMENT, tools)
         return [call], skip_mark(text, position, "</function>")
 
@@ -45,6 +46,7 @@ def glm(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
     `<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
 
     def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
+        """([the call that begins at `position`], the position after its last argument)."""
         call, position = tagged_call(text, position, _GLM_NAME, _GLM_ARGUMENT, tools)
         return [call], position
 

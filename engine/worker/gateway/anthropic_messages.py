@@ -3,7 +3,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.worker.gateway.asked import (
@@ -28,8 +28,11 @@ _THOUGHTS = ("thinking", "redacted_thinking")  # blocks that a program sends bac
 
 
 def read(body: Any) -> Asked:
-    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
-    prompt that is too large."""
+    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
+    that may be called, and the limits of the answer.
+
+    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     listed = fields.get("messages")
     if not isinstance(listed, list):
@@ -62,6 +65,8 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
 
 
 def _tool(tool: Any) -> ToolSchema:
+    """One of Anthropic's tools in OpenAI's form. Raises Refused (400) where it has no schema of its
+    arguments."""
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
         raise Refused(400, "Each tool needs a name and an input_schema.")
     function = {
@@ -78,20 +83,30 @@ def _messages_of(message: Any) -> Iterator[ChatMessage]:
     if not isinstance(message, dict):
         raise Refused(400, "Each message is an object with role and content.")
     blocks = _blocks(message.get("content"))
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            content = _text_of(block.get("content") or "")
-            call_id = str(block.get("tool_use_id", ""))
-            yield {"role": "tool", "content": content, "tool_call_id": call_id}
+    yield from (_tool_result(block) for block in blocks if block.get("type") == "tool_result")
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     texts = [block for block in blocks if block.get("type") == "text"]
-    others = {str(block.get("type")) for block in blocks}
-    unknown = others - {"text", "tool_use", "tool_result", *_THOUGHTS}
+    _require_known(blocks)
+    if texts or calls or not blocks:
+        spoken: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
+        yield spoken | ({"tool_calls": calls} if calls else {})
+
+
+def _require_known(blocks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise Refused (400) where one of a message's blocks is of a type that cannot be read here,
+    such as a picture."""
+    types = {str(block.get("type")) for block in blocks}
+    unknown = types - {"text", "tool_use", "tool_result", *_THOUGHTS}
     if unknown:
         raise Refused(400, f"Not supported by this gateway: content of type {min(unknown)}.")
-    if texts or calls or not blocks:
-        own: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
-        yield own | ({"tool_calls": calls} if calls else {})
+
+
+def _tool_result(block: Mapping[str, Any]) -> ChatMessage:
+    """A block `tool_result` as a message in OpenAI's form. Raises Refused (400) where the result is
+    no text."""
+    content = _text_of(block.get("content") or "")
+    call_id = str(block.get("tool_use_id", ""))
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:

@@ -34,6 +34,7 @@ class Batcher:
     still ask: a batch with a question of each is complete and waits for nobody."""
 
     def __init__(self, params: SamplingParams, waiting_programs: Callable[[], int]) -> None:
+        """`params`: how tokens are drawn; a wish may only lower the most tokens and add stops."""
         self._params = params
         self._waiting_programs = waiting_programs
         self._wishes: list[Wish] = []

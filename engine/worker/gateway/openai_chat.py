@@ -5,6 +5,7 @@ accepted. What promises another form of answer than the one that is given is ref
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from engine.worker.gateway.asked import (
@@ -32,14 +33,13 @@ DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
-    prompt that is too large."""
+    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
+    that may be called, and the limits of the answer.
+
+    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    """
     fields = fields_of(body, _ACTED_ON, DECIDED_BY_THE_RUN)
-    if fields.get("n", 1) != 1:
-        raise Refused(400, "n must be 1: a rollout has one answer to each question.")
-    kind = fields.get("response_format", {"type": "text"})
-    if not isinstance(kind, dict) or kind.get("type") != "text":
-        raise Refused(400, "response_format must be text: nothing else is enforced here.")
+    _require_one_text(fields)
     options = fields.get("stream_options", {})
     tools = fields.get("tools", [])
     return sized(
@@ -55,6 +55,16 @@ def read(body: Any) -> Asked:
             include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         )
     )
+
+
+def _require_one_text(fields: Mapping[str, Any]) -> None:
+    """Raise Refused (400) for a request that asks for several answers, or for one in another form
+    than plain text."""
+    if fields.get("n", 1) != 1:
+        raise Refused(400, "n must be 1: a rollout has one answer to each question.")
+    kind = fields.get("response_format", {"type": "text"})
+    if not isinstance(kind, dict) or kind.get("type") != "text":
+        raise Refused(400, "response_format must be text: nothing else is enforced here.")
 
 
 def _may_call(choice: Any) -> bool:
@@ -85,6 +95,18 @@ def events(asked: Asked, answered: Answered) -> list[str]:
     the model can end an event or begin another.
     """
     common = reply_fields("chat.completion.chunk", "chatcmpl", asked.model)
+    pieces = [_choice(delta, None) for delta in _deltas(answered)]
+    pieces.append(_choice({}, answered.finish))
+    lines = [json.dumps(common | {"choices": [piece]}) for piece in pieces]
+    if asked.include_usage:
+        counts = usage(answered.prompt_tokens, answered.completion_tokens)
+        lines.append(json.dumps(common | {"choices": [], "usage": counts}))
+    return [f"data: {line}\n\n" for line in [*lines, "[DONE]"]]
+
+
+def _deltas(answered: Answered) -> list[JsonObject]:
+    """The answer in parts, as a program reads them from a stream one after the other: the role,
+    then thoughts, text and calls, as far as there are any."""
     deltas: list[JsonObject] = [{"role": "assistant", "content": ""}]
     if answered.reasoning:
         deltas.append({"reasoning_content": answered.reasoning})
@@ -93,12 +115,7 @@ def events(asked: Asked, answered: Answered) -> list[str]:
     if answered.tool_calls:
         numbered = [{**call, "index": index} for index, call in enumerate(answered.tool_calls)]
         deltas.append({"tool_calls": numbered})
-    pieces = [_choice(delta, None) for delta in deltas] + [_choice({}, answered.finish)]
-    lines = [json.dumps(common | {"choices": [piece]}) for piece in pieces]
-    if asked.include_usage:
-        counts = usage(answered.prompt_tokens, answered.completion_tokens)
-        lines.append(json.dumps(common | {"choices": [], "usage": counts}))
-    return [f"data: {line}\n\n" for line in [*lines, "[DONE]"]]
+    return deltas
 
 
 def _choice(delta: JsonObject, finish: str | None) -> JsonObject:

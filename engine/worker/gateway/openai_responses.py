@@ -20,19 +20,14 @@ _DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """A decoded request body. Raises Refused: 400 for a field that is unknown or wrong, 413 for a
-    prompt that is too large."""
+    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
+    that may be called, and the limits of the answer.
+
+    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
-    form = fields.get("text", {})
-    kind = form.get("format", {"type": "text"}) if isinstance(form, dict) else {}
-    if not isinstance(kind, dict) or kind.get("type") != "text":
-        raise Refused(400, "text.format must be text: nothing else is enforced here.")
-    choice = fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
-    tools = fields.get("tools", [])
-    if not isinstance(tools, list):
-        raise Refused(400, "tools must be a list of objects.")
+    _require_plain_text(fields.get("text", {}))
+    tools = _tools(fields.get("tools", []), fields.get("tool_choice", "auto"))
     messages = _messages(fields.get("input"))
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
@@ -40,11 +35,30 @@ def read(body: Any) -> Asked:
         Asked(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
-            tools=[_tool(tool) for tool in tools] if choice == "auto" else [],
+            tools=tools,
             max_tokens=token_limit(fields.get("max_output_tokens"), "max_output_tokens"),
             stream=bool(fields.get("stream")),
         )
     )
+
+
+def _require_plain_text(form: Any) -> None:
+    """Check the field `text` of a request. Raises Refused (400) where it asks for an answer in
+    another form than plain text."""
+    kind = form.get("format", {"type": "text"}) if isinstance(form, dict) else {}
+    if not isinstance(kind, dict) or kind.get("type") != "text":
+        raise Refused(400, "text.format must be text: nothing else is enforced here.")
+
+
+def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
+    """The tools that the model may call, in the form of chat completions; none where the request's
+    tool choice is "none". Raises Refused (400) for another choice than "auto" and "none", and for a
+    tool that is no function."""
+    if choice not in ("auto", "none"):
+        raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
+    if not isinstance(tools, list):
+        raise Refused(400, "tools must be a list of objects.")
+    return [_tool(tool) for tool in tools] if choice == "auto" else []
 
 
 def _tool(tool: Any) -> ToolSchema:

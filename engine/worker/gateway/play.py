@@ -56,13 +56,7 @@ class Programs:
                 for trajectory in group.members
             ]
             began = time.monotonic()
-            while not all(future.done() for future in played):
-                wishes = ground.batcher.take(BEAT_S)
-                pulse.beat()
-                if wishes:
-                    sampling_began = time.monotonic()
-                    ground.batcher.sample(sampler, wishes)
-                    times.sample_s += time.monotonic() - sampling_began
+            times.sample_s = ground.sample_until_done(played, sampler)
             for future in played:
                 future.result()  # raises a fault of ours
             times.reward_s = time.monotonic() - began - times.sample_s
@@ -81,6 +75,8 @@ class _Playground:
     is_over: bool = False
 
     def __post_init__(self) -> None:
+        """Make a thread for each rollout that the environment's settings let run at once; nothing
+        is played yet."""
         at_once = self.commands.rollout.at_once
         self.threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollout")
         self.batcher = Batcher(self.rules.params, lambda: len(self.running))
@@ -105,6 +101,19 @@ class _Playground:
         self.futures.append(future)
         future.add_done_callback(lambda _: self._count_played())
         return future
+
+    def sample_until_done(self, played: "Sequence[Future[None]]", sampler: Sampler) -> float:
+        """Sample what the programs ask, in batches, until all rollouts of `played` are over.
+        Returns the seconds in which the sampler was at work. Raises what the sampler raises."""
+        seconds = 0.0
+        while not all(future.done() for future in played):
+            questions = self.batcher.take(BEAT_S)
+            pulse.beat()
+            if questions:
+                began = time.monotonic()
+                self.batcher.sample(sampler, questions)
+                seconds += time.monotonic() - began
+        return seconds
 
     def _count_played(self) -> None:
         pulse.advance()

@@ -74,6 +74,8 @@ class RolloutServer:
         error response."""
 
         async def check_and_handle(request: Request) -> Response:
+            """Answer a request from this machine that brings the rollout's key, as a bearer token
+            or in x-api-key; 401 or another error for any other."""
             refusal = refusal_of_place(request)
             if refusal is not None:
                 return refusal
@@ -96,6 +98,8 @@ class RolloutServer:
         """The handler of a route that asks the model in one protocol."""
 
         async def ask(request: Request) -> Response:
+            """Queue the question of a request for the sampler, and answer with the completion: as
+            a stream of events, or whole."""
             asked = dialect.read(await body_of(request))
             turn = await run_in_threadpool(self.session.prepare, asked)
             future = self.batcher.ask(turn.prompt, turn.max_tokens, turn.stop)

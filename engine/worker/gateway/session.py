@@ -19,7 +19,7 @@ from engine.worker.gateway.chat_request import Refused, tool_call_as_openai
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import append_turn
 from engine.worker.rollouts.renderer import Renderer
-from envs.json_types import ChatMessage, ToolSchema
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Session:
     """
 
     def __init__(self, trajectory: Trajectory, rules: Rules) -> None:
+        """Begin a rollout: what is asked and answered is written into `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
         self._chains: list[_Chain] = []
@@ -109,6 +110,8 @@ class Session:
             return turn
 
     def _turn(self, asked: Asked) -> Turn:
+        """The question with its ids, the limits of its answer, and the conversation that it
+        continues. Raises Refused (400) where the messages leave no room for an answer."""
         chain, prompt = self._stitched(asked)
         room = self.rules.max_length - len(prompt)
         if room < 1:
@@ -203,10 +206,7 @@ class Session:
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        sent: ChatMessage = {"role": "assistant", "content": text}
-        if calls:
-            sent["tool_calls"] = calls
-        chain.messages = [*turn.asked.messages, same_form(sent)]
+        chain.messages = [*turn.asked.messages, _as_sent_back(text, calls)]
         finish = "stop" if completion.finished else "length"
         return Answered(
             text=text,
@@ -216,3 +216,12 @@ class Session:
             prompt_tokens=len(turn.prompt),
             completion_tokens=len(completion.ids),
         )
+
+
+def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
+    """The message by which a program repeats an answer of the model in its next request, in the
+    form in which messages are compared."""
+    sent: ChatMessage = {"role": "assistant", "content": text}
+    if calls:
+        sent["tool_calls"] = calls
+    return same_form(sent)

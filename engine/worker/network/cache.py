@@ -296,8 +296,7 @@ class Cache:
         columns_left = self.columns_written - first_column
         starts = [self.starts[row] - first_column for row in rows]
         # Rows that join see only the columns from now on.
-        joining_rows = len(fresh_blocks) * width
-        starts += [columns_left] * joining_rows
+        starts += [columns_left] * (len(fresh_blocks) * width)
         old_blocks = [block.old_block for block in staying]
         self._drop_views()
         self.prompt_keys, self.prompt_values = [], []
@@ -306,10 +305,15 @@ class Cache:
             self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated[0]
         )
         if rows:  # otherwise no row stays, and there is nothing to copy
-            for layer in range(self.shape.layers):
-                new._take_over(layer, self._columns_of_rows(layer, rows, first_column))
-                _release(self.generated, layer)
+            self._hand_over(new, rows, first_column)
         return new
+
+    def _hand_over(self, new: "Cache", rows: Sequence[int], first_column: int) -> None:
+        """Copy the columns of these rows from `first_column` on to the cache `new`, one layer after
+        the other; each layer's memory here is given back before the next is copied."""
+        for layer in range(self.shape.layers):
+            new._take_over(layer, self._columns_of_rows(layer, rows, first_column))
+            _release(self.generated, layer)
 
     def _take_over(self, layer: int, rows: torch.Tensor) -> None:
         """Write a layer's keys and values [rows, 2, kv_heads, columns, dim], taken from another

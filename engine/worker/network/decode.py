@@ -113,6 +113,7 @@ class DecoderSampler:
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
         rows = new_rows(prompt_count=1, n=1, params=params)
         row = rows[0][0]
         for _ in self._sample([prompt], rows, params, done=None):
@@ -248,8 +249,8 @@ class _Batch:
         after it to the batch."""
         prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
         rows = [row for prompt in waiting for row in prompt.rows]
-        prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
-        logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
+        prompt_of_row = [number for number, prompt in enumerate(waiting) for _ in prompt.rows]
+        logits = logits.index_select(0, torch.tensor(prompt_of_row, device=self.device))
         tokens, logprobs = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}

@@ -120,10 +120,7 @@ class Forward:
         lengths = [len(prompts[number]) for number in chunk]
         device = self.decoder.device
         ids = torch.tensor([token for number in chunk for token in prompts[number]], device=device)
-        # For every token: the number of its prompt, and its position in that prompt.
-        numbers = [number for number in chunk for _ in prompts[number]]
-        prompt_numbers = torch.tensor(numbers, device=device)
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        prompt_numbers, positions = _places_of_tokens(chunk, lengths, device)
         attend = _StoringAttention(self._attention(lengths), target, prompt_numbers, positions)
         last_tokens = torch.tensor(lengths).cumsum(0).to(device) - 1
         return self.logits(self._hidden(ids, positions, attend, last_tokens))
@@ -254,6 +251,17 @@ def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
+
+
+def _places_of_tokens(
+    chunk: Sequence[int], lengths: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the number of its prompt, its position in the prompt) of every token of some prompts, both
+    [tokens] int64: `chunk` holds the numbers of the prompts, `lengths` their tokens."""
+    numbers = [number for number, length in zip(chunk, lengths, strict=True) for _ in range(length)]
+    prompt_numbers = torch.tensor(numbers, device=device)
+    positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    return prompt_numbers, positions
 
 
 class _Product:

@@ -303,19 +303,34 @@ class Decoder:
         # On a CPU a few other tokens follow, so that matrix products come in few sizes.
         computed = rounded_up(predicting, len(batch.ids), self.grain)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
-        # TokenLogprobs takes exactly one label for each hidden row.
-        # The last token of a prompt predicts the first one of each of its completions.
-        if len(predicting) < len(row_of_label):  # so some token predicts several labels
-            hidden, labels = self._repeated_by_label(hidden, batch.labels, row_of_label)
-            result_of_label = slice(len(row_of_label))  # in order; what follows is padding
-        else:
-            labels = _labels_by_row(batch.labels, row_of_label, len(computed))
-            result_of_label = row_of_label
+        hidden, labels, result_of_label = self._one_label_for_each_row(
+            hidden, batch.labels, row_of_label, predicting=len(predicting)
+        )
         chunk_rows = _rows_at_once(self.device, vocab)
         logprobs, entropy = TokenLogprobs.apply(
             hidden, self.output_layer(vocab), labels, inverse_temperature, chunk_rows, entropies
         )
         return logprobs[result_of_label], entropy[result_of_label]
+
+    def _one_label_for_each_row(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.Tensor,
+        row_of_label: torch.Tensor,
+        *,
+        predicting: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | slice]:
+        """Hidden rows and labels side by side, as `TokenLogprobs` takes them. A row that predicts
+        several labels, as the last token of a prompt that completions share, is repeated. Of the
+        rows the first `predicting` predict labels, label i by row `row_of_label[i]`.
+
+        Returns (the rows, a label for each of them, where among them the labels stand in order).
+        """
+        label_count = len(row_of_label)
+        if predicting < label_count:  # so some row predicts several labels
+            rows, labels_of_rows = self._repeated_by_label(hidden, labels, row_of_label)
+            return rows, labels_of_rows, slice(label_count)  # in order; what follows is padding
+        return hidden, _labels_by_row(labels, row_of_label, len(hidden)), row_of_label
 
     def _repeated_by_label(
         self, hidden: torch.Tensor, labels: torch.Tensor, row_of_label: torch.Tensor

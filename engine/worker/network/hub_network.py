@@ -342,6 +342,8 @@ class HubNetwork:
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        """The logits of one sequence, [ids, vocab] float32; without an adapter those of the base.
+        Leaves the model in evaluation mode."""
         self.take_turn(False)
         with self.with_adapter(adapter):
             self.model.eval()

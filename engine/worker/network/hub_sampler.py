@@ -179,6 +179,7 @@ class HubSampler:
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
         rows = new_rows(prompt_count=1, n=1, params=params)
         for _ in self._rounds([prompt], rows, params, done=None):
             yield rows[0][0].ids[-1]
@@ -258,7 +259,7 @@ class HubSampler:
         device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
         cache = DynamicCache(config=self.model.config)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
+        positions = _positions(mask)
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
         prompt_of_row = _prompt_of_row(prompts, device)
@@ -324,6 +325,12 @@ def _join_batches(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    """The position of each token in its row, [rows, tokens] int64, from the attention mask of rows
+    that are padded in front: from 0 at the first real token; 0 for padding."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.Tensor:

@@ -181,6 +181,8 @@ class DecoderNetwork:
         )
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        """The logits of one sequence, [ids, vocab] float32; without an adapter those of the
+        base."""
         return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
@@ -204,23 +206,23 @@ def _fill_in_order(
     """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in
     `order`. Returns (the numbers of the rows of each, the tokens of each). A prompt that rows share
     counts once per microbatch."""
-    groups: list[list[int]] = []
+    microbatches: list[list[int]] = []
     sizes: list[int] = []
     last_prompt: list[int] = []
     for index in order:
         row = rows[index]
         prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
         tokens_alone = len(row.ids) - 1  # the last token predicts nothing
-        # The group holds the prompt already if the row before has the same.
-        added = tokens_alone - len(prompt) if prompt == last_prompt else tokens_alone
-        if groups and sizes[-1] + added <= limit:
-            groups[-1].append(index)
+        # The microbatch holds the prompt already if the row before has the same.
+        added = tokens_alone - (len(prompt) if prompt == last_prompt else 0)
+        if microbatches and sizes[-1] + added <= limit:
+            microbatches[-1].append(index)
             sizes[-1] += added
         else:
-            groups.append([index])
+            microbatches.append([index])
             sizes.append(tokens_alone)
         last_prompt = prompt
-    return groups, sizes
+    return microbatches, sizes
 
 
 def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:

@@ -171,14 +171,11 @@ def _load_decoder_network(
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), "", None
-    model, decoder, used_choice, difference = _compared_decoder(
-        path, vocab, device, precision, choice
-    )
+    model, decoder, used, difference = _compared_decoder(path, vocab, device, precision, choice)
     if difference <= TOLERANCE[decoder.dtype]:
-        kernels = used_choice.functions.name
-        rope = decoder.rotary
-        comparisons.remember(comparisons_file, path, dtype, kernels, rope, difference, device)
-        return DecoderNetwork(decoder, vocab, used_choice), "", None
+        name, rope = used.functions.name, decoder.rotary
+        comparisons.remember(comparisons_file, path, dtype, name, rope, difference, device)
+        return DecoderNetwork(decoder, vocab, used), "", None
     why_not = f"logits differ from transformers' by {difference:.1e}"
     return None, why_not, model if decoder.give_back(model) else None
 
@@ -386,13 +383,18 @@ def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.T
     whole_row = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
     shorter = Row(ids[:-2], whole_row.loss_mask[:-2], prefix_len=half)
     batch = pack([whole_row, shorter], decoder.grain).to(decoder.device)
-    own_logprobs, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
-    # The logits at a token predict the next one.
-    expected_logprobs = expected[half - 1 : -1].log_softmax(-1)
-    labels = torch.tensor(ids[half:], device=expected_logprobs.device)
-    of_whole = expected_logprobs.gather(1, labels[:, None])[:, 0]
+    our_logprobs, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
+    of_whole = _logprobs_from(expected, ids, half)
     expected_of_rows = torch.cat([of_whole, of_whole[:-2]])
-    return float((own_logprobs - expected_of_rows).norm() / expected_of_rows.norm())
+    return float((our_logprobs - expected_of_rows).norm() / expected_of_rows.norm())
+
+
+def _logprobs_from(logits: torch.Tensor, ids: Sequence[int], first: int) -> torch.Tensor:
+    """The log-probabilities of the ids from number `first` on, [ids - first], by the `logits` [ids,
+    vocab] of a row of these ids."""
+    logprobs = logits[first - 1 : -1].log_softmax(-1)  # the logits at a token predict the next one
+    labels = torch.tensor(ids[first:], device=logprobs.device)
+    return logprobs.gather(1, labels[:, None])[:, 0]
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -336,7 +336,12 @@ class Weights:
         self._cast: torch.Tensor | None = None  # all of the adapter in the weights' format
         if adapter is not None and not (is_float32 and weight.device.type == "cpu"):
             self._cast = torch.empty_like(adapter.flat, dtype=weight.dtype)
-        self._layers: list[LayerWeights] = []
+        self._layers = self._adapted_layers(layers)
+
+    def _adapted_layers(self, layers: Sequence[Layer]) -> "list[LayerWeights]":
+        """The four linear layers of each of the decoder's layers, with their parts of the
+        adapter."""
+        adapted_layers: list[LayerWeights] = []
         linear_index = 0  # counted through the whole decoder, as in the adapter
         for layer in layers:
             adapted = []
@@ -344,7 +349,8 @@ class Weights:
                 adapted.append(self._adapted_linear(linear, linear_index))
                 linear_index += 1
             qkv, o, gate_up, down = adapted
-            self._layers.append((qkv, o, gate_up, down))
+            adapted_layers.append((qkv, o, gate_up, down))
+        return adapted_layers
 
     def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
         """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
@@ -367,8 +373,9 @@ class Weights:
 
     @torch.no_grad()
     def refresh(self) -> "Weights":
-        """Compute again what is computed of the adapter, if it has changed since the last time.
-        Returns this object."""
+        """Compute again what depends on the adapter's values, its copy in the weights' number
+        format and the merged weights, if it has changed since the last time. Returns this object.
+        """
         adapter = self.adapter
         if adapter is None or adapter.version == self._version:
             return self

@@ -91,8 +91,7 @@ class Attention:
         self.grouped = heads != kv_heads
         self.device = device
         if varlen is None:
-            on = not switched_off.is_off("varlen_attention")
-            varlen = on and device.type != "cpu" and dtype in VARLEN_DTYPES
+            varlen = _takes_varlen(device, dtype)
         self.varlen_plan = None
         self.takes_blocks = not switched_off.is_off("block_attention")
         self.by_blocks = not varlen and self.takes_blocks and _fits_blocks(layout, device, dtype)
@@ -218,9 +217,7 @@ class BlockAttention(torch.autograd.Function):
         """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
         token belongs to one bucket, which writes its gradient; the suffixes of a prompt then add to
         the gradients of its keys and values."""
-        # Divide what `forward` has saved in one list among the buckets again.
-        saved = iter(ctx.saved_tensors)
-        kept_by_bucket = iter([list(islice(saved, count)) for count in ctx.counts])
+        kept_by_bucket = _divided(ctx.saved_tensors, ctx.counts)
         dqkv = dout.new_empty(ctx.shape)
         for bucket in ctx.prefixes:
             dpadded = causal.attended_gradient(
@@ -269,6 +266,20 @@ def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
     """Write the tokens of a bucket, padded to [rows * length, ...], to their places among packed
     ones."""
     packed[bucket.start : bucket.stop].copy_(_without_padding(padded, bucket))
+
+
+def _divided(saved: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """Divide what the forward pass has saved in one list among the buckets again: the first
+    `counts[0]` tensors for the first bucket, and so on."""
+    rest = iter(saved)
+    return iter([list(islice(rest, count)) for count in counts])
+
+
+def _takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's variable-length kernel takes queries of this format on this device, and was
+    not switched off there."""
+    is_on = not switched_off.is_off("varlen_attention")
+    return is_on and device.type != "cpu" and dtype in VARLEN_DTYPES
 
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:

@@ -171,7 +171,8 @@ def _gradients_by_blocks(
     probabilities_by_block: Sequence[torch.Tensor],
     dout: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v in `_attended_by_blocks`, from the gradient `dout` of its output.
+    """The gradients of q, k and v in `_attended_by_blocks`, each shaped like its tensor, from the
+    gradient `dout` of its output, shaped like q.
 
     The blocks are taken from the last to the first. The last one meets all keys, so it makes
     the gradients of keys and values, and the other blocks add to them.
@@ -315,14 +316,14 @@ def _continued_score_gradient(
     """
     kv_heads, length = prompt_v.shape[0], v.shape[1]
     rows = v.shape[0] // kv_heads
-    own = torch.bmm(_by_row(dout, rows), v.transpose(1, 2))
+    of_row = torch.bmm(_by_row(dout, rows), v.transpose(1, 2))
     of_prompt = torch.bmm(dout, prompt_v.transpose(1, 2))
-    dprobabilities = torch.cat([of_prompt, own.view(kv_heads, -1, length)], -1)
+    dprobabilities = torch.cat([of_prompt, of_row.view(kv_heads, -1, length)], -1)
     return _softmax_gradient(dprobabilities, probabilities)
 
 
 def _weighted_sum(
-    weights: torch.Tensor, own: torch.Tensor, of_prompt: torch.Tensor
+    weights: torch.Tensor, of_row: torch.Tensor, of_prompt: torch.Tensor
 ) -> torch.Tensor:
     """For each query the weighted sum of the vectors (values, or keys in the backward pass) of the
     prompt's tokens and of its own row's tokens.
@@ -330,16 +331,16 @@ def _weighted_sum(
     Args:
         weights: [kv_heads, rows * length * group, prompt length + length], where `group` query
             heads share a key head.
-        own: the vectors of each row's own tokens, [kv_heads * rows, length, dim].
+        of_row: the vectors of each row's tokens after the prompt, [kv_heads * rows, length, dim].
         of_prompt: those of the prompt's tokens, [kv_heads, prompt length, dim].
 
     Returns:
         [kv_heads, rows * length * group, dim].
     """
-    rows = own.shape[0] // of_prompt.shape[0]
-    prompt_weights, own_weights = _split_columns(weights, of_prompt.shape[1], rows)
+    rows = of_row.shape[0] // of_prompt.shape[0]
+    prompt_weights, row_weights = _split_columns(weights, of_prompt.shape[1], rows)
     total = torch.bmm(prompt_weights, of_prompt)
-    _by_row(total, rows).baddbmm_(own_weights, own)  # a view, so this adds to `total`
+    _by_row(total, rows).baddbmm_(row_weights, of_row)  # a view, so this adds to `total`
     return total
 
 
@@ -354,10 +355,10 @@ def _sums_by_key(
         weights: [kv_heads, rows * length * group, prompt length + length].
         x: [kv_heads, rows * length * group, dim].
     """
-    prompt_weights, own_weights = _split_columns(weights, prompt_length, rows)
+    prompt_weights, row_weights = _split_columns(weights, prompt_length, rows)
     of_prompt = torch.bmm(prompt_weights.transpose(1, 2), x)
-    own = torch.bmm(own_weights.transpose(1, 2), _by_row(x, rows))
-    return of_prompt, own
+    of_rows = torch.bmm(row_weights.transpose(1, 2), _by_row(x, rows))
+    return of_prompt, of_rows
 
 
 def _joint_gradient(
@@ -408,8 +409,8 @@ def _split_columns(
     a column for each key: the columns of the prompt's keys, [kv_heads, rows * n, prompt length],
     and those of the rows' own keys, row by row, [kv_heads * rows, n, length]."""
     of_prompt = x[:, :, :prompt_length]
-    own = _by_row(x, rows)[:, :, prompt_length:]
-    return of_prompt, own
+    of_rows = _by_row(x, rows)[:, :, prompt_length:]
+    return of_prompt, of_rows
 
 
 def _softmax_gradient(gradient: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:

@@ -442,6 +442,8 @@ class _Draw:
     """Draws random tensors for a trial. The same calls with the same `rows` draw the same ones."""
 
     def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`rows` is the seed, and the first size of what a trial draws; tensors have this dtype and
+        are on this device."""
         self.rows, self.dtype, self.device = rows, dtype, device
         self.generator = torch.Generator(device).manual_seed(rows)
 
@@ -462,6 +464,7 @@ class _NormInputs(NamedTuple):
 
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_NormInputs":
+        """Draw the arguments: [rows, hidden] each, and a weight [hidden] close to 1."""
         x, delta, dtotal, dy = (draw(draw.rows, sizes.hidden) for _ in range(4))
         return cls(x, delta, dtotal, dy, weight=1 + 0.1 * draw(sizes.hidden))
 

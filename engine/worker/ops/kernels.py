@@ -405,7 +405,15 @@ def _chunk_logprobs(
     if entropy is not None:  # -(sum of p * (logit - greatest + likeliest))
         entropy.copy_(torch.linalg.vecdot(probabilities, logits).add_(likeliest).neg_())
     if slopes is not None:
-        # W_label minus the mean of W's rows (W is the head) under the distribution.
-        mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
-        torch.sub(head.weight[labels], mean_row, out=slopes)
+        _fill_slopes(slopes, head, labels, probabilities)
     return label_logits.sub_(greatest).add_(likeliest)
+
+
+def _fill_slopes(
+    slopes: torch.Tensor, head: OutputLayer, labels: torch.Tensor, probabilities: torch.Tensor
+) -> None:
+    """Write into `slopes` [n, hidden] the gradient of each label's log-probability with respect to
+    its hidden row: the head's row for the label, minus the mean of all rows of the head, weighted
+    by their `probabilities` [n, vocab]."""
+    mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
+    torch.sub(head.weight[labels], mean_row, out=slopes)

@@ -267,6 +267,15 @@ def _suffix_length(row: Row) -> int:
     return len(row.ids) - 1 - row.prefix_len
 
 
+def _trained_positions(row: Row, number: int) -> torch.Tensor:
+    """The positions of a row's trained tokens in it, [trained] int64. Raises ValueError, which
+    names the row by its `number`, where its first token is among them: nothing predicts it."""
+    if row.loss_mask[0]:
+        fault = "its first token is marked as trained, nothing predicts it"
+        raise ValueError(f"row {number}: {fault}")
+    return torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
+
+
 def _trained_tokens(
     rows: Sequence[Row], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
@@ -280,11 +289,8 @@ def _trained_tokens(
     """
     source, labels, row_numbers = [], [], []
     for number, row in enumerate(rows):
-        if row.loss_mask[0]:
-            fault = "its first token is marked as trained, nothing predicts it"
-            raise ValueError(f"row {number}: {fault}")
         # Positions in the row; a trained token is predicted at the one before it.
-        trained = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
+        trained = _trained_positions(row, number)
         predicting = trained - 1
         source.append(_in_packed_order(predicting, row, number, order))
         labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])

@@ -149,19 +149,25 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     if len(parameters) == 1 and parameters[0].grad is not None:  # our own adapter: one buffer
         distributed.all_reduce(parameters[0].grad, group=_groups.training)
         return
+    flat = _gradients_in_a_row(parameters)
+    distributed.all_reduce(flat, group=_groups.training)
+    ranks_with_gradient = flat[-len(parameters) :].tolist()  # of each parameter
+    place = 0
+    for parameter, rank_count in zip(parameters, ranks_with_gradient, strict=True):
+        size = parameter.numel()
+        if rank_count > 0:
+            parameter.grad = flat[place : place + size].view_as(parameter).clone()
+        place += size
+
+
+def _gradients_in_a_row(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """All gradients, one after the other, then for each parameter 1 if it has a gradient here and 0
+    if not, in one vector [elements of all parameters + parameters]. Missing gradients are zeros."""
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
     has_gradient = torch.tensor(
         [float(p.grad is not None) for p in parameters], device=parameters[0].device
     )
-    flat = torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient])
-    distributed.all_reduce(flat, group=_groups.training)
-    counts = flat[-len(parameters) :].tolist()
-    place = 0
-    for parameter, count in zip(parameters, counts, strict=True):
-        size = parameter.numel()
-        if count > 0:
-            parameter.grad = flat[place : place + size].view_as(parameter).clone()
-        place += size
+    return torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient])
 
 
 @torch.no_grad()

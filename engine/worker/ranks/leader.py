@@ -127,6 +127,16 @@ class _Helper:
             hint=Hint(_HINT),
         )
 
+    def wait_until_gone(self) -> None:
+        """Wait until its process has ended, which is killed after `LEAVE_S` seconds, and close the
+        socket."""
+        try:
+            self.process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.socket.close()
+
     def _end_in_words(self) -> str:
         """How its process ended, such as "it was ended by signal 9"."""
         try:
@@ -278,12 +288,7 @@ class Ranks:
                 helper.socket.send(End())
         collective.leave(broken=any(helper.gone.is_set() for helper in self._helpers.values()))
         for helper in self._helpers.values():
-            try:
-                helper.process.wait(LEAVE_S)
-            except subprocess.TimeoutExpired:
-                helper.process.kill()
-                helper.process.wait()
-            helper.socket.close()
+            helper.wait_until_gone()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- orders and answers -----------------------------------------------------------------------

@@ -60,6 +60,7 @@ class Lockstep:
         collectively: Callable[[Callable[[], None]], None] = together,
         before: Callable[[], None] = lambda: None,
     ) -> None:
+        """Keep what the passes need; the class describes the arguments."""
         self.network = network
         self.group = group
         self._collectively = collectively

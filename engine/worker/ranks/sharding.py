@@ -9,6 +9,7 @@ outside the layers, embeddings, head and last norm, is whole on every rank too.
 Rank 0 reads the files into the machine's memory; to the others the weights go layer by layer.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -105,15 +106,8 @@ def _hand_on_module(
         leave_out: ids of parameters that are there already.
     """
     places = _tensors(module, leave_out)
-    kinds: list[Any] = [[(tensor.shape, tensor.dtype) for tensor, _ in places]]
-    distributed.broadcast_object_list(kinds, src=0)
-    if len(kinds[0]) != len(places):
-        raise WorkerFailure(
-            "internal",
-            "A rank has built another model than rank 0.",
-            evidence=f"{len(places)} and {len(kinds[0])} tensors in {type(module).__name__}",
-        )
-    for (tensor, owners), (shape, dtype) in zip(places, kinds[0], strict=True):
+    shapes_and_types = _of_rank_0(module, [tensor for tensor, _ in places])
+    for (tensor, owners), (shape, dtype) in zip(places, shapes_and_types, strict=True):
         values = torch.empty(shape, dtype=dtype, device=device)
         if not tensor.is_meta:
             values.copy_(tensor)
@@ -122,6 +116,25 @@ def _hand_on_module(
             values = torch.nn.Parameter(values, requires_grad=False)
         for owner, name in owners:
             setattr(owner, name, values)
+
+
+def _of_rank_0(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor]
+) -> list[tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of each of the module's tensors on rank 0, which sends them to all ranks;
+    `tensors` are those of this rank. Raises WorkerFailure (internal) where rank 0 has another
+    number of them."""
+    sent: list[Any] = [[(tensor.shape, tensor.dtype) for tensor in tensors]]
+    distributed.broadcast_object_list(sent, src=0)  # replaces what is in the list
+    (shapes_and_types,) = sent
+    if len(shapes_and_types) != len(tensors):
+        raise WorkerFailure(
+            "internal",
+            "A rank has built another model than rank 0.",
+            evidence=f"{len(tensors)} and {len(shapes_and_types)} tensors in "
+            f"{type(module).__name__}",
+        )
+    return shapes_and_types
 
 
 def _tensors(

@@ -40,34 +40,46 @@ class SharedPass:
         Returns what `batch_pass.run` would. Raises torch.OutOfMemoryError where memory ran out on
         any rank, after all have ended the pass."""
         first = self.whole.is_first_pass if isinstance(self.whole, PolicyPass) else True
+        self._start_helpers(token_limit, first=first)
+        here: Pending[Any] | str  # what rank 0's part gave, or that memory ran out
+        try:
+            here = self._run_first_part(token_limit, first=first)
+        except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+            # A sharded pass cannot be left halfway: the others wait for its layers.
+            if not out_of_memory(error) or self.ranks.lockstep is not None:
+                raise
+            here = str(error) or type(error).__name__
+        results, memory_error = self._results_of_helpers()
+        if isinstance(here, str):
+            raise torch.OutOfMemoryError(here)
+        if memory_error:
+            raise torch.OutOfMemoryError(memory_error)
+        return Pending(
+            here.numbers, lambda each: merged(self.whole, [here.of(each), *results]), here.loss_of
+        )
+
+    def _start_helpers(self, token_limit: int, *, first: bool) -> None:
+        """Have the other ranks begin a pass over their parts, each with a seed of its own. `first`:
+        whether it is the first pass over this batch."""
         self.passes += 1
         for rank in self.helpers:
             # Far apart for all ranks and passes of a step; steps have neighbouring seeds.
             seed = self.seed + (rank << 40) + (self.passes << 32)
             self.ranks.tell(rank, Run(token_limit, first, seed))
         self.ranks.accompany(self.helpers)
-        memory_error = ""
-        pending: Pending[Any] | None = None  # of rank 0's part
+
+    def _results_of_helpers(self) -> tuple[list[Any], str]:
+        """Wait until the other ranks have ended the pass. Returns (what each part gave, in the
+        order of the ranks; the first message that memory ran out, or "")."""
         results: list[Any] = []
-        try:
-            pending = self._run_first_part(token_limit, first=first)
-        except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
-            # A sharded pass cannot be left halfway: the others wait for its layers.
-            if not out_of_memory(error) or self.ranks.lockstep is not None:
-                raise
-            memory_error = str(error) or type(error).__name__
+        memory_error = ""
         for rank in self.helpers:
             answer = self.ranks.answer(rank)
             if isinstance(answer, OutOfMemory):
                 memory_error = memory_error or f"rank {rank}: {answer.message}"
             elif isinstance(answer, Done):
                 results.append(answer.result)
-        if memory_error or pending is None:
-            raise torch.OutOfMemoryError(memory_error)
-        own = pending
-        return Pending(
-            own.numbers, lambda each: merged(self.whole, [own.of(each), *results]), own.loss_of
-        )
+        return results, memory_error
 
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
         """The pass over rank 0's part."""

@@ -29,6 +29,7 @@ class SharedSampler:
     """
 
     def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
+        """`sampler` is that of this rank; None where it trains while others sample."""
         self.sampler = sampler
         self.ranks = ranks
         self.name = sampler.name if sampler else "torch"
@@ -36,7 +37,8 @@ class SharedSampler:
         self._loaded: tuple[Any, int] | None = None  # adapter and version of ranks elsewhere
 
     def load(self, adapter: Any) -> None:
-        """See `Sampler`. The weights travel unless the other ranks have them already."""
+        """Have all ranks sample with this adapter from now on, or with the base alone where it is
+        None. The weights travel to the other ranks unless those have them already."""
         if self.sampler is not None:
             self.sampler.load(adapter)
         version = (adapter, adapter.version) if adapter is not None else None
@@ -78,6 +80,14 @@ class SharedSampler:
             self.sampler.close()
 
 
+def _part_of_each_rank(ranks: Ranks, count: int) -> dict[int, range]:
+    """Which of `count` completions each rank samples: their indices, by the number of the rank.
+    Ranks that sample none are left out."""
+    members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
+    parts = cut([1.0] * count, len(members))
+    return {rank: part for rank, part in zip(members, parts, strict=True) if part}
+
+
 class _Call:
     """One call of `SharedSampler.generate`, whose arguments it takes."""
 
@@ -89,22 +99,22 @@ class _Call:
         done: OnCompletion | None,
         ranks: Ranks,
     ) -> None:
+        """Divide `n` completions of each prompt among the ranks that sample; nothing is sampled
+        yet."""
         self.prompts = prompts
         self.params = params
         self.done = done
         self.ranks = ranks
         # (prompt, completion) of everything that is sampled.
         self.places = [(prompt, member) for prompt in range(len(prompts)) for member in range(n)]
-        members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
-        parts = cut([1.0] * len(self.places), len(members))
-        # What each rank samples that samples anything: a range of `places`.
-        self.parts = {rank: part for rank, part in zip(members, parts, strict=True) if part}
+        self.parts = _part_of_each_rank(ranks, len(self.places))  # ranges of `places`
         self.completions: dict[tuple[int, int], Completion] = {}
         self.helpers = [rank for rank in self.parts if rank > 0]
         self.n = n
 
     def sample(self, sampler: Sampler | None) -> list[list[Completion]]:
-        """Sample rank 0's part with `sampler` while the others sample theirs."""
+        """Sample rank 0's part with `sampler` while the others sample theirs. Returns the
+        completions of each prompt, in the order of the prompts."""
         for rank in self.helpers:
             self.ranks.tell(rank, self._order(self.parts[rank]))
         self.ranks.accompany(self.helpers)
