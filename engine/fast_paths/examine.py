@@ -25,6 +25,7 @@ from engine.home.run_dir import Home
 from engine.processes import launcher, programs
 from engine.processes.trainer_variables import trainer_variables
 
+Line = dict[str, Any]  # what the process of the trials writes, an object of JSON
 PATH_S = 120.0  # for one path; compiling its kernels for the first time is the longest part
 ALL_GPUS = "HONESMITH_ALL_GPUS"  # the CUDA_VISIBLE_DEVICES of each GPU that a run may have
 EXIT_S = 2.0  # from the end of its output to that of the process
@@ -97,7 +98,7 @@ class _Attempt:
         """The paths that have no result yet."""
         return self.names[len(self.results) :]
 
-    def read(self, line: dict[str, Any]) -> None:
+    def read(self, line: Line) -> None:
         """Take in one line of `_lines_of_process`. Raises UserError DEVICE_UNUSABLE for the line of
         a process that has ended before it tried a path."""
         if "identity" in line:
@@ -118,9 +119,7 @@ class _Attempt:
         self.report(result)
 
 
-def _switched_off_by_death(
-    name: str, doing: str, line: dict[str, Any], device: Device
-) -> PathResult:
+def _switched_off_by_death(name: str, doing: str, line: Line, device: Device) -> PathResult:
     """The result of the path at which a process ended, while it was `doing` a part of it ("" where
     it has none). Raises UserError DEVICE_UNUSABLE where it had begun none."""
     if not name:
@@ -140,7 +139,7 @@ def _switched_off_by_death(
 
 def _lines_of_process(
     home: Home, device: Device, names: Sequence[str], path_s: float, all_gpus: Sequence[Device]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Line]:
     """Start a process that tries the paths, and yield what it writes, a JSON object for each line.
 
     The last object is of ours: `ended` says how the process ended, `last_words` is the end of what

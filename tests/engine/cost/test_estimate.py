@@ -120,6 +120,7 @@ RAISED = {
 CASES = [(algorithm, name) for algorithm, names in RAISED.items() for name in names]
 
 
+@pytest.mark.timeout(20)
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 @pytest.mark.parametrize(("algorithm", "name"), CASES)
@@ -143,6 +144,7 @@ def test_a_larger_run_never_takes_less_time_or_memory(
     assert small["disk_bytes"] <= large["disk_bytes"]
 
 
+@pytest.mark.timeout(20)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 300))
 def test_longer_rows_never_take_less(prompt: int, said: int, more: int):
     home = Home(Path("/nowhere"))
