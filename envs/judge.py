@@ -144,10 +144,11 @@ class Judge:
     def prefers_first(
         self, criteria: Sequence[Criterion], task: Task, first: str, second: str
     ) -> float:
-        """What the model gives the first of two answers above the second, from -1 to 1, read once
-        in that order. Raises JudgeError as `grade` does."""
-        one, other = self._ranked(criteria, task, [first, second])
-        return one - other
+        """How much better the judge finds `first` than `second`, from -1 to 1; 0 if it finds them
+        equal. It is asked once, with the answers in this order. Raises JudgeError as `grade`
+        does."""
+        first_grade, second_grade = self._ranked(criteria, task, [first, second])
+        return first_grade - second_grade
 
     def _ranked(
         self, criteria: Sequence[Criterion], task: Task, completions: Sequence[str]

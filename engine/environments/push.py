@@ -150,8 +150,8 @@ class _Source:
 
 
 def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
-    """The folder to push: the one that `path` names, or the one into which the dataset or benchmark
-    that it names was fetched.
+    """Find the folder to push. `path` names a folder, or a dataset or benchmark, which is fetched
+    into a folder first.
 
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.
@@ -246,13 +246,14 @@ def as_user_error(problem: EnvProblem) -> UserError:
 
 
 def _reinstall_packages(draft: Draft) -> None:
-    """Install the packages of a stored version again if its interpreter is gone.
+    """Install the packages of a stored version again, if the virtual environment that held them is
+    gone.
 
     Raises UserError ENV_DEPS if they could not be installed in the time of the push.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     try:
-        registry.env_python(record)  # raises where the interpreter is gone
+        registry.env_python(record)  # raises ENV_DEPS where it is gone
     except UserError as error:
         if error.code != "ENV_DEPS":
             raise

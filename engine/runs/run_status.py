@@ -414,10 +414,10 @@ def _calls_showing_failures(row: RunRow) -> list[Reply]:
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Count the scores of a run that failed: {"failed", "of"}; {} where nothing was counted.
+    """How many of a run's scores failed: {"failed": so many, "of": all}; {} where nobody counted.
 
-    The worker of a training run has counted them, and added the same counts of the last step as
-    "last_step". For an evaluation they are summed over its models.
+    For an evaluation they are added up over its models. The result of a training run has both
+    numbers already, and beside them those of its last step as "last_step".
     """
     models = result.get("models")
     if not isinstance(models, list):  # a training run

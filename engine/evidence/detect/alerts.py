@@ -142,7 +142,9 @@ class Watch:
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:
-        """What step 0 showed; read only once, because it was evaluated before the first step."""
+        """How the model did before training: its evaluation at step 0, and the lengths of the
+        reference answers. Both are read from the run's files at the first call and kept, since they
+        no longer change."""
         if self._beginning is None:
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))

@@ -157,7 +157,9 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
 
 
 def _group_panel(dossier: Dossier) -> list[blocks.Panel]:
-    """The chart of the kinds of groups, on the page alone; [] for a run without groups."""
+    """The panel with a chart of how many groups of each step taught something, were too easy or too
+    hard; [] for a run without groups, such as one of SFT. The page shows it, the Markdown report
+    does not."""
     wide = stacked.group_chart(dossier.metrics.lines, charts.WIDE, height=220)
     if not wide:
         return []

@@ -245,11 +245,12 @@ def _outcomes(
     measure: Measure,
     margin: float | None,
 ) -> list[PairedVerdict]:
-    """The verdict on two evaluations for each value that a failed scoring can be counted as.
+    """The verdicts on two evaluations, one or two of them.
 
-    First the verdict with failed scorings left out; if any failed, also the one that counts them
-    as 0, except for a loss. `margin` is how small a difference counts as none; with None it is a
-    share of the span of the values.
+    The first leaves out answers that could not be scored. If there are any, the second counts each
+    of them as 0. There is no second one for a loss, of which 0 would be the best value.
+    `margin` is how small a difference counts as none; with None it is a share of the span of the
+    values.
     """
     verdicts = []
     for value_of_failure in values_of_failures(measure, before, after):

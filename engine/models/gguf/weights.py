@@ -175,8 +175,8 @@ def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
-    """How many heads share the rows of a layer's `part` (GGUF's name of a projection), if llama.cpp
-    stores these rows in another order than transformers; 0 if the order is the same."""
+    """How many attention heads a projection has, if GGUF stores its rows in another order than
+    transformers; 0 if the order is the same. `part`: GGUF's name of the projection."""
     # Rotary positions turn two rows together. In models of the type llama, llama.cpp puts them side
     # by side; in all others they stand half a head apart, as in transformers.
     if config["model_type"] != "llama":

@@ -62,8 +62,9 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
 
 
 def _tool(tool: Any) -> ToolSchema:
-    """A function in the form of chat completions. Raises Refused (400) for a tool of the vendor's
-    own."""
+    """One tool of a Responses request in the form that chat completions have: {"type": "function",
+    "function": {name, description, parameters}}. Raises Refused (400) for one that is no function,
+    such as the web search that a vendor runs itself."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise Refused(400, "Only tools of type function can be offered here.")
     names = ("name", "description", "parameters")

@@ -136,11 +136,16 @@ class _Call:
                 self._take(rank, ended.index, ended.completion)
 
     def _order(self, part: range) -> Generate:
-        """What a rank is told to sample."""
-        places = [self.places[i] for i in part]
-        numbers = self.params.places
-        if numbers:  # this call is a part of a larger one itself
-            places_in_batch = tuple(numbers[prompt] for prompt, _ in places)
+        """The order to one rank to sample the completions whose numbers `part` holds.
+
+        A completion's random numbers follow from its place in the whole batch: (number of the
+        prompt, number among the prompt's completions). So the order names the places, and what is
+        sampled does not depend on how many ranks share the work.
+        """
+        places = [self.places[number] for number in part]
+        places_of_prompts = self.params.places
+        if places_of_prompts:  # this call samples a part of a larger batch itself
+            places_in_batch = tuple(places_of_prompts[prompt] for prompt, _ in places)
         else:
             places_in_batch = tuple(places)
         prompts = [self.prompts[prompt] for prompt, _ in places]

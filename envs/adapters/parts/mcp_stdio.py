@@ -80,7 +80,12 @@ class McpServer:
             self.close()
 
     def _ask(self, method: str, params: JsonObject) -> JsonObject:
-        """The result of a request; {"isError", "content"} where the server refuses it."""
+        """Send a request and wait for its answer; returns the answer's `result`.
+
+        A refused call of a tool is a result too, {"isError": True, "content": [a text]}, which the
+        model reads. Raises ServerFault for any other refusal, and where `MOST_LINES` messages came
+        without an answer.
+        """
         self._number += 1
         self._send({"id": self._number, "method": method, "params": params})
         for _ in range(MOST_LINES):
@@ -90,8 +95,8 @@ class McpServer:
             if "error" in message:
                 if method != "tools/call":
                     raise ServerFault(f"{method} was refused: {message['error']!r:.300}")
-                said = str(message["error"].get("message", "the call was refused"))
-                return {"isError": True, "content": [{"type": "text", "text": said}]}
+                reason = str(message["error"].get("message", "the call was refused"))
+                return {"isError": True, "content": [{"type": "text", "text": reason}]}
             result = message.get("result")
             return result if isinstance(result, dict) else {}
         raise ServerFault(f"the server sent {MOST_LINES} messages and no answer to {method}")
