@@ -105,7 +105,7 @@ quick: setup
 	$(PY) tests/quick.py
 
 test: check
-	$(PY) -m pytest -n 2 --dist loadfile \
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
 
 docs: setup

@@ -248,8 +248,8 @@ LEARNING = [
     Fault(
         "microbatches outgrow their budget",
         "network/network.py",
-        "if groups and sizes[-1] + added <= limit:",
-        "if groups and sizes[-1] <= limit:",
+        "if microbatches and sizes[-1] + added <= limit:",
+        "if microbatches and sizes[-1] <= limit:",
         (
             "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",
