@@ -233,7 +233,9 @@ def estimate(
     plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     teacher_model = teacher.model if teacher else None
     circumstances = _Circumstances(
-        download_bytes=_download_bytes(base_path, teacher_model and teacher_model.base_path),
+        download_bytes=_download_bytes(
+            base_path, teacher_model.base_path if teacher_model else None
+        ),
         gpu_hour_price=home.user_config().gpu_hour_price,
         disk_free=hardware.disk_free,
         load=hardware.load,

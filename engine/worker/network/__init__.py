@@ -3,7 +3,6 @@ Start with `policy.py`, then `network.py`.
 
     adapter.py         LoRA weights: one flat buffer, PEFT's files
     cache.py           keys and values of a batch, each prompt's once
-    captures.py        steps of decoding captured as CUDA graphs
     comparisons.py     what comparing our forward with transformers' came to, kept
     decode.py          our own sampler: which rows decode together, refilled as they end
     decode_forward.py  the decoder without gradients: prompts at once, then token by token

@@ -7,7 +7,7 @@ other.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from engine.worker.core import pulse, switched_off
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import FlatAdapter
 from engine.worker.network.cache import Cache, Prompts, StayingBlock
-from engine.worker.network.captures import CapturedStep, Captures
 from engine.worker.network.decode_forward import Forward
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.sampler import (
@@ -81,7 +80,6 @@ class DecoderSampler:
         if graphs is None:
             graphs = decoder.device.type == "cuda" and not switched_off.is_off("decode_graph")
         self.graphs = graphs
-        self._captures: Captures | None = None  # made for the first step that is captured
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
         # The adapter that `_forward` was made with, and its version.
@@ -163,7 +161,7 @@ class DecoderSampler:
 
         In a round either waiting prompts join, or every row takes one token.
         """
-        batch = _Batch(forward, ending, done, self._captures_of_steps())
+        batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
             if self._should_read(waiting, batch.alive):
                 batch.join(_take_fitting(waiting, self.max_rows - batch.alive))
@@ -172,12 +170,6 @@ class DecoderSampler:
                 batch.step()
             pulse.beat()
             yield
-
-    def _captures_of_steps(self) -> Captures | None:
-        """What captures steps as CUDA graphs; None where they are not captured."""
-        if self.graphs and self._captures is None:
-            self._captures = Captures()
-        return self._captures
 
     def _should_read(self, waiting: deque[_Waiting], alive: int) -> bool:
         """Whether to read waiting prompts now, with `alive` rows under way. Reading interrupts
@@ -223,7 +215,7 @@ class _Batch:
     """The rows being sampled, in blocks of `width` places; None stands where a row has ended."""
 
     def __init__(
-        self, forward: Forward, ending: Ending, done: Done | None, captures: Captures | None
+        self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
     ) -> None:
         """Begin with no rows.
 
@@ -231,12 +223,12 @@ class _Batch:
             forward: the model as it is now.
             ending: decides when a row is over.
             done: called for each row that ends; None for nothing.
-            captures: captures steps as CUDA graphs; None: each is computed operation by operation.
+            graphs: whether steps are captured as CUDA graphs.
         """
         self.forward = forward
         self.ending = ending
         self.done = done
-        self.captures = captures
+        self.graphs = graphs
         self.device = forward.decoder.device
         self.rows: list[Row | None] = []  # block by block; None: an empty place
         self.width = 1  # places of a block; all rows of a block have the same prompt
@@ -295,7 +287,7 @@ class _Batch:
     def _prepare(self, cache: Cache) -> None:
         """Prepare for the steps that will fill the cache's window: compute their random numbers
         and, if steps run as CUDA graphs, capture one."""
-        self._graph: CapturedStep | None = None  # the next one is captured into its memory
+        self._graph: _Graph | None = None  # frees its memory before the next one is captured
         self._random_numbers = None  # [rows, window]; None if greedy
         if self.ending.params.temperature:
             columns = torch.arange(cache.window, device=self.device)
@@ -304,9 +296,9 @@ class _Batch:
             self._random_numbers = uniforms(self._keys[:, None], token_numbers)
         # Without graphs `_graph` stays None, and `step` calls `_compute`. If `_graph` held that
         # bound method instead, this object would refer to itself and keep the weights alive until
-        # cycles are next collected; `capture` calls the method without keeping it.
-        if self.captures is not None:
-            self._graph = self.captures.capture(self._compute)
+        # cycles are next collected; `_Graph` calls the method without keeping it.
+        if self.graphs:
+            self._graph = _Graph(self._compute)
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute one step: a token and its log-probability for every place, both [rows]. Places
@@ -448,3 +440,26 @@ def _best_width(sizes: Sequence[int]) -> int:
         candidates |= {math.ceil(size / blocks) for blocks in (1, 2, 3, 4)}
     # Sorted, so that of equal costs the narrowest width is taken.
     return min(sorted(candidates), key=lambda width: _cost(_place_count(sizes, width), width))
+
+
+class _Graph:
+    """A step captured as a CUDA graph."""
+
+    def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Run `step` once and then capture it. A replay reads the same tensors that `step` read,
+        with the numbers they hold at that time, and overwrites the tensors that it returned."""
+        # The warm-up runs on a stream of its own, as torch asks before a capture.
+        warm_up = torch.cuda.Stream()
+        warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up):
+            step()  # libraries set themselves up outside the capture
+        torch.cuda.current_stream().wait_stream(warm_up)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = step()
+
+    def replay(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the step once more. Returns the tensors that it returned when it was captured, with
+        new values."""
+        self.graph.replay()
+        return self.out
