@@ -19,7 +19,7 @@ _CORE = """## Most jobs in six calls
 
 Nothing else has to be read before the first run; the sections are for what is unusual or goes wrong.
 
-1. A folder with `rows.jsonl`, 200 lines or more of `{"prompt": "...", "answer": "..."}`, and an `environment.toml` with `scorer = "exact"` (or number, json, contains). Scored by code: section `environments`; several turns, tools: `turns`.
+1. A folder with `rows.jsonl`, 200 lines or more of `{"prompt": "...", "answer": "..."}`, and an `environment.toml` with `scorer = "exact"` (or number, json, contains). A push holds some rows out, and half of those choose the checkpoint: rows that you make yourself should bring an exam of 400, whose rows have the key split with the value heldout (dev: 100 that choose; a folder of held-out rows alone is an exam). Scored by code: section `environments`; several turns, tools: `turns`.
 2. `push_env(path="envs/arith")`. Where its audit pays junk, mend the score first.
 3. `dry_run(env_id="arith", algorithm="sft", then=[{"algorithm": "grpo"}, {"algorithm": "evaluate"}])`. Leave `settings` out: the defaults are measured, and a run ends by itself when no exam improves.
 4. `submit_train` with the same arguments and a target, `expect="90 %"`: one plan, its steps wait for each other.

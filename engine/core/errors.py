@@ -23,6 +23,7 @@ CODES: dict[str, str] = {
     "ENV_DEPS": "The environment needs packages that are not installed.",
     "ENV_SECRETS": "A secret the environment names is not set for this server.",
     "ENV_SANDBOX": "User code cannot be confined here as config.toml asks.",
+    "ENV_SEALED": "The environment is a sealed exam, which shows a verdict and nothing else.",
     "ENV_LIMITS": "The environment is larger than a push may be.",
     "ENV_BUSY": "Another process works on this version of an environment.",
     "DATASET_INVALID": "Rows of a data file cannot be read.",

@@ -11,6 +11,7 @@ from engine.core.hints import Call, Hint
 from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -85,13 +86,15 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
     """Read the attempts of every run ("r-1") or step of a run ("r-1@step20") in `source_ids`.
 
     Raises UserError BAD_ARGUMENT (no id or more than 32, a run beside one of its steps, or a step
-    without rollouts), RUN_NOT_FOUND, NO_EVALUATION (a run has no answers) or ENV_NOT_FOUND.
+    without rollouts), RUN_NOT_FOUND, NO_EVALUATION (a run has no answers), ENV_NOT_FOUND or
+    ENV_SEALED.
     """
     sources = []
     for ref in _distinct_refs(source_ids):
         run_id, _, step_name = ref.partition("@")
         with Store(home) as store:
             row = store.get_run(run_id)
+        refuse_run_of_sealed(home.run(row.run_id), "its answers cannot be trained on")
         sources.append(_load_source(home, ref, row, step_name))
     _refuse_run_beside_its_steps(sources)
     return sources
@@ -338,12 +341,13 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     Of an evaluation these are the answers of all its models; of a training run its held-out
     answers, or with split="train" its rollouts, at no more than eight of its steps.
 
-    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
-    NO_EVALUATION (no answer has a reward).
+    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended),
+    ENV_SEALED or NO_EVALUATION (no answer has a reward).
     """
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
+    refuse_run_of_sealed(run, "its answers cannot be scored again")
     config = run.read_config()
     _require_complete_answers(row)
     files, warnings = _files_to_regrade(run, config, split)

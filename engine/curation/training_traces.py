@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, write_text
 from engine.core.reply import ReplyBase
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.run_dir import Home
 from engine.records.lines.trajectory_record import (
     SampledIds,
@@ -37,9 +38,11 @@ class WrittenTraces(ReplyBase):
 def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     """Write the rollouts of a run whose token ids were kept; an existing file is replaced.
 
-    Raises UserError: NO_EVALUATION, none were kept; BAD_ARGUMENT, the file cannot be written.
+    Raises UserError: ENV_SEALED; NO_EVALUATION, none were kept; BAD_ARGUMENT, the file cannot be
+    written.
     """
     run = home.run(run_id)
+    refuse_run_of_sealed(run, "its answers cannot be read")
     traces = [
         trace
         for step in run.rollout_steps()

@@ -12,6 +12,6 @@
     registry.py      the versions there are; their process, their rows
     snapshot.py      a folder into a copy and a content hash, within limits
     task_rows.py     task rows split, with their reference conversations
-    versions.py      versions built, compared, taken out, thrown away
+    versions.py      versions built, compared, taken out, sealed, thrown away
     indexed/         large data files: read once, row by row afterwards
 """

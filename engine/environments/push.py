@@ -32,6 +32,7 @@ from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
 from engine.evidence.stats.families import family_hint
 from engine.home.database import reports_unwritable_disk
+from engine.home.owner_marks import refuse_if_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
@@ -71,7 +72,7 @@ class PushReply(ReplyBase):
         rows: per split; `split` says where the split came from.
         files: number of stored files.
         left_out: "path (reason)" of the files that were not stored.
-        audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json.
+        audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json, without fresh_process if it is ok.
         secrets, network: the secrets the environment names, and whether it needs the network.
     """
 
@@ -126,7 +127,7 @@ def push_env(
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     env_id = f"{name}@{copied.digest[:12]}"  # as `Draft.hash`
-    stored = registry.find_env(home, env_id)
+    stored = registry.find_env(home, env_id, sealed=True)
     return _with_origin(_reply(stored, copied), source.origin)
 
 
@@ -176,7 +177,8 @@ def _fetched_dataset(
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
     """The folder `path`, which must lie inside one of `roots` (None: anywhere) or hold the files of
     a stored version. Raises UserError as `snapshot.resolve_inside` does."""
-    allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
+    stored_version = _root_of_stored_version(home, path)
+    allowed_roots = None if roots is None else [*roots, *stored_version]
     return snapshot.resolve_inside(path, allowed_roots)
 
 
@@ -228,13 +230,18 @@ def _push_again(
 def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
     """The folder `path` as one more allowed root, if it holds the files of a stored version.
 
-    Returns [path] or []. Such a folder may always be pushed again. The folder of the whole version
-    is not allowed, because it also holds the held-out rows.
+    Returns [path] or []. Such a folder may always be pushed again, but that of a sealed exam never:
+    raises UserError ENV_SEALED. The folder of the whole version is not allowed, because it also
+    holds the held-out rows.
     """
     folder = Path(path)
     # A stored version lies at home.envs / name / hash / source. A slice, because a short path has
     # fewer than three folders above it.
     is_stored_version = folder.name == SOURCE and folder.parents[2:3] == (home.envs,)
+    if is_stored_version:
+        refuse_if_sealed(
+            folder.parent, folder.parent.parent.name, "its files cannot be pushed again"
+        )
     return [folder] if is_stored_version else []
 
 
@@ -472,6 +479,8 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     """
     audit = record.audit.as_written()
     shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
+    if audit.get("verdict") == "ok":  # a new process paid the same: nothing to read
+        shown_audit.pop("fresh_process", None)
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
     problems = [redact.text(problem.message) for problem in record.version.problems]
     return PushReply(

@@ -18,6 +18,7 @@ from engine.core.files import JsonObject
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
+from engine.home.owner_marks import refuse_if_sealed
 from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -96,14 +97,26 @@ class EnvRecord:
         return self.version.isolation
 
 
-def find_env(home: Home, ref: str) -> EnvRecord:
+def find_env(home: Home, ref: str, *, sealed: bool = False) -> EnvRecord:
     """Return the version of an environment that `ref` names.
 
     `ref` is its id (`name@hash`), a bare name, which means its newest version, or the beginning of
-    either, if that fits only one environment.
+    either, if that fits only one environment. Only callers that show nothing of its tasks may pass
+    `sealed`, which allows a sealed exam.
 
-    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, or ENV_AMBIGUOUS.
+    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, ENV_AMBIGUOUS, or
+    ENV_SEALED.
     """
+    record = _version_meant(home, ref)
+    if not sealed:
+        request = "its tasks cannot be read, trained on or scored again"
+        refuse_if_sealed(record.dir, record.env_id, request)
+    return record
+
+
+def _version_meant(home: Home, ref: str) -> EnvRecord:
+    """The version that `ref` names, sealed or not. Raises UserError ENV_NOT_FOUND or
+    ENV_AMBIGUOUS."""
     with Store(home) as store:
         matches = store.find_env(ref)
         # A folder `word_game` is stored as `word-game`; either spelling finds it.

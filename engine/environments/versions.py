@@ -1,7 +1,16 @@
-"""Managing environment versions: build packages ahead of a push, diff, pull and delete versions."""
+"""Managing environment versions: build packages ahead of a push, diff, pull, seal and delete them.
+
+A sealed version is an exam of which nobody is shown a task, an answer or the score of a task.
+Whoever trains against an exam that can be read learns the exam in the end, and an agent that reads
+tasks, answers or failures does so without meaning to. The owner seals it by command; no tool does,
+and only deleting the version ends it. Models may still be evaluated on all its held-out tasks at
+once, as often as the seal says, and compared. A seal binds tools, resources and commands; it hides
+nothing from those who may read the home's files.
+"""
 
 import difflib
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +23,19 @@ from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
+from engine.evidence.verdict.holdout_reuse import holdout_use
+from engine.home.owner_marks import seal_in
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import env_packages
+from engine.records.env_version import SEAL, Seal
 
 BUILD_S = 3_600.0  # seconds that installing packages may take
 DIFF_LINES = 400  # of a diff, so that a reply stays readable
 _MOST_RUNS_NAMED = 5  # in an error message
 _ALL_RUNS = 100_000  # more than any home has
+MOST_LOOKS = 1000  # that a seal may allow
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,21 @@ class DeletedVersion(ReplyBase):
     env_id: str
     summary: str
     warnings: list[str]
+
+
+@dataclass(frozen=True)
+class SealReply(ReplyBase):
+    """A version that is sealed.
+
+    Attributes:
+        looks: how many models may be evaluated on it, each evaluation of a model counted.
+    """
+
+    env_id: str
+    looks: int
+    summary: str
+    warnings: list[str]
+    next: list[Call]
 
 
 def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackages:
@@ -185,6 +213,70 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
     return left_out
 
 
+def seal(home: Home, ref: str, looks: int) -> SealReply:
+    """Seal the version that `ref` names; `looks` is how many models may be evaluated on it.
+
+    Raises UserError BAD_ARGUMENT (`looks` out of range, or no held-out tasks), RUN_STATE (sealed
+    already, or a run that is not over uses it), ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    """
+    if not 1 <= looks <= MOST_LOOKS:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"looks = {looks} is not from 1 to {MOST_LOOKS}",
+            hint="Say how many models may be evaluated on it, such as 20.",
+            field="looks",
+        )
+    record = find_env(home, ref, sealed=True)
+    _refuse_unfit_exam(home, record)
+    Seal(looks=looks, sealed=time.time()).write(record.dir / SEAL)
+    return SealReply(
+        env_id=record.env_id,
+        looks=looks,
+        summary=f"{record.env_id} is sealed: {counted(looks, 'look')} at its "
+        f"{counted(record.rows['heldout'], 'held-out task')}, a verdict and nothing else.",
+        warnings=[*prefix_meant(ref, record), *_uses_before(home, record)],
+        next=[Call("evaluate", {"env_id": record.env_id, "rows": record.rows["heldout"]})],
+    )
+
+
+def _refuse_unfit_exam(home: Home, record: EnvRecord) -> None:
+    """Raise UserError BAD_ARGUMENT or RUN_STATE if the version cannot be sealed."""
+    if not record.scored or not record.rows.get("heldout"):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{record.env_id} has no held-out tasks that are scored: nothing of it can be an exam",
+            hint="Push tasks of split heldout with a score, then seal that version.",
+            field="env_id",
+        )
+    if seal_in(record.dir) is not None:
+        raise UserError(
+            "RUN_STATE",
+            f"{record.env_id} is sealed already, and a seal does not change",
+            hint="Delete the version (honesmith env delete) to end it.",
+            field="env_id",
+        )
+    with Store(home) as store:
+        rows = store.list_runs(limit=_ALL_RUNS)
+    open_runs = [row.run_id for row in rows if row.env_id == record.env_id and row.state in OPEN]
+    if open_runs:
+        raise UserError(
+            "RUN_STATE",
+            f"{open_runs[0]} still uses {record.env_id}",
+            hint="Seal it when that run is over, or cancel the run.",
+            field="env_id",
+        )
+
+
+def _uses_before(home: Home, record: EnvRecord) -> list[str]:
+    """A warning if models were trained or judged on the version before it is sealed; else []."""
+    use = holdout_use(home, record.env_id)
+    if not use.total:
+        return []
+    return [
+        f"its tasks were used {counted(use.total, 'time')} before it was sealed, and could be read"
+    ]
+
+
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version, its files and its database row, and return the reply.
 
@@ -192,7 +284,7 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     the deletion. One that has ended forbids it only without `force`: its answers could not be
     scored again. ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no single version.
     """
-    record = find_env(home, ref)
+    record = find_env(home, ref, sealed=True)
     with Store(home) as store:
         runs = [row for row in store.list_runs(limit=_ALL_RUNS) if row.env_id == record.env_id]
         _refuse_if_used(record, runs, force)

@@ -4,7 +4,7 @@ start with `run_dir.py` for files and `store.py` for rows.
     database.py     opening the database; its schema as a list of steps
     halves.py       which half of the held-out tasks a number speaks of
     hashes.py       SHA-256 of large files, remembered
-    pinned.py       the checkpoints that the user keeps
+    owner_marks.py  checkpoints that are kept, exams that are sealed
     recovery.py     the rows read back from folders, when the database is lost
     rows.py         the rows as types; states and what may follow what
     run_dir.py      every path inside the home

@@ -8,6 +8,7 @@ searched or shown.
 from collections.abc import Sequence
 
 from engine.core.errors import UserError
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -49,7 +50,7 @@ def read_logs(
         cursor: `next_cursor` or `older_cursor` of an earlier page. "" for the first page: the whole
             curves, or the newest events or lines.
 
-    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
+    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR, ENV_SEALED.
     """
     _check_arguments(view, limit)
     matches = matcher(grep) if grep else None  # None: no search
@@ -60,6 +61,7 @@ def read_logs(
         if cursor:
             return new_steps_page(run, row, keys, limit, cursor)
         return curves_page(run, row, keys, matches, limit)
+    refuse_run_of_sealed(run, "of its logs only the metrics can be read")
     # None if the config is gone or damaged; the logs are readable all the same.
     config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)

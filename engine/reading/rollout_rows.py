@@ -12,6 +12,7 @@ from typing import TypeVar
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.core.hints import Call, Hint
+from engine.home.run_dir import RunDir
 from engine.reading.rollout_pages import Reading, mark_of
 from engine.reading.transcripts import length_in_tokens
 from engine.records.lines.answer import FORMER_STOP_REASONS
@@ -24,6 +25,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ALL_BYTES = 48_000_000  # of rollout files that are read at most when a filter needs all steps
 _KEPT = "kept"  # the half of answers to what a model could do before
+_REPORT = "report"  # the half of the held-out answers that is reported
 _NEAREST = 5  # steps that an error message names
 FILTER_NAMES = (
     "step",
@@ -176,8 +178,9 @@ def kept_skill_rows(path: Path) -> RecordsRead[EvaluationRow]:
 def _held_out_answers(reading: Reading) -> Source:
     """Read the held-out answers of a training run without rollouts (SFT, DPO).
 
-    They are those at the requested step (-1: the latest). Raises UserError NO_EVALUATION if nothing
-    is evaluated yet, BAD_ARGUMENT for a step without an evaluation.
+    They are those at the requested step (-1: the latest; where the filter asks for the half
+    "report", the latest at which that half was asked). Raises UserError NO_EVALUATION if nothing is
+    evaluated yet, BAD_ARGUMENT for a step without an evaluation.
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
@@ -187,7 +190,10 @@ def _held_out_answers(reading: Reading) -> Source:
             f"{row.run_id} has no rollouts yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    step = chosen_step(steps, reading.start.step, missing_rows="held-out answers")
+    wanted = reading.start.step
+    if wanted == -1 and _has_text(reading.query.where, _REPORT):
+        wanted = _last_reported(run, steps)
+    step = chosen_step(steps, wanted, missing_rows="held-out answers")
     answers = EvaluationRow.read_file(run.evals(step))
     return Source(
         rows=answers.records,
@@ -195,6 +201,15 @@ def _held_out_answers(reading: Reading) -> Source:
         step=step,
         skipped=answers.skipped,
     )
+
+
+def _last_reported(run: RunDir, steps: Sequence[int]) -> int:
+    """The latest of the steps whose answers hold the half "report", which is asked at the start and
+    with the best checkpoint alone; -1 where none does."""
+    for step in reversed(steps):
+        if any(row.half == _REPORT for row in EvaluationRow.read_file(run.evals(step)).records):
+            return step
+    return -1
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
@@ -329,11 +344,12 @@ def _uses_name(where: str, name: str) -> bool:
 def asks_for_kept_skills(where: str) -> bool:
     """Whether the filter expression is about earlier skills: it has the text "kept", as in "half ==
     'kept'", or uses the name `battery`, which no other answers have."""
-    return any(
-        (isinstance(node, ast.Constant) and node.value == _KEPT)
-        or (isinstance(node, ast.Name) and node.id == "battery")
-        for node in _nodes(where)
-    )
+    return _has_text(where, _KEPT) or _uses_name(where, "battery")
+
+
+def _has_text(where: str, text: str) -> bool:
+    """Whether the filter expression compares with this text."""
+    return any(isinstance(node, ast.Constant) and node.value == text for node in _nodes(where))
 
 
 def _nodes(where: str) -> list[ast.AST]:

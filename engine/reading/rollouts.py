@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from engine.core.hints import Call
 from engine.core.reply import ReplyBase
 from engine.home.halves import ABOUT_HALF
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -81,11 +82,12 @@ def _page_of(reading: Reading) -> RolloutsPage | GroupsPage | ChangedPage:
 def _reading_of(home: Home, query: RolloutQuery) -> Reading:
     """The query with its run and what is needed to show the run's rows.
 
-    Raises UserError RUN_NOT_FOUND or BAD_CURSOR.
+    Raises UserError RUN_NOT_FOUND, ENV_SEALED or BAD_CURSOR.
     """
     with Store(home) as store:
         row = store.get_run(query.run_id)
     run = home.run(row.run_id)
+    refuse_run_of_sealed(run, "its answers cannot be read")
     # None if the config is gone or damaged; the rows are readable all the same.
     config = run.find_config()
     return Reading(

@@ -2,7 +2,7 @@
 above `core` may use it; start with `settings.py` and `record.py`.
 
     audit.py              what a version's scorer pays for: audit.json
-    env_version.py        what push learnt of a version: env.json
+    env_version.py        what push learnt of a version: env.json; its seal
     estimate.py           what a run was expected to take
     data_index.py         the results of reading a large dataset once
     known_settings.py     the settings of a run of any kind that its readers ask for

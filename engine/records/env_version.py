@@ -1,4 +1,5 @@
-"""`env.json` of a stored environment version: what push learnt of it, written once."""
+"""What is known of a stored environment version: what push learnt of it, written once (`env.json`);
+and its seal, where its owner made it a sealed exam (`seal.json`)."""
 
 from pydantic import Field
 
@@ -65,3 +66,18 @@ class EnvVersion(Record):
     isolation: str = ""
     warnings: tuple[str, ...] = ()
     problems: tuple[PushProblem, ...] = ()
+
+
+SEAL = "seal.json"  # in the version's folder
+
+
+class Seal(Record):
+    """The seal of an exam, of which nobody is shown a task.
+
+    Attributes:
+        looks: how many models may be asked its tasks, each evaluation of a model counted.
+        sealed: when it was sealed, seconds since the epoch.
+    """
+
+    looks: int = Field(ge=1)
+    sealed: float

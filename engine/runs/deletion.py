@@ -21,7 +21,7 @@ from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
 from engine.home.database import reports_unwritable_disk
-from engine.home.pinned import pinned_steps
+from engine.home.owner_marks import pinned_steps
 from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store

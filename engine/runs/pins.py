@@ -4,7 +4,7 @@ from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
-from engine.home.pinned import pinned_steps, write_pinned
+from engine.home.owner_marks import pinned_steps, write_pinned
 from engine.home.rows import taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store

@@ -17,7 +17,7 @@ from engine.evidence.reported import number_to_report
 from engine.evidence.stats.basics.target import target_in
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
-from engine.home.pinned import pinned_steps
+from engine.home.owner_marks import is_of_sealed, pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -89,11 +89,14 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
 def _say_once(status: Reply) -> None:
     """Remove from the status of a done training run, in place, what its summary says already.
 
-    These are the result's own summary, and warnings such as the sentence on forgotten skills.
+    These are the result's own summary, and of a training run warnings such as the sentence on
+    forgotten skills.
     """
-    if "result" not in status or status["kind"] != "train":
+    if "result" not in status:
         return
     status["result"].pop("summary", None)
+    if status["kind"] != "train":
+        return
     status["warnings"] = [text for text in status["warnings"] if text not in status["summary"]]
 
 
@@ -123,6 +126,10 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
         return _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         status["error"] = _reason_of_end(run, row)
+        if row.kind == "train" and row.state == "cancelled" and run.best.exists():
+            models = [row.model, f"{row.run_id}@best"]
+            judge = Call("evaluate", {"env_id": row.env_id, "models": models})
+            status["next"] = [*status.get("next", []), judge.to_json()]
     return status
 
 
@@ -434,13 +441,18 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     - of one model: read its answers;
     - of several models: compare them, and read the answers that differ;
     - before these, where training tasks were tried several times each: curate a dataset.
+
+    Of a sealed exam no answer is read.
     """
     config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
+    compared = Call("compare_runs", {"ids": models, "env_id": row.env_id})
+    if is_of_sealed(run):
+        return [compared.to_json()] if len(models) > 1 else []
     calls = [Call("read_rollouts", {"run_id": row.run_id})]
     if len(models) > 1:
         calls = [
-            Call("compare_runs", {"ids": models, "env_id": row.env_id}),
+            compared,
             Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
         ]
     # Of all kinds of runs only these two have a split.

@@ -36,7 +36,7 @@ from engine.records.settings import (
 )
 from engine.settings import aliases, defaults, env_checks, setting_checks, teachers
 from engine.settings.lora_targets import with_own_targets
-from engine.settings.value_errors import expects, invalid_values_error
+from engine.settings.value_errors import invalid_values_error, range_in_brief
 
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
@@ -438,5 +438,5 @@ def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> 
             extra = field.json_schema_extra
             # How the default is chosen, in words.
             rule = extra["rule"] if isinstance(extra, dict) else ""
-            rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
+            rows.append(f"| `{name}` | {range_in_brief(field)} | {rule} | {field.description} |")
     return "\n".join(rows)

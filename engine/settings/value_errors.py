@@ -151,6 +151,14 @@ def expects(field: FieldInfo) -> str:
     return f"{type_text} {_range_in_words(field)}".strip()
 
 
+def range_in_brief(field: FieldInfo) -> str:
+    """The same for a table, where every word is read by every agent: "2 to 512, whole"."""
+    words = expects(field)
+    if words.startswith("a whole number "):
+        return f"{words.removeprefix('a whole number ').removeprefix('from ')}, whole"
+    return words.removeprefix("a number ").removeprefix("from ").removeprefix("one of ")
+
+
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:
     """The values, in words, that a list setting takes; its items are of `item_type`."""
     if get_origin(item_type) is Literal:  # only `lora_targets` is such a list

@@ -320,7 +320,7 @@ def leave_fused_attention() -> None:
 
 def pinned_env(job: Job[RunConfig]) -> EnvRecord:
     """The environment version that the run's config names. Raises UserError if it is gone."""
-    return find_env(job.run.home, job.config.env_id)
+    return find_env(job.run.home, job.config.env_id, sealed=True)
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:

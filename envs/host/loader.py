@@ -92,6 +92,13 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
     """Call load_environment(**params) of environment.py and check what it returns against the
     contract. Raises EnvProblem as `load_folder` does."""
+    if settings.scorer and not (folder / ENTRY).is_file():
+        raise EnvProblem(
+            "ENV_INVALID",
+            f"environment.toml names the scorer {settings.scorer!r} of data files, and the folder "
+            "has none",
+            hint='Put rows.jsonl beside it, a line for each task: {"prompt": ..., "answer": ...}.',
+        )
     if settings.scorer:
         raise EnvProblem(
             "ENV_INVALID",

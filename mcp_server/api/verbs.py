@@ -541,6 +541,14 @@ def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
     return with_head(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
 
 
+def seal_env(home: Home, env_id: str, looks: int) -> Reply:
+    """Show nothing of a version's tasks any more; `looks` models may be evaluated on it. Raises
+    UserError ENV_NOT_FOUND, BAD_ARGUMENT or RUN_STATE."""
+    from engine.environments import versions
+
+    return with_head(versions.seal(home, env_id, looks).to_json(), f"Sealed {env_id}.")
+
+
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     """Delete an environment version; one that ended runs have used only with `force`.
 

@@ -211,6 +211,19 @@ def pull(
     show(verbs.pull_env(home_of(home), env_id, folder), as_json)
 
 
+@app.command("seal")
+@command
+def seal(
+    env_id: Version,
+    looks: Annotated[int, typer.Option(help="How many models may be evaluated on it.")] = 20,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Make a version a sealed exam: no task or answer of it is shown any more, only a verdict."""
+    arguments = {"env_id": env_id, "looks": looks}
+    show(call_and_record(home_of(home), "seal_env", verbs.seal_env, **arguments), as_json)
+
+
 @app.command("delete")
 @command
 def delete(

@@ -59,6 +59,7 @@ _DELETING = (
 _BESIDE_TOOLS = {
     "delete_run": _DELETING.format(command="`honesmith runs delete RUN`"),
     "delete_runs": _DELETING.format(command="`honesmith runs delete RUN...`"),
+    "seal_env": "No tool seals: the owner does it with `honesmith env seal ENV`.",
     "delete_env": _DELETING.format(command="`honesmith env delete ENV`"),
 }
 

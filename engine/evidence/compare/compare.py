@@ -39,6 +39,7 @@ from engine.evidence.verdict.contamination import (
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
 from engine.evidence.verdict.sides import tasks_left_out_sentence
+from engine.home.owner_marks import is_of_sealed, refuse_run_of_sealed
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import json_chars
 
@@ -157,7 +158,8 @@ def _compare_answers(
 
     Raises:
         UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
-            or NOT_COMPARABLE (environments or sampling settings differ).
+            NOT_COMPARABLE (environments or sampling settings differ), or ENV_SEALED (results by
+            metadata of a sealed exam).
     """
     metric = "" if metric in OWN_MEASURES else metric
     least_count = 1 if group_by else 2
@@ -165,6 +167,8 @@ def _compare_answers(
     if metric:
         candidates = by_metric(candidates, metric)
     first, later_candidates = candidates[0], candidates[1:]
+    if group_by:
+        refuse_run_of_sealed(home.run(first.source), "its results cannot be told by metadata")
     if not later_candidates:
         return of_one_model(home, first, group_by, metric, warnings)
     return _compare_with_first(home, candidates, metric, group_by, warnings)
@@ -205,13 +209,16 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     """The result of `compare_runs`, still without warnings.
 
     A contest compares one candidate with the first; the main contest is that of the candidate
-    furthest ahead of the first. The next call of the result shows the tasks that changed there.
+    furthest ahead of the first. The next call of the result shows the tasks that changed there; of
+    a sealed exam nothing shows them.
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = remarks.redactor_of(home, main.first.source)
     diagnosis_calls = remarks.diagnosis(home, main.other, main.comparison)
     changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
+    flips = flip_examples(main.comparison, main.first.rows, main.other.rows, redact)
+    is_sealed = is_of_sealed(home.run(main.first.source))
     return Standing(
         candidates=[candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
@@ -219,9 +226,9 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
         main=main,
         settings=_first_settings(differing_settings(home, candidates)),
         sampling=main.first.sampling,
-        flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
+        flips=FlipExamples() if is_sealed else flips,
         notes=remarks.notes(home, main.first, main.other, main.comparison),
-        next_calls=[*diagnosis_calls, changed],
+        next_calls=[] if is_sealed else [*diagnosis_calls, changed],
     )
 
 
@@ -374,7 +381,13 @@ def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> l
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """The first `_MOST_SETTINGS` settings of the table (setting -> candidate -> value)."""
+    """The first `_MOST_SETTINGS` settings of the table (setting -> candidate -> value).
+
+    Where the algorithms differ, settings that one of them alone has say nothing and are left out.
+    """
+    if "algorithm" in table:
+        candidates = max(len(values) for values in table.values())
+        table = {name: values for name, values in table.items() if len(values) == candidates}
     return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 

@@ -29,6 +29,7 @@ from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.regression import again_with_keep
 from engine.evidence.verdict.row_facts import read_row_facts
 from engine.evidence.verdict.verdict import Verdict, run_verdict
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
@@ -120,10 +121,11 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
     Each finding has `id`, `severity`, `what`, `evidence`, `lever`, `playbook` and `examples`
     (rollouts, with how to read them in full). Examples are dropped where the reply would become too
-    long. Raises UserError RUN_NOT_FOUND.
+    long. Raises UserError RUN_NOT_FOUND or ENV_SEALED.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
+    refuse_run_of_sealed(home.run(row.run_id), "what went wrong would show its tasks")
     return _within_limit(_diagnosis(home.run(row.run_id), row)).to_json()
 
 

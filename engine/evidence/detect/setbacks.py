@@ -334,8 +334,8 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
         "lost_by": list(against_base.lost_by),
     }
     lever = edit_lever(
-        f"train {culprits} again, by SFT with keep = 0.2, and this run from it: a child cannot win "
-        "back what its parent lost"
+        f"train {culprits} again with a larger keep than it had, and this run from it: a child "
+        "cannot win back what its parent lost"
     )
     sentence = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
     return Finding("forgetting", sentence, evidence, lever, playbook="sft", severity="medium")

@@ -30,6 +30,7 @@ from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.evidence.verdict.provenance import Provenance, read_provenance
 from engine.evidence.verdict.sides import Sides, evaluation_sides, training_sides
 from engine.evidence.verdict.verdict import Verdict, run_verdict
+from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
@@ -221,12 +222,13 @@ def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
 def gather(home: Home, run_id: str) -> Dossier:
     """Everything that the report on a run shows, from its row in the database and its files.
 
-    The run may be in any state. Raises UserError RUN_NOT_FOUND.
+    The run may be in any state. Raises UserError RUN_NOT_FOUND or ENV_SEALED.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
         reported = number_to_report(home, store, row)
     run = home.run(row.run_id)
+    refuse_run_of_sealed(run, "a report would show its tasks")
     config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
     is_training = row.kind == "train"

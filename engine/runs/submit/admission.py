@@ -147,15 +147,16 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
         )
 
 
-def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
+def scored_env(home: Home, env_id: str, purpose: str, *, sealed: bool = False) -> EnvRecord:
     """Find the environment version that `env_id` names, and check that its answers can be scored.
 
     It must have a score function, its secrets, and its packages. `purpose` is a word for the
-    message, such as "evaluated".
+    message, such as "evaluated"; `sealed` is whether it may be a sealed exam.
 
-    Raises UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
+    Raises UserError ENV_NOT_FOUND, ENV_SEALED, ENV_INVALID (it scores nothing), ENV_SECRETS or
+    ENV_DEPS.
     """
-    record = registry.find_env(home, env_id)
+    record = registry.find_env(home, env_id, sealed=sealed)
     if not record.scored:
         raise UserError(
             "ENV_INVALID",

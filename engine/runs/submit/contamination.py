@@ -177,7 +177,8 @@ def _overlaps(
     gone: list[str] = []
     for env_id in dict.fromkeys(env_ids):  # each once
         try:
-            trained_on = evaluated_on if env_id == evaluated_on.env_id else find_env(home, env_id)
+            is_same = env_id == evaluated_on.env_id
+            trained_on = evaluated_on if is_same else find_env(home, env_id, sealed=True)
             overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
         except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
             gone.append(env_id)

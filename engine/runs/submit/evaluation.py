@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.core import hardware as machine
+from engine.core.errors import UserError
 from engine.core.format import counted, whole_percent, words
+from engine.core.hints import Change, Hint
 from engine.core.reply import Reply
 from engine.cost.evaluation_cost import Asking
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.database import reports_unwritable_disk
+from engine.home.owner_marks import seal_in
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -163,7 +166,8 @@ def resolve(
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
-    record = scored_env(home, request.env_id, "evaluated")
+    record = scored_env(home, request.env_id, "evaluated", sealed=True)
+    _refuse_part_of_exam(request, record)
     for model in models:
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
@@ -309,6 +313,32 @@ def _positions(text: str) -> range:
     first = int(match[1])
     last = int(match[2] or first)
     return range(first, last + 1)
+
+
+def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
+    """Raise UserError ENV_SEALED if the request asks a sealed exam otherwise than as a whole.
+
+    Asked in parts, or in other words, its tasks could be told apart.
+    """
+    if seal_in(record.dir) is None:
+        return
+    heldout = record.rows.get("heldout", 0)
+    asked_otherwise = {
+        "task_indices": bool(request.task_indices),
+        "perturb": bool(request.perturb),
+        "split": request.split != "heldout",
+        "rows": request.rows < heldout,
+    }
+    wrong = [name for name, is_wrong in asked_otherwise.items() if is_wrong]
+    if wrong:
+        without = ("task_indices", "perturb", "split")
+        raise UserError(
+            "ENV_SEALED",
+            f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
+            f"none, which {wrong[0]} does not do",
+            hint=Hint(change=Change({"rows": heldout}, without_arguments=without)),
+            field=wrong[0],
+        )
 
 
 def check_request(request: EvaluationRequest) -> None:

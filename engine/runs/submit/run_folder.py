@@ -10,14 +10,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import sync_folder, write_json
+from engine.core.format import counted
+from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
 from engine.models.adapters import ADAPTER_FILES
 from engine.models.catalog import ModelRef
 from engine.processes.waiting import link_checkpoint
 from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
 
+_ALL_RUNS = 100_000  # more than any home has
 START = -1  # the place of a training run's start, which does not stand in `models`
 
 
@@ -60,10 +65,13 @@ class RunFiles:
 def write_folder(run: RunDir, files: RunFiles) -> None:
     """Write a new run's folder with its files, so that they survive a power cut.
 
-    Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile.
+    Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile,
+    and ENV_SEALED where an evaluation takes more looks at a sealed exam than are left.
     """
     if files.needs:
         check_not_deleted(run.home.run(files.needs), field="regrade")
+    if files.config.get("kind") == "evaluate":
+        _require_looks(run.home, files.config)
     run.create()
     config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
     config |= _awaited_adapters(run, config, files.awaited)
@@ -71,6 +79,39 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
         write_json(run.contamination, asdict(files.contamination))
     write_json(run.config, config)  # last: it names the other files
     sync_folder(run.home.runs)
+
+
+def _require_looks(home: Home, config: Mapping[str, Any]) -> None:
+    """Raise UserError ENV_SEALED if an evaluation takes more looks at a sealed exam than are left.
+
+    A look is one model in an evaluation. The database is locked meanwhile for the new run, so two
+    calls cannot take one look. `config` is the config.json of the evaluation.
+    """
+    seal = seal_in(Path(config["env_dir"]))
+    if seal is None:
+        return
+    env_id, needed = config["env_id"], len(config["models"])
+    used = _looks_since(home, env_id, seal.sealed)
+    if used + needed > seal.looks:
+        raise UserError(
+            "ENV_SEALED",
+            f"{env_id} is sealed for {counted(seal.looks, 'look')}: {used} are used, and this "
+            f"takes {needed}",
+            hint="Report what it has shown; its owner may push and seal fresh tasks.",
+            field="env_id",
+        )
+
+
+def _looks_since(home: Home, env_id: str, since: float) -> int:
+    """How many models evaluations asked a version's tasks since a time, in seconds since the epoch.
+
+    It counts whatever became of them: an evaluation that was cancelled has shown something too.
+    """
+    with Store(home) as store:
+        rows = store.list_runs(limit=_ALL_RUNS, kind="evaluate")
+    return sum(
+        row.model.count(",") + 1 for row in rows if row.env_id == env_id and row.created >= since
+    )
 
 
 def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:

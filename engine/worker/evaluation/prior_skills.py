@@ -165,7 +165,7 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
     yield battery_of(config.base.ref).first(most_questions)
     try:
         record = find_env(home, KEEP)
-    except UserError:  # no such environment
+    except UserError:  # no such environment, or a sealed exam
         return
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.
     if record.name == KEEP and record.scored and record.env_id != config.env_id:

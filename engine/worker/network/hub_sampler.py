@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -41,12 +40,13 @@ from engine.worker.network.sampler import (
 
 # Layers of a cache that `_join_layers` knows. With any other, prompts wait until all rows are over.
 JOINABLE = (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    # Of layers that share another's keys and values; the lowest transformers allowed has none.
+    *(getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)),
 )
 # Waiting prompts are read once this share of the places is free.
 REFILL_SHARE = 0.25

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, sync_folder, write_json
-from engine.home.pinned import pinned_steps
+from engine.home.owner_marks import pinned_steps
 from engine.home.run_dir import RunDir
 from engine.worker.core.failures import WorkerFailure, is_full_or_read_only, not_written
 from engine.worker.core.job import LoopState

@@ -555,6 +555,14 @@ def test_a_filter_by_half_reads_the_held_out_answers_of_a_run_that_samples(home,
     assert read_rollouts(home, run.id, limit=9)["source"] == "rollouts of step 4"
 
 
+def test_the_half_that_is_reported_is_read_where_it_was_asked(home, make_run, rows):
+    run = make_run("sft").evals(0, rows.halved(lambda _: False, 4))
+    run.evals(4, rows.halved(lambda _: True, 4))
+    run.evals(8, [row for row in rows.halved(lambda _: True, 4) if row["half"] == "select"])
+    assert read_rollouts(home, run.id)["step"] == 8
+    assert read_rollouts(home, run.id, where="half == 'report'")["step"] == 4
+
+
 def test_kept_skills_that_nobody_asked_for_yet_are_an_error_with_the_next_call(home, make_run):
     run = make_run("sft").running()
     with pytest.raises(UserError) as refused:

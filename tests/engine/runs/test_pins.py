@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.errors import UserError
-from engine.home.pinned import pinned_steps
+from engine.home.owner_marks import pinned_steps
 from engine.runs import deletion, lifecycle, pins
 
 

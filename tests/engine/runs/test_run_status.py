@@ -74,6 +74,18 @@ def test_what_was_forgotten_is_said_once(home, tuned):
     assert status["warnings"] == ["About 900 reported tasks would show a change of 5 points."]
 
 
+def test_a_cancelled_run_that_has_a_best_checkpoint_offers_to_judge_it(busy, bench):
+    run = bench.queue()
+    (run.checkpoints / "step_000010").mkdir(parents=True)
+    run.best.symlink_to("step_000010")
+    with Store(bench.home) as store:
+        store.set_state(run.id, "cancelled", only_from={"queued"}, reason_kind="cancelled")
+        model = store.get_run(run.id).model
+    calls = lifecycle.status(bench.home, run.id)["next"]
+    assert calls[-1]["tool"] == "evaluate"
+    assert calls[-1]["arguments"]["models"] == [model, f"{run.id}@best"]
+
+
 def heartbeat_of(run, phase: str, *, age_s: float = 0.0, **facts) -> None:
     """The last sign of life of a trainer, given `age_s` seconds ago."""
     heartbeat = Heartbeat(1, time.time() - age_s, phase, **facts)

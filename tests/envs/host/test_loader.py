@@ -45,6 +45,13 @@ def test_a_folder_without_environment_py_is_named(start, tmp_path: Path):
     assert caught.value.code == "ENV_INVALID"
 
 
+def test_a_scorer_of_data_files_without_a_data_file_says_what_is_missing(start, tmp_path: Path):
+    (tmp_path / "environment.toml").write_text('scorer = "exact"\n')
+    with pytest.raises(EnvProblem, match="the folder has none") as caught:
+        start(tmp_path).describe()
+    assert "rows.jsonl" in caught.value.hint
+
+
 def test_the_folder_that_was_meant_is_suggested(start, write_env, tmp_path: Path):
     write_env(WHOLE + "def load_environment(): return Env()")
     with pytest.raises(EnvProblem) as caught:

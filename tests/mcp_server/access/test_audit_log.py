@@ -142,6 +142,7 @@ COMMANDS = {
     "env push .": "push_env",
     "env build .": "build_env",
     "env delete arith": "delete_env",
+    "env seal arith": "seal_env",
     "env audit arith": "",
     "env audit arith --all": "audit_env",
     "judge calibrate rubric.toml gold.jsonl": "calibrate_judge",

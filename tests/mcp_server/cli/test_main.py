@@ -70,7 +70,7 @@ def test_every_promised_command_is_there():
     assert groups == {
         "env": {
             *("audit", "new", "check", "push", "list"),
-            *("benchmarks", "build", "diff", "pull", "delete"),
+            *("benchmarks", "build", "diff", "pull", "seal", "delete"),
         },
         "data": {"inspect"},
         "key": {"add", "list", "remove"},

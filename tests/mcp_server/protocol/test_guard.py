@@ -98,11 +98,11 @@ async def test_a_wrong_value_is_refused_in_our_own_words(
     assert "pydantic" not in json.dumps(payload) and "errors." not in payload["message"]
 
 
-@pytest.mark.parametrize("name", ["delete_run", "delete_env"])
+@pytest.mark.parametrize("name", ["delete_run", "delete_env", "seal_env"])
 async def test_who_wants_to_delete_is_told_how_and_not_sent_to_cancel(home: Home, name: str):
     payload = await refused(home, ERAS[0], name, {"run_id": "a-sft-1"})
     assert payload["code"] == "BAD_ARGUMENT" and "Did you mean" not in payload["hint"]
-    assert "a person does it with `honesmith" in payload["hint"]
+    assert "does it with `honesmith" in payload["hint"]
 
 
 @pytest.mark.parametrize("mode", ERAS)

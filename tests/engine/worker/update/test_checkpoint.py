@@ -7,7 +7,7 @@ import pytest
 import torch
 from typed_settings import grpo_settings
 
-from engine.home.pinned import write_pinned
+from engine.home.owner_marks import write_pinned
 from engine.home.run_dir import Home, RunDir
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.files import write_json
-from engine.home.pinned import write_pinned
+from engine.home.owner_marks import write_pinned
 from engine.home.run_dir import Home, RunDir
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.update import checkpoint, disk_guard
