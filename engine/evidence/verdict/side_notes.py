@@ -2,10 +2,11 @@
 far more often than before, the word of the environment's reward audit, scores that are missing,
 whether what was expected came true, and the calls that go on from it."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from engine.core.files import read_object
+from engine.core.files import read_lines, read_object
 from engine.core.format import whole_percent
 from engine.core.hints import Call
 from engine.evidence.stats.basics.target import target_in
@@ -20,6 +21,9 @@ from engine.records.run_config import RunConfig, TrainConfig
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
 _CUT_MOVED = 0.2  # a share of cut answers that moved by this much is worth a word
 _FAILED_AUDIT = "risk"
+_FREQUENT = 0.1  # share of the tasks below which one answer to all of them is no rival
+_TASK_BYTES = 20_000_000  # read of the task rows
+_SHOWN_CHARS = 40  # of an answer in a sentence
 # Without a target a model that solves less than this share of its tasks is trained on, not served.
 ENOUGH = 0.5
 # Success from which GRPO learns from a model: a third of its groups of eight answers differ.
@@ -71,6 +75,46 @@ def _cut_sentence(sides: Sides) -> list[str]:
 def _cut_share(rows: Sequence[EvaluationRow]) -> float:
     """The share of the rows that a limit of length or turns cut; 0.0 for none."""
     return sum(row.cut for row in rows) / len(rows) if rows else 0.0
+
+
+def constant_answer_sentences(
+    sides: Sides, comparison: Comparison, config: RunConfig | None
+) -> list[str]:
+    """That a single answer to every task would do as well as the result, as a list of one sentence.
+
+    A model that learns nothing but the form of an answer is better than one that lacks the form; on
+    tasks of few different answers that reads like a success. [] where the 95 % interval of the
+    result lies above the share of the most frequent reference answer, where that share is below
+    `_FREQUENT`, and where success was not compared.
+    """
+    after = comparison.after
+    if comparison.measure != "success" or after is None or after.low is None or config is None:
+        return []
+    answers = _reference_answers(config, {row.task for row in sides.after})
+    if not answers:
+        return []
+    (constant, count), *_ = Counter(answers).most_common(1)
+    share = count / len(answers)
+    if share < _FREQUENT or after.low > share:
+        return []
+    return [
+        f"Always answering {constant[:_SHOWN_CHARS]!r} would be right on {count} of {len(answers)} "
+        f"of these tasks ({whole_percent(share)}): this model is not shown to do better than that."
+    ]
+
+
+def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
+    """The reference answers of these tasks of a run's environment, those of a single turn of text.
+
+    Only the first `_TASK_BYTES` of the file of tasks are read.
+    """
+    path = Path(config.env_dir) / "tasks.jsonl"
+    if not config.env_dir or not path.exists():
+        return []
+    rows, _ = read_lines(path, 0, max_bytes=_TASK_BYTES)
+    turns = [row.get("answer") or [] for row in rows if str(row.get("id")) in tasks]
+    texts = [str(answer[0].get("content") or "").strip() for answer in turns if len(answer) == 1]
+    return [text for text in texts if text]
 
 
 def audit_sentences(config: RunConfig | None) -> list[str]:
@@ -131,14 +175,22 @@ def target_sentences(expected: str, comparison: Comparison) -> list[str]:
     return [target.sentence(after.value, (after.low, after.high), is_share=is_share)]
 
 
-def calls_to_go_on(run_id: str, config: TrainConfig | None, comparison: Comparison) -> list[Call]:
+def calls_to_go_on(
+    run_id: str, config: TrainConfig | None, comparison: Comparison, *, is_constant: bool = False
+) -> list[Call]:
     """The calls to suggest after a training run, by its verdict.
 
     Where failed scorings decide it, only those that look at them. A model is served only if it
     reaches its target, or without one solves half of its tasks; a weaker one is trained on.
+    `is_constant`: one answer to every task would do as well. Then what was learned of the training
+    rows is asked before anything is trained on.
     """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
+    if is_constant and config is not None and comparison.outcome.verdict == "better":
+        best = f"{run_id}@best"
+        ask = {"env_id": config.env_id, "models": [best], "split": "train"}
+        return [Call("evaluate", ask), Call("diagnose", {"run_id": run_id})]
     verdict = comparison.outcome.verdict
     if verdict == "unknown":
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]

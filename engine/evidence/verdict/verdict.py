@@ -54,6 +54,7 @@ from engine.evidence.verdict.regression import (
 from engine.evidence.verdict.side_notes import (
     audit_sentences,
     calls_to_go_on,
+    constant_answer_sentences,
     expectation_of,
     missing_score_sentences,
     note_on_tasks_needed,
@@ -316,8 +317,10 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     facts = _training_facts(run_dir, config, sides, comparison, redact)
     # The model that the run started from, where the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
+    constant = constant_answer_sentences(sides, comparison, config)
     summary_sentences = [
         sentence(comparison, measure_prefix="held-out "),
+        *constant,
         *target_sentences(facts.expected, comparison),
         *tie_sentences(sides, comparison),
         *audit_sentences(config),
@@ -334,7 +337,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             *_warnings_about_comparison(sides, comparison, facts, config),
         ],
         next_calls=[
-            *calls_to_go_on(run_dir.id, config, comparison),
+            *calls_to_go_on(run_dir.id, config, comparison, is_constant=bool(constant)),
             *again_with_keep(config, facts.kept_skills),
             *probe_calls(run_dir, config),
         ],

@@ -575,7 +575,7 @@ def test_the_reference_names_every_setting_with_range_and_default():
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             assert len(cells) == 4 and all(cells), line
             assert field.description
-    assert "a whole number from 2 to 512" in page
+    assert "2 to 512, whole" in page
     assert len(page) < 12_000
 
 
