@@ -83,7 +83,7 @@ def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Resul
     level_of = {side.model: side.level for side in verdict.models if side.level is not None}
     levels = "; ".join(
         f"{result['ref']}: {_result_in_words(result)}"
-        f"{interval_in_words(level_of.get(result['ref']))}"
+        f"{interval_in_words(level_of.get(result['ref']), result['tasks'])}"
         for result in results
     )
     summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
@@ -422,12 +422,20 @@ def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
     return heldout.summarise(t for g in groups for t in g.members).curves(split)
 
 
-def interval_in_words(level: Level | None) -> str:
-    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without."""
+def interval_in_words(level: Level | None, played: int) -> str:
+    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without.
+
+    Where it is of fewer tasks than the `played` ones (others chose a checkpoint, or failed), the
+    level on those stands with it.
+    """
     if level is None or level.value is None:
         return ""
     low, high = show(level.low, level.measure), show(level.high, level.measure)
-    return f" (95 % interval {low} to {high})"
+    interval = f"95 % interval {low} to {high}"
+    if level.tasks == played:
+        return f" ({interval})"
+    value = show(level.rounded_value, level.measure)
+    return f"; {value} on the {level.tasks} of them that count ({interval})"
 
 
 def _result_in_words(result: Result) -> str:

@@ -10,6 +10,7 @@ from loops import ENVIRONMENT, GRPO, PEBBLE, go, make_run, push
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.environments.registry import find_env, read_tasks
+from engine.evidence.stats.results import Level
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -17,7 +18,7 @@ from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.settings import EvaluationSettings
 from engine.runs import lifecycle
 from engine.worker.core.job import Job
-from engine.worker.evaluate import evaluate, probe
+from engine.worker.evaluate import evaluate, interval_in_words, probe
 from engine.worker.evaluation import heldout
 from engine.worker.rollouts.guard import ERRORS_JUDGED_FROM
 
@@ -211,3 +212,13 @@ def test_an_evaluation_asks_the_same_tasks_in_other_words(home: Home, tmp_path: 
     told = finished(home, env_id, "evaluate", result)
     assert "tool descriptions reworded:" in told["summary"]
     assert told["result"]["evidence"]["robustness"] == [model]
+
+
+def test_an_interval_of_fewer_tasks_than_were_played_says_its_own_level():
+    of_eighty = Level(
+        "success", 0.1875, 0.117, 0.287, tasks=80, attempts=80, errors=0, value_with_errors=0.1875
+    )
+    assert interval_in_words(of_eighty, 80) == " (95 % interval 11.7 % to 28.7 %)"
+    assert interval_in_words(of_eighty, 160).startswith(
+        "; 18.8 % on the 80 of them that count (95 %"
+    )
