@@ -60,13 +60,14 @@ class Play:
         return self.exchange.trace
 
     def drop(self) -> None:
-        """End a rollout that is not to be scored."""
+        """End a rollout that is not to be scored; what its `Env` has open is closed."""
         if not self._run.done():
             self._run.cancel()
+            self.loop.run_until_complete(asyncio.wait({self._run}))
 
-    def __del__(self) -> None:  # a rollout that failed is dropped without a score
+    def __del__(self) -> None:  # a rollout without a score; it ends when the loop runs again
         if not self.loop.is_closed():
-            self.drop()
+            self._run.cancel()
 
     async def ask(self, messages: list[Any]) -> str | None:
         """The model's reply to these messages; None if there will be none."""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from envs.base import Message
+from envs.json_types import JsonObject
 
 T = TypeVar("T")
 MODEL = "policy"  # as which the model stands in a trace
@@ -119,7 +120,7 @@ class Exchange:
         }
         made = []
         for message in messages:
-            fields: dict[str, Any] = {"content": message.content}
+            fields: JsonObject = {"content": message.content}
             if message.tool_calls:
                 calls = [call.to_dict() for call in message.tool_calls]
                 fields["tool_calls"] = [
