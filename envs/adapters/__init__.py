@@ -12,4 +12,5 @@ docs/adapters.md.
     rllm.py            evaluators of rLLM
     skyrl_gym.py       environments of SkyRL-Gym over rows of their own form
     synth.py           task apps over HTTP, in any language
+    verifiers.py       tasksets of verifiers 0.4, and through them those that it bundles
 """

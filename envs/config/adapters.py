@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "rllm": Kind("rllm"),
     "skyrl-gym": Kind("skyrl_gym", ("skyrl-gym==0.4.0",)),
     "synth": Kind("synth", program="synth_rollout.py", serves=True),
+    "verifiers": Kind("verifiers", ("verifiers==0.4.0",)),
 }
 
 

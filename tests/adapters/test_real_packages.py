@@ -130,6 +130,116 @@ instructions = "Your sum, the dealer's card, a usable ace. Say stick or hit."
 actions = ["stick", "hit"]
 """
 
+VERIFIERS = """
+[adapter]
+kind = "verifiers"
+taskset = "sums"
+answer = "answer"
+
+[adapter.config]
+rows = 40
+"""
+
+# The shapes of the tasksets that come with verifiers: typed data, a state, rewards that read the
+# trace and run a program.
+VERIFIERS_SUMS = """
+import verifiers.v1 as vf
+
+
+class SumData(vf.TaskData):
+    answer: str
+
+
+class SumState(vf.State):
+    ready: bool = False
+
+
+class SumTask(vf.Task[SumData, SumState]):
+    async def setup(self, trace: vf.Trace) -> None:
+        trace.state.ready = True
+
+    async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        await runtime.write("reply.txt", trace.last_reply.encode())
+
+    @vf.reward(weight=0.75)
+    async def exact(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.25)
+    async def counted(self, runtime: vf.Runtime) -> float:
+        ran = await runtime.run(["cat", "reply.txt"], {})
+        return float(ran.stdout == self.data.answer)
+
+    @vf.metric
+    async def shape(self, trace: vf.Trace) -> dict[str, float]:
+        return {"ready": trace.state.ready, "read": len(trace.messages)}
+
+
+class SumConfig(vf.TasksetConfig):
+    rows: int = 10
+
+
+class SumTaskset(vf.Taskset[SumTask, SumConfig]):
+    def load(self):
+        for a in range(self.config.rows):
+            yield SumTask(
+                SumData(
+                    prompt=f"Add {a} and 7.",
+                    system_prompt="Reply with the number alone.",
+                    answer=str(a + 7),
+                ),
+                self.config.task,
+            )
+
+
+__all__ = ["SumTaskset"]
+"""
+
+VERIFIERS_GUESS = """
+import verifiers.v1 as vf
+
+
+class GuessData(vf.TaskData):
+    secret: int
+
+
+class GuessTask(vf.Task[GuessData]):
+    @vf.metric
+    async def turns(self, trace: vf.Trace) -> float:
+        return trace.num_turns
+
+
+class GuessEnvConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig(max_turns=3)
+
+
+class GuessEnv(vf.Env[GuessEnvConfig]):
+    async def run(self, task, agents):
+        won = False
+        async with agents.player.interaction(task) as interaction:
+            segment = await interaction.turn()
+            while not segment.terminated:
+                won = segment.last_reply == str(task.data.secret)
+                if won:
+                    break
+                segment = await interaction.turn("No.")
+        interaction.trace.record_reward("won", float(won))
+
+
+class GuessTaskset(vf.Taskset[GuessTask, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        number = 0
+        while True:
+            data = GuessData(prompt=f"A number below {number + 2}.", secret=number)
+            yield GuessTask(data, self.config.task)
+            number += 1
+
+
+__all__ = ["GuessTaskset", "GuessEnv"]
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -193,4 +303,19 @@ async def test_an_environment_of_flash_of_several_turns(home: Home, folder: Path
 async def test_a_gymnasium_environment_played_in_words(home: Home, folder: Path):
     async with agent(home, folder.parent) as a:
         seen = await walked(a, written(folder, GYMNASIUM), max_turns=3, max_length=512)
+    assert seen["push"]["kind"] == "multi"
+
+
+async def test_a_taskset_of_verifiers(home: Home, folder: Path):
+    async with agent(home, folder.parent) as a:
+        seen = await walked(a, written(folder, VERIFIERS, {"sums.py": VERIFIERS_SUMS}))
+    assert seen["push"]["kind"] == "single" and seen["push"]["audit"]["verdict"] == "ok"
+
+
+async def test_a_taskset_of_verifiers_whose_env_leads_the_conversation(home: Home, folder: Path):
+    toml = '[adapter]\nkind = "verifiers"\ntaskset = "guess"\nsize = 40\n'
+    async with agent(home, folder.parent) as a:
+        seen = await walked(
+            a, written(folder, toml, {"guess.py": VERIFIERS_GUESS}), max_turns=3, max_length=256
+        )
     assert seen["push"]["kind"] == "multi"

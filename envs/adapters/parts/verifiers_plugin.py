@@ -1,0 +1,231 @@
+"""A taskset of verifiers 0.4 by its id, and what of it is not offered: refused by name, before any
+task is played."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts.verifiers_trace import module
+from envs.config.problem import EnvProblem
+from envs.config.settings import FILE
+
+AS_COMMAND = (
+    "A program of the folder can play such tasks and ask the model over HTTP: "
+    'command = ["python3", "play.py"], see docs/gateway.md.'
+)
+NEMO_GYM, HARBOR = "NeMoGymTaskset", "HarborTaskset"  # tasksets that come with verifiers
+NO_CONTAINER = "Take a taskset whose tasks need no container: none runs inside the sandbox."
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A taskset that can be played here.
+
+    Attributes:
+        name: its id.
+        taskset: the taskset, made of its config.
+        task_type: the class of its tasks.
+        env: its own `Env`; None where its tasks are answered once.
+    """
+
+    name: str
+    taskset: Any
+    task_type: Any
+    env: Any
+
+    def check_task(self, task: Any) -> None:
+        """Raise EnvProblem ENV_INVALID for a task that needs what is not offered."""
+        data, expected = task.data, self.task_type.data_type()
+        where = f"task {data.idx} of {self.name!r}"
+        if type(task) is not self.task_type or type(data) is not expected:
+            raise refused(
+                f"{where} is a {type(task).__name__} with {type(data).__name__}, but the taskset "
+                f"declares {self.task_type.__name__} with {expected.__name__}",
+                "Name both: class MySet(vf.Taskset[MyTask]), class MyTask(vf.Task[MyData]).",
+            )
+        needs_container = {
+            "image": data.image,
+            "agent_user": data.agent_user,
+            "artifacts": data.artifacts,
+            "network_allow": data.network_allow != ["*"],
+            "network_block": data.network_block,
+        }
+        for name, value in needs_container.items():
+            if value:
+                raise refused(f"{where} sets {name}, which needs a container", NO_CONTAINER)
+        if is_a(type(self.taskset), NEMO_GYM) and data.row["responses_create_params"].get("tools"):
+            raise refused(f"{where} gives the model tools", AS_COMMAND)
+        if data.skills:
+            raise refused(f"{where} installs skills, which need a harness with tools", AS_COMMAND)
+        if data.prompt is None and self.env is None:
+            raise refused(
+                f"{where} has no prompt, and the taskset no Env that would speak first",
+                "Give TaskData a prompt.",
+            )
+
+
+def refused(message: str, hint: str) -> EnvProblem:
+    """An EnvProblem about what environment.toml names."""
+    return EnvProblem("ENV_INVALID", message, hint=hint, file=FILE)
+
+
+def is_a(taskset_type: type, name: str) -> bool:
+    """Whether a class of tasksets is, or derives from, the one of that name in verifiers."""
+    return any(
+        each.__name__ == name and each.__module__.startswith("verifiers.")
+        for each in taskset_type.__mro__
+    )
+
+
+def load_plugin(folder: Path, name: str, config: Mapping[str, Any]) -> Plugin:
+    """The taskset `name` with its config.
+
+    Args:
+        folder: of the environment; a path in the config that stands for a file in it is read there.
+
+    Raises EnvProblem ENV_INVALID where there is no such taskset, its config does not fit, or it
+    needs tools, a container, a harness of its own, or more than one agent.
+    """
+    loaders = module("utils.loaders")
+    kind = _taskset_class(loaders, name)
+    try:
+        read = loaders.taskset_config_type(name).model_validate({**config, "id": name})
+    except ValueError as error:
+        raise refused(
+            f"the config of the taskset {name!r}: {_first_fault(error)}",
+            "Correct [adapter.config].",
+        ) from None
+    read = read.model_copy(update=_paths_in(folder, read))
+    taskset = kind(read)
+    _check_class(loaders, name, taskset)
+    env = _env_of(loaders, name, read)
+    if env is not None:
+        env.taskset = taskset
+    return Plugin(name, taskset, kind.task_type(), env)
+
+
+def _taskset_class(loaders: Any, name: str) -> Any:
+    """The subclass of `Taskset` that the module of the id `name` exports."""
+    try:
+        found = loaders.import_taskset(name)
+    except ModuleNotFoundError as error:
+        raise _not_importable(name, error) from error
+    except (AttributeError, ImportError) as error:
+        if _is_of_verifiers(error):
+            raise _of_older_api(name, str(error)) from error
+        raise
+    try:
+        return loaders.taskset_class(name)
+    except (AttributeError, TypeError, ValueError) as error:
+        if hasattr(found, "load_environment"):
+            raise _of_older_api(name, "it defines load_environment") from error
+        raise refused(
+            f"the module of {name!r} exports no taskset: {error}",
+            "Export one subclass of vf.Taskset: __all__ = ['MyTaskset'].",
+        ) from error
+
+
+def _not_importable(name: str, error: ModuleNotFoundError) -> Exception:
+    """What a missing module means: the taskset itself, or a package that it needs."""
+    cause = error.__cause__
+    missing = getattr(cause, "name", None) or error.name or ""
+    plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    if missing.split(".")[0] == "verifiers" and isinstance(cause, ModuleNotFoundError):
+        return _of_older_api(name, f"it imports {missing}, which is not there")
+    if missing and missing.split(".")[-1] != plain:
+        return ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+    return refused(
+        f"there is no taskset {name!r}: neither {plain}.py in the folder nor a package {plain}",
+        "Put the module beside environment.toml, or name its package in requirements.txt.",
+    )
+
+
+def _is_of_verifiers(error: AttributeError | ImportError) -> bool:
+    """Whether a name is missing in verifiers itself."""
+    owner = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
+    return (owner or "").split(".")[0] == "verifiers"
+
+
+def _of_older_api(name: str, reason: str) -> EnvProblem:
+    """The refusal of an environment that was written for verifiers before 0.4."""
+    version = importlib.import_module("verifiers").__version__
+    return refused(
+        f"{name!r} is written for the API of verifiers before 0.4 ({reason}): verifiers {version} "
+        "has no load_environment, SingleTurnEnv or Rubric any more",
+        "Move its rows into the load() of a vf.Taskset and its reward functions to @vf.reward, or "
+        "into a SingleTurnEnv of envs (docs/environments.md).",
+    )
+
+
+def _check_class(loaders: Any, name: str, taskset: Any) -> None:
+    """Refuse a taskset whose tasks need tools or a container, or change what the model reads."""
+    config, task_type = taskset.config, type(taskset).task_type()
+    is_nemo = is_a(type(taskset), NEMO_GYM)
+    if is_nemo and config.task.resources_url is None:
+        raise refused(
+            f"the taskset {name!r} starts its resource server from packages that it fetches",
+            "Start the server yourself and name it: [adapter.config.task] resources_url, and "
+            "network = true under [limits].",
+        )
+    if task_type.NEEDS_CONTAINER or is_a(type(taskset), HARBOR):
+        raise refused(f"{task_type.__name__} of {name!r} needs a container", NO_CONTAINER)
+    servers = [*type(taskset).toolsets(config), *task_type.toolsets(config.task)]
+    if servers and not is_nemo:  # NeMo Gym's serve what each row names, if anything
+        names = ", ".join(sorted({type(server).__name__ for server in servers}))
+        raise refused(f"the taskset {name!r} gives the model tools ({names})", AS_COMMAND)
+    if loaders.default_harness_id(name) == name:
+        raise refused(f"the taskset {name!r} brings a harness of its own", AS_COMMAND)
+    probe = object.__new__(task_type)
+    decorated = module("utils.decorators").discover_decorated
+    hooks = [each.__name__ for kind in ("intercept", "stop") for each in decorated(probe, kind)]
+    hooks += list(config.task.stops)
+    if hooks:
+        raise refused(
+            f"{task_type.__name__} of {name!r} acts on requests and replies ({', '.join(hooks)})",
+            "Leave out its @vf.intercept and @vf.stop, or score what they watch with @vf.reward.",
+        )
+
+
+def _env_of(loaders: Any, name: str, config: Any) -> Any:
+    """The taskset's own `Env`, its agent without tools; None where one answer is all it asks."""
+    kind = loaders.environment_class(name)
+    single = module("envs.single_agent").SingleAgentEnv
+    # NeMo Gym's `start` does nothing where the server's address is given.
+    is_nemo = is_a(loaders.taskset_class(name), NEMO_GYM)
+    hooks = ("run", "setup", "finalize") if is_nemo else ("run", "setup", "finalize", "start")
+    if all(getattr(kind, hook) is getattr(single, hook) for hook in hooks):
+        return None
+    roles = module("configs.agent").agent_config_fields(loaders.env_config_type(name)())
+    if len(roles) != 1:
+        raise refused(
+            f"{kind.__name__} of {name!r} has the agents {', '.join(roles)}; one is played here",
+            AS_COMMAND,
+        )
+    (role, agent) = next(iter(roles.items()))
+    if agent.harness is not None and agent.harness.id != "null":
+        raise refused(
+            f"the agent {role} of {kind.__name__} runs the harness {agent.harness.id!r}", AS_COMMAND
+        )
+    plain = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    fields = {"taskset": config.model_dump(mode="json"), role: plain}
+    return kind(loaders.resolve_env_config(fields))
+
+
+def _paths_in(folder: Path, config: Any) -> dict[str, Path]:
+    """The relative paths of a config that stand for something in the folder, by their fields."""
+    return {
+        name: folder / value
+        for name, value in config
+        if isinstance(value, Path) and not value.is_absolute() and (folder / value).exists()
+    }
+
+
+def _first_fault(error: ValueError) -> str:
+    """The first fault that pydantic names, with its place."""
+    faults = error.errors() if hasattr(error, "errors") else []  # type: ignore[attr-defined]
+    if not faults:
+        return str(error).splitlines()[0]
+    place = ".".join(str(part) for part in faults[0]["loc"])
+    return f"{place}: {faults[0]['msg']}" if place else str(faults[0]["msg"])

@@ -1,0 +1,185 @@
+"""Tasksets of verifiers 0.4: a module whose `__all__` names one subclass of `Taskset`, whose tasks
+score themselves by methods with `@vf.reward` and `@vf.metric`.
+
+A taskset without an `Env` of its own is one answer a task. One whose `Env` talks with a single
+agent (`agents.player.interaction(task)`) is played turn by turn. Tools, containers, harnesses and
+judges between agents are refused by name.
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.adapters.parts.options import read_options
+from envs.adapters.parts.verifiers_play import Play
+from envs.adapters.parts.verifiers_plugin import Plugin, load_plugin, refused
+from envs.adapters.parts.verifiers_trace import Exchange, as_message, new_loop, opening, run
+from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task
+from envs.config.adapters import Adapter
+from envs.json_types import JsonObject
+
+PACKAGE = "verifiers.v1"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which taskset, and how its tasks are read.
+
+    Attributes:
+        taskset: the taskset's id: a module of the folder, or an installed package.
+        size: only its first so many tasks; 0 for all.
+        answer: the field of a task's data with the reference answer, to be audited and learnt; ""
+            for none.
+        success_reward: a rollout that earns so much is solved.
+        config: the taskset's own config.
+    """
+
+    taskset: str
+    size: int = 0
+    answer: str = ""
+    success_reward: float = 1.0
+    config: JsonObject = field(default_factory=dict)
+
+
+class _Foreign:
+    """A taskset, its tasks and the scores of their traces."""
+
+    def __init__(self, options: Options, plugin: Plugin) -> None:
+        self.options = options
+        self.plugin = plugin
+        self.loop = new_loop()
+
+    def rows(self) -> Iterator[tuple[Any, str, str | None, JsonObject]]:
+        """(the foreign task, its id, its reference answer, what rebuilds it) of every task.
+
+        Raises EnvProblem ENV_INVALID for a task that needs what is not offered here.
+        """
+        options, taskset = self.options, self.plugin.taskset
+        if options.size:
+            taskset = taskset.take(options.size)
+        elif not taskset.bounded:
+            raise refused(
+                f"the taskset {options.taskset!r} yields tasks for ever",
+                "Say how many are taken: [adapter] size = 200.",
+            )
+        for foreign in taskset:
+            self.plugin.check_task(foreign)
+            data = foreign.data
+            task_id = data.id or f"task-{data.idx}"
+            answer = self._answer(data) if options.answer else None
+            yield foreign, task_id, answer, {"data": data.model_dump(mode="json")}
+
+    def task_of(self, task: Task) -> Any:
+        """The foreign task that a task of ours was made of."""
+        kind = self.plugin.task_type
+        data = kind.data_type().model_validate(task.metadata["data"])
+        return kind(data, self.plugin.taskset.config.task)
+
+    def scored(self, trace: Any) -> Score:
+        """The sum of a trace's weighted rewards, with each of them, and its metrics."""
+        rewards = {name: each for name, each in trace.rewards.items() if each is not None}
+        reward = float(trace.reward)
+        return Score(
+            reward,
+            success=reward >= self.options.success_reward,
+            metrics={
+                name: float(value) for name, value in trace.metrics.items() if value is not None
+            },
+            parts={name: (float(each.weight), float(each.score)) for name, each in rewards.items()},
+        )
+
+    def _answer(self, data: Any) -> str:
+        """The reference answer in the field that the options name. Raises EnvProblem ENV_INVALID
+        where the data have no such field."""
+        name = self.options.answer
+        if name not in dict(data):
+            fields = sorted(name for name, _ in data)
+            raise refused(
+                f"tasks of {self.options.taskset!r} have no field {name!r}",
+                f"Name another: [adapter] answer; they have {', '.join(fields)}.",
+            )
+        return str(getattr(data, name))
+
+
+class VerifiersSingleTurn(SingleTurnEnv):
+    """A taskset whose tasks are answered once."""
+
+    def __init__(self, foreign: _Foreign) -> None:
+        self.foreign = foreign
+
+    def tasks(self) -> list[Task]:
+        """Its tasks, each with the system message and prompt that verifiers would send."""
+        return [
+            Task(task_id, [as_message(each) for each in opening(task)], answer, metadata=metadata)
+            for task, task_id, answer, metadata in self.foreign.rows()
+        ]
+
+    def score(self, task: Task, completion: str) -> Score:
+        """What the task's own rewards and metrics say of a trace with this one answer."""
+        foreign = self.foreign
+        return foreign.scored(run(foreign.loop, self._played(task, completion)))
+
+    async def _played(self, task: Task, completion: str) -> Any:
+        """The trace of the answer, scored."""
+        exchange = Exchange(self.foreign.task_of(task))
+        async with exchange.open():
+            exchange.ask(exchange.messages_of(task.messages))
+            exchange.commit(completion)
+            await exchange.finish("agent_completed")
+        return exchange.trace
+
+
+@dataclass
+class State:
+    """One rollout."""
+
+    play: Play
+
+
+class VerifiersMultiTurn(MultiTurnEnv):
+    """A taskset whose own `Env` talks with one agent."""
+
+    def __init__(self, foreign: _Foreign) -> None:
+        self.foreign = foreign
+        run(foreign.loop, foreign.plugin.env.start())
+
+    def tasks(self) -> list[Task]:
+        """Its tasks; where the `Env` opens the conversation, each is begun to see how."""
+        made = []
+        for task, task_id, answer, metadata in self.foreign.rows():
+            shown = opening(task)
+            if task.data.prompt is None:
+                play = Play(self.foreign.loop, self.foreign.plugin.env, task)
+                shown = play.until_asked() or []
+                play.drop()
+            messages = [as_message(each) for each in shown]
+            made.append(Task(task_id, messages, answer, metadata=metadata))
+        return made
+
+    def start(self, task: Task) -> State:
+        """Begin a rollout; it runs until the model is asked."""
+        play = Play(self.foreign.loop, self.foreign.plugin.env, self.foreign.task_of(task))
+        if play.until_asked() is None:
+            raise ValueError("the Env's run() ended before it asked the model")
+        return State(play)
+
+    def step(self, state: State, completion: Message) -> list[Message] | None:
+        """Hand the reply to the `Env`; what it asks next, None once it is done."""
+        state.play.reply(completion.content)
+        asked = state.play.until_asked()
+        return None if asked is None else [as_message(each) for each in asked]
+
+    def score(self, task: Task, state: State) -> Score:
+        """What the `Env` and the task recorded on the trace."""
+        return self.foreign.scored(state.play.finish())
+
+
+def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
+    """The taskset that the options name. Raises EnvProblem ENV_INVALID for what is not offered."""
+    options = read_options(adapter, Options)
+    importlib.import_module(PACKAGE)  # its absence is told as that of any package
+    plugin = load_plugin(folder, options.taskset, options.config)
+    foreign = _Foreign(options, plugin)
+    return VerifiersMultiTurn(foreign) if plugin.env is not None else VerifiersSingleTurn(foreign)
