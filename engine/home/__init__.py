@@ -2,6 +2,7 @@
 start with `run_dir.py` for files and `store.py` for rows.
 
     database.py     opening the database; its schema as a list of steps
+    endpoints.py    models behind a URL, as the owner named them in config.toml; their keys
     halves.py       which half of the held-out tasks a number speaks of
     hashes.py       SHA-256 of large files, remembered
     owner_marks.py  checkpoints that are kept, exams that are sealed

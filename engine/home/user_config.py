@@ -5,17 +5,20 @@ Imported by the supervisor, which must start at once: standard library only.
 
 import math
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
+from engine.home.endpoints import Endpoint, read_endpoints
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
 # Keys that are true or false, and keys that list names; the others, not in _CHOICES, are numbers.
 _BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
 _NAME_LISTS = ("key_secrets",)
+_ENDPOINTS = "endpoints"  # tables of their own
 
 
 DEFAULT_STOP_MINUTES = 10.0  # of silence, before a trainer is ended whose pace explains less
@@ -45,6 +48,8 @@ class UserConfig:
     cpu_ranks: float = 1.0
     # A trainer that is silent for so long, and for far longer than it usually is, is ended; 0: no.
     stop_stalled_minutes: float = DEFAULT_STOP_MINUTES
+    # Models behind a URL, by the name that `openai:NAME` refers to.
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
 def read_config(path: Path) -> UserConfig:
@@ -75,7 +80,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
 
     Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
     """
-    known_keys = {field.name for field in fields(UserConfig)}
+    known_keys = {each.name for each in fields(UserConfig)}
     for name in values:
         if name not in known_keys:
             raise UserError(
@@ -84,10 +89,12 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}
+    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS}
     # The first wrong value is reported; a wrong number before any other.
     ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
     checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
+    if _ENDPOINTS in values:
+        checked[_ENDPOINTS] = read_endpoints(path, values[_ENDPOINTS])
     return UserConfig(**checked)
 
 
