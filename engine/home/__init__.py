@@ -2,7 +2,6 @@
 start with `run_dir.py` for files and `store.py` for rows.
 
     database.py     opening the database; its schema as a list of steps
-    endpoints.py    models behind a URL, as the owner named them in config.toml; their keys
     halves.py       which half of the held-out tasks a number speaks of
     hashes.py       SHA-256 of large files, remembered
     owner_marks.py  checkpoints that are kept, exams that are sealed
@@ -13,5 +12,5 @@ start with `run_dir.py` for files and `store.py` for rows.
     store.py        the rows: environments, deployments, estimates; all tables as one object
     store_connection.py  one connection: transactions, reads, the write-ahead log
     store_runs.py   the rows of runs and of requests: queued, leased, changed
-    user_config.py  what its owner set in config.toml
+    user_config.py  what its owner set in config.toml; models behind a URL, their keys
 """

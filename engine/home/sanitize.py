@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.home.endpoints import key_of
 from engine.home.run_dir import Home
+from engine.home.user_config import key_of
 from envs.host.redact import SecretFilter
 
 _ESCAPES = re.compile(

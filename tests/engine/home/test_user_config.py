@@ -3,9 +3,9 @@
 import pytest
 
 from engine.core.errors import UserError
-from engine.home.endpoints import Endpoint, key_of
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
+from engine.home.user_config import Endpoint, key_of
 
 WHOLE = """
 [endpoints.big]
