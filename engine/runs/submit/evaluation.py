@@ -386,7 +386,12 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
     }
     wrong = [name for name, is_wrong in asked_otherwise.items() if is_wrong]
     if wrong:
-        without = ("task_indices", "perturb", "split", *(("settings",) if "settings" in wrong else ()))
+        without = (
+            "task_indices",
+            "perturb",
+            "split",
+            *(("settings",) if "settings" in wrong else ()),
+        )
         raise UserError(
             "ENV_SEALED",
             f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
