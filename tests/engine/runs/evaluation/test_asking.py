@@ -75,7 +75,7 @@ def test_a_model_behind_a_url_is_evaluated_as_any_other_and_compared_in_pairs(
     total = result["endpoints"]["total"]
     assert (total["calls"], total["tokens_in"], total["tokens_out"]) == (9, 90, 45)
     assert total["cost"] == pytest.approx(9 * (10 * 100 + 5 * 1000) / 1e6)
-    assert "95 % interval" in result["summary"] and "9 calls, 0.054 in money" in result["summary"]
+    assert "95 % interval" in status["summary"] and "9 calls, 0.054 in money" in status["summary"]
     with Store(home) as store:
         row = store.get_run(run.id)
     assert (row.device, row.spent_hours, row.gpus) == ("", 0.0, 0)
@@ -132,7 +132,7 @@ def test_a_cap_of_money_is_never_passed_and_the_verdict_is_of_what_was_answered(
     assert 1 <= answered < 72 and len(rows_of(run)) == answered == len(fake.bodies)
     assert result["endpoints"]["total"]["cost"] <= 0.06
     assert result["stopped_by"] == f"stopped by max_cost = 0.06: {answered} of 72 tasks answered"
-    assert result["stopped_by"] in result["summary"]
+    assert result["stopped_by"] in status["summary"]
     assert result["models"][0]["left_out"] == 72 - answered
 
 
