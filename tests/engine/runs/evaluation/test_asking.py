@@ -24,7 +24,7 @@ from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.api import verbs
 
-pytestmark = pytest.mark.timeout(30)  # a run is a supervisor, a process and the environment's
+pytestmark = pytest.mark.timeout(60)  # a run is a supervisor, a process and the environment's
 
 KEY = "sk-a-key-that-nobody-may-ever-see-0123456789"
 PRICES = {"price_in": 100.0, "price_out": 1000.0}  # 0.006 for the usage of a `Said`
@@ -100,22 +100,22 @@ def test_a_run_that_was_stopped_goes_on_without_asking_twice(home: Home, tmp_pat
 
     with fake_endpoint(slow) as fake:
         ref = fake.config(home, **PRICES, max_concurrency=1)
-        queued = ask(home, env, ref, split="train", rows=40)
+        queued = ask(home, env, ref, split="train", rows=20)
         assert reached.wait(20)
         lifecycle.cancel(home, queued["run_id"])
         run, _ = ended(home, queued, "cancelled")
         hurry.set()
         asked_before = len(fake.bodies)
-        assert 5 <= asked_before < 40 and len(rows_of(run)) == asked_before
+        assert 5 <= asked_before < 20 and len(rows_of(run)) == asked_before
         # A kill between an answer and its row: the row is lost, the answer is not.
         kept = run.model_evals(0).read_text().splitlines(keepends=True)
         run.model_evals(0).write_text("".join(kept[:-2]) + kept[-2][:20])
         resumed = lifecycle.submit(home, TrainRequest(resume=run.id))
         assert any("not asked again" in warning for warning in resumed["warnings"])
         _, status = ended(home, resumed)
-    assert len(fake.bodies) == 40 == len(set(fake.prompts()))
-    assert status["result"]["endpoints"]["total"]["calls"] == 40
-    assert len({row["task"] for row in rows_of(run)}) == 40 == len(rows_of(run))
+    assert len(fake.bodies) == 20 == len(set(fake.prompts()))
+    assert status["result"]["endpoints"]["total"]["calls"] == 20
+    assert len({row["task"] for row in rows_of(run)}) == 20 == len(rows_of(run))
 
 
 def test_a_cap_of_money_is_never_passed_and_the_verdict_is_of_what_was_answered(
