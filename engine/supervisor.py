@@ -135,7 +135,8 @@ def _prepare_attempt(watch: Watch) -> int:
     for stale in (run.exit_record, run.result, run.failure, run.heartbeat):  # of an earlier attempt
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
-    stopped_deployments = make_room(run.home, run, watch.row.device or "")
+    on_device = watch.row.gpus > 0
+    stopped_deployments = make_room(run.home, run, watch.row.device or "") if on_device else []
     if stopped_deployments:
         message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
         outcome.note_event(run, "room_made", message, deployments=stopped_deployments)
@@ -178,7 +179,7 @@ def _start_trainer(watch: Watch) -> None:
     ends.
     """
     run, row = watch.run, watch.row
-    command = launcher.trainer_command(run.home, row.algorithm)
+    command = launcher.trainer_command(run.home, row.algorithm, row.gpus)
     # `write_end` closes when this process ends; the trainer sees that at `read_end` and ends too.
     read_end, write_end = os.pipe()
     outcome.note_event(

@@ -1,5 +1,7 @@
 """Numbers as people say them. A share below 1 is never shown as all, nor one above 0 as none."""
 
+from urllib.parse import urlsplit
+
 _MOST_MORE_DIGITS = 9  # that a number near an end gets
 
 
@@ -64,3 +66,8 @@ def _fixed(value: float, digits: int, ends: tuple[float, float]) -> str:
         if not (low < value < high and float(text) in ends):
             return text
     return f"{value:.{digits}f}"
+
+
+def host_of(url: str) -> str:
+    """The host of a URL, by which people know the provider; "" where it has none."""
+    return urlsplit(url).hostname or ""

@@ -1,17 +1,24 @@
-"""How long it takes to let models answer tasks: an evaluation, or a probe of one model."""
+"""How long it takes to let models answer tasks: an evaluation, or a probe of one model; and what
+models behind a URL may take for it: requests, tokens, money."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from engine.core.files import JsonObject
+from engine.core.format import counted
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops
 from engine.cost.flops import SamplingPlan, Seen
 from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
 from engine.cost.throughput import Speed
+from engine.endpoints.references import is_priced
 from engine.environments.env_facts import EnvFacts
 from engine.home.run_dir import Home
+from engine.home.user_config import Endpoint
 from engine.models import hub
+from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Range
 from engine.settings.defaults import SamplingLimits
@@ -20,6 +27,9 @@ from engine.sizing.layers import LoadedModel
 from engine.sizing.plan import Job
 
 _USUAL_RANK = 16  # assumed for an adapter that is evaluated
+_BETWEEN_TURNS = 32  # tokens of the environment's reply and of the chat format
+_UNKNOWN_PROMPT = 200  # tokens, where no row was counted
+_PER_MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -144,3 +154,81 @@ def _sampling_seconds(
     return sum(
         seconds * max(least_factor, factors.get(phase, 1.0)) for phase, seconds in phases.items()
     )
+
+
+@dataclass(frozen=True)
+class EndpointCost:
+    """What all models of an evaluation that are behind a URL may take.
+
+    Attributes:
+        calls, money: low, likely and high; money by the prices of config.toml.
+        unpriced: the models without a price, whose money is not in it.
+    """
+
+    calls: Range
+    money: Range
+    unpriced: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """For the estimate of a reply."""
+        figures = {"calls": self.calls.to_json(), "money": self.money.to_json()}
+        return figures | ({"unpriced": list(self.unpriced)} if self.unpriced else {})
+
+    def in_words(self) -> str:
+        """Such as "about 100 calls, about 0.12 in money (0.05 to 0.5)"."""
+        text = f"about {counted(round(self.calls.likely), 'call')}"
+        if self.money.high:
+            money = self.money
+            text += f", about {money.likely:.3g} in money ({money.low:.3g} to {money.high:.3g})"
+        if self.unpriced:
+            text += f"; config.toml has no price of {', '.join(self.unpriced)}"
+        return text
+
+
+def endpoint_cost(models: Sequence[ModelRef], asking: Asking) -> EndpointCost | None:
+    """What it takes to ask those of `models` that are behind a URL; None where none is.
+
+    Tokens are counted as the built-in model reads them, which for most text is more than others
+    need.
+    """
+    endpoints = [(model.ref, model.endpoint) for model in models if model.endpoint]
+    if not endpoints:
+        return None
+    answers = asking.rows * asking.attempts
+    calls: dict[str, float] = {}
+    money: dict[str, float] = {}
+    for level in ("low", "likely", "high"):
+        turns, tokens_in, tokens_out = _of_one_answer(asking, level)
+        calls[level] = round(len(endpoints) * answers * turns, 1)
+        each = [_money(endpoint, tokens_in, tokens_out) for _, endpoint in endpoints]
+        money[level] = round(answers * sum(each), 6)
+    unpriced = tuple(ref for ref, endpoint in endpoints if not is_priced(endpoint))
+    return EndpointCost(Range(**calls), Range(**money), unpriced)
+
+
+def _money(endpoint: Endpoint, tokens_in: float, tokens_out: float) -> float:
+    """The money for so many tokens."""
+    prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
+    return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
+
+
+def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:
+    """(requests, tokens of their prompts, tokens of their answers) of one answer at a level: each
+    further turn sends the conversation so far again."""
+    env, limits = asking.env, asking.limits
+    prompts = [row.prompt for row in env.lengths] or [_UNKNOWN_PROMPT]
+    turn_lengths = [
+        row.answer / max(1, row.answer_turns) for row in env.lengths if row.answer_turns
+    ]
+    longest = float(limits.max_tokens)
+    usual_turn = min(fmean(turn_lengths) if turn_lengths else longest / 2, longest)
+    out, turns, prompt = {
+        "low": (usual_turn / 2, 1.0, fmean(prompts)),
+        "likely": (usual_turn, float(limits.max_turns / 2), fmean(prompts)),
+        "high": (longest, float(limits.max_turns), float(max(prompts))),
+    }[level]
+    if not env.multi_turn:
+        turns = 1.0
+    turns = max(1.0, turns)
+    resent = turns * (turns - 1) / 2 * (out + _BETWEEN_TURNS)
+    return turns, turns * prompt + resent, turns * out

@@ -24,13 +24,20 @@ from engine.curation.selection import (
     pairs_in,
     ranked,
 )
-from engine.curation.sources import Source, SourceSummary, load_sources
+from engine.curation.sources import (
+    Source,
+    SourceSummary,
+    load_sources,
+    redactor_of_sources,
+    warnings_of_providers,
+)
 from engine.environments import registry
 from engine.environments.push import PushReply
 from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
-from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars
+from engine.home.user_config import PREFIX
 from engine.records.lines.answer import OUT_OF_TOKENS
 from engine.records.lines.line_record import skipped_lines
 from envs.json_types import TaskRow
@@ -159,7 +166,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     name = checked_name(home, name)
     selection = _select(home, choices)
     sources = selection.sources
-    reply = _reply_of(selection, _redactor_of_sources(home, sources))
+    reply = _reply_of(selection, redactor_of_sources(home, sources))
     warnings = _warnings(selection.outcome, choices.select, sources)
     if not preview:
         push_reply = _save(home, name, selection, choices)
@@ -401,27 +408,6 @@ def _conversation_text(attempt: Attempt) -> str:
     return json.dumps(plain_messages, sort_keys=True, ensure_ascii=False)
 
 
-def _redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
-    """A redactor that hides the secrets of every environment among the sources."""
-    # One redactor is enough if all sources are of the same environment version.
-    if len({source.record.env_id for source in sources}) == 1:
-        return redactor_for(home, sources[0].config.env_dir)
-    return _AllRedactors([redactor_for(home, source.config.env_dir) for source in sources])
-
-
-class _AllRedactors(Redactor):
-    """Hides what any of several redactors hides."""
-
-    def __init__(self, redactors: Sequence[Redactor]) -> None:
-        super().__init__()
-        self._redactors = redactors
-
-    def __call__(self, text: str) -> str:
-        for redact in self._redactors:
-            text = redact(text)
-        return text
-
-
 def _example(redact: Redactor, attempt: Attempt) -> Example:
     """The attempt as a reply shows it: its texts cut, its secrets hidden."""
     return Example(
@@ -451,6 +437,7 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
             f"{outcome.unindexed} held-out tasks are past the size of the index: answers were "
             "compared with them as a whole, not by shared word sequences."
         )
+    warnings += warnings_of_providers(sources)
     return warnings + _warnings_of_several_versions(sources)
 
 
@@ -565,8 +552,9 @@ def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> 
     models = {model for source in sources for model in source.models}
     if len(models) == 1:
         [model] = models
-        # "": the answers do not name their model. A very long reference is left to the caller.
-        if model and len(model) < _LONGEST_MODEL:
+        # "": the answers do not name their model. A very long reference is left to the caller, and
+        # so is what a model behind a URL teaches.
+        if model and len(model) < _LONGEST_MODEL and not model.startswith(PREFIX):
             training["model"] = model
     return Call("submit_train", training)
 

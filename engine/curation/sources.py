@@ -14,11 +14,19 @@ from engine.environments.registry import EnvRecord
 from engine.home.owner_marks import refuse_run_of_sealed
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import Redactor, redactor_for
 from engine.home.store import Store
 from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.trajectory_record import TrajectoryRecord
-from engine.records.run_config import DistillConfig, GRPOConfig, ProbeConfig, RunConfig, TrainConfig
+from engine.records.run_config import (
+    DistillConfig,
+    EvaluateConfig,
+    GRPOConfig,
+    ProbeConfig,
+    RunConfig,
+    TrainConfig,
+)
 
 MOST_SOURCES = 32
 MOST_STEPS = 8  # of a training run, whose answers one regrade scores again
@@ -35,6 +43,8 @@ class SourceSummary:
         kind: algorithm of a training run, else the kind of run.
         attempts: how many were read.
         files: SHA-256 by path within the run's folder; in curation.json only, else None.
+        providers: of models behind a URL, by reference: the model's name there and the host; None
+            without any.
     """
 
     id: str
@@ -43,6 +53,7 @@ class SourceSummary:
     models: list[str]
     attempts: int
     files: dict[str, str] | None = None
+    providers: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,15 @@ class Source:
             models=self.models,
             attempts=len(self.attempts),
             files=self.files if with_files else None,
+            providers=self.providers or None,
         )
+
+    @property
+    def providers(self) -> dict[str, str]:
+        """Of the models behind a URL, by reference: the model's name there and the host."""
+        if not isinstance(self.config, EvaluateConfig):
+            return {}
+        return {ref: str(endpoint) for ref, endpoint in self.config.endpoints.items()}
 
 
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
@@ -308,6 +327,36 @@ def _attempt_number(answer: Row, index: int) -> int:
     if "attempt" not in answer.model_fields_set:
         return index
     return answer.attempt or 0  # null in the line
+
+
+def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
+    """A warning where answers are of models behind a URL: not every provider lets others be trained
+    on them. [] without such answers."""
+    providers = sorted({name for source in sources for name in source.providers.values()})
+    if not providers:
+        return []
+    return [f"Answers of {', '.join(providers)}: its terms may not allow to train on them."]
+
+
+def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
+    """A redactor that hides the secrets of every environment among the sources."""
+    # One redactor is enough if all sources are of the same environment version.
+    if len({source.record.env_id for source in sources}) == 1:
+        return redactor_for(home, sources[0].config.env_dir)
+    return _AllRedactors([redactor_for(home, source.config.env_dir) for source in sources])
+
+
+class _AllRedactors(Redactor):
+    """Hides what any of several redactors hides."""
+
+    def __init__(self, redactors: Sequence[Redactor]) -> None:
+        super().__init__()
+        self._redactors = redactors
+
+    def __call__(self, text: str) -> str:
+        for redact in self._redactors:
+            text = redact(text)
+        return text
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,27 @@ from engine.core.format import counted, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate, plan_total, throughput
+from engine.endpoints.references import is_endpoint
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.records.estimate import Estimate, Range
 from engine.runs.submit import plans
+from engine.runs.submit.evaluation import estimate_endpoint
 from engine.runs.submit.plans import PlanTraining, ResolvedSteps
-from engine.runs.submit.requests import TrainRequest
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
 
 @reports_unwritable_disk
 def estimate_request(home: Home, request: TrainRequest) -> Reply:
     """Estimate the run or the plan that could be submitted with this request; return the reply.
 
+    Of a model behind a URL (openai:NAME) it is an evaluation that is estimated.
+
     Raises UserError if a submit would refuse an environment, a model or the settings.
     """
+    if is_endpoint(request.model) and not request.is_plan:  # it can be asked, not trained
+        asked = EvaluationRequest(request.env_id, [request.model], settings=request.settings)
+        return estimate_endpoint(home, asked)
     if request.is_plan:
         return estimate_plan(home, request)
     return estimate.estimate_cost(

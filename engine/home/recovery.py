@@ -260,9 +260,16 @@ def _config_columns(config: "RunConfig") -> Columns:
         # Those that are done already are taken off again before the run can start.
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
-        # On a CPU a run has the only device, however many processes share it.
-        "gpus": train_config.settings.gpus if train_config and train_config.device != "cpu" else 1,
+        "gpus": _device_count(config),
     }
+
+
+def _device_count(config: "RunConfig") -> int:
+    """How many devices a run is to have."""
+    if config.kind != "train":
+        return int(config.needs_device)
+    # On a CPU a run has the only device, however many processes share it.
+    return config.settings.gpus if config.device != "cpu" else 1
 
 
 def _estimated_hours(config: "RunConfig") -> float:
@@ -372,7 +379,8 @@ def _hours_in_events(run: RunDir) -> float:
         if event_name == "attempt_started":
             total_s += devices * _seconds_between(started_at, last_at)  # without an end event
             started_at = event_at
-            devices = 1 + str(event.get("device") or "").count(",")
+            device = event.get("device")  # "" for a run on none
+            devices = 0 if device == "" else 1 + str(device or "").count(",")
         elif event_name in _END_EVENTS:
             total_s += devices * _seconds_between(started_at, event_at)
             started_at = None

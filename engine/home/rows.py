@@ -70,7 +70,8 @@ class RunRow:
     `waits_for` holds the ids, with commas between them, of the runs whose models it needs and does
     not have yet; it is not started before all of them are done. `plan` is the id of the plan that
     it is a step of: the runs of a plan share the cap `max_gpu_hours`. `gpus` is how many devices it
-    is to have, `device` those that it was leased last, with commas between them.
+    is to have, 0 for one that asks nothing but models behind a URL; `device` those that it was
+    leased last, with commas between them.
     """
 
     rowid: int
@@ -110,6 +111,8 @@ class RunRow:
 
     def device_hours(self, seconds: float) -> float:
         """The hours that count for so many seconds on its devices: those of each of them."""
+        if self.gpus == 0:
+            return 0.0
         return seconds / 3600 * max(1, len(self.devices))
 
     @property

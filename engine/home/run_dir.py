@@ -354,6 +354,11 @@ class RunDir:
         return self.path / "pins.json"
 
     @property
+    def endpoint_calls(self) -> Path:
+        """What models behind a URL answered and took, a line for each turn."""
+        return self.path / "endpoint_calls.jsonl"
+
+    @property
     def rollouts_dir(self) -> Path:
         return self.path / "rollouts"
 

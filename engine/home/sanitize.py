@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from engine.home.user_config import key_of
 from envs.host.redact import SecretFilter
 
 _ESCAPES = re.compile(
@@ -138,18 +140,22 @@ class Redactor:
 
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
-    """A redactor for the secrets that a run may have seen: the home's token, and the secrets that
-    the run's environment names. Their values are those of this process's environment variables.
+    """A redactor for the secrets that a run may have seen: the home's token, the keys of the
+    endpoints of config.toml, and the secrets that the run's environment names. Their values are
+    those of this process's environment variables; keys of endpoints may stand in `.env`.
 
     Args:
-        env_dir: the folder of the environment's version. None where it is not known; then the token
-            is the only value to replace.
+        env_dir: the folder of the environment's version. None where it is not known; then its
+            secrets are not replaced.
     """
     names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}
     # A home that never served over HTTP has no token.
     with contextlib.suppress(OSError, UnicodeDecodeError):
         secrets["token"] = home.token.read_text("utf-8").strip()
+    with contextlib.suppress(UserError):  # a damaged config.toml is reported elsewhere
+        for endpoint in home.user_config().endpoints.values():
+            secrets[endpoint.key_env] = key_of(home.root, endpoint.key_env)
     return Redactor(secrets)
 
 

@@ -20,6 +20,7 @@ _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
 _LISTED_RUNS = 6  # of a plan, in an error
+MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
 RESUMABLE = ("failed", "cancelled", "interrupted")
 # What the row of a run says when a user has asked for a new attempt.
 _NEW_ATTEMPT = {
@@ -233,16 +234,20 @@ class RunTable(Connection):
             runs_per_device: how many runs may hold a device; with more than one `choose` says
                 whether it has room for another.
 
-        A run that waits for others is passed over. Returns the changed row; None where no device is
-        free or no queued run can start.
+        A run that waits for others is passed over. A run on no device starts at once, as long as
+        fewer than `MOST_WITHOUT_DEVICE` are under way. Returns the changed row; None where no
+        device is free or no queued run can start.
         """
         with self._write():
+            row = self._next_without_device(claim)
+            if row is not None:
+                return row
             holders = self._holders()
             free_devices = [d for d in devices if holders[d] < runs_per_device]
             if not free_devices:
                 return None
             for row in self.queue():
-                if row.waits_for:
+                if row.waits_for or row.gpus == 0:
                     continue
                 count = min(row.gpus, len(devices))
                 if count > len(free_devices):
@@ -255,6 +260,23 @@ class RunTable(Connection):
                     device = ",".join(free_devices[:count])
                 if device and (claim is None or claim(row)):
                     return self._lease(row.run_id, device)
+        return None
+
+    def _next_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
+        """Set the oldest queued run on no device to "preparing"; None where none can start."""
+        waiting = [row for row in self.queue() if row.gpus == 0 and not row.waits_for]
+        if not waiting:
+            return None
+        question_marks = placeholders(HOLDS_DEVICE)
+        (count,) = self._db.execute(
+            f"SELECT COUNT(*) FROM runs WHERE gpus = 0 AND state IN ({question_marks})",
+            HOLDS_DEVICE,
+        ).fetchone()
+        if count >= MOST_WITHOUT_DEVICE:
+            return None
+        for row in waiting:
+            if claim is None or claim(row):
+                return self._lease(row.run_id, "")
         return None
 
     def _lease(self, run_id: str, device: str) -> RunRow:

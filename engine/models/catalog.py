@@ -19,6 +19,7 @@ from engine.core.reply import Reply, ReplyBase
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.home.user_config import Endpoint, refuse_to_load
 from engine.hub.repository import HUB_ID
 from engine.models import adapters, hub, library, model_files
 from engine.models.known_models import KNOWN
@@ -46,7 +47,8 @@ class ModelRef:
 
     Attributes:
         ref: the reference as it was given.
-        kind: "builtin", "home", "path", "hub", "run", or "adapter" (a folder or hub id of one).
+        kind: "builtin", "home", "path", "hub", "run", "adapter" (a folder or hub id of one), or
+            "endpoint" (a model behind a URL).
         base_ref: the reference of the base model ("pebble", a name in the home, a path, a hub id).
         base_path: folder with config.json, weights and tokenizer. The weights of a hub model may
             still have to be downloaded (`hub.ensure_weights`).
@@ -54,6 +56,8 @@ class ModelRef:
         adapter_facts: shape of the adapter; None for a base model.
         run_id: the run of this home that trained the adapter; "" for others and for a base model.
         facts: sizes of the base model.
+        endpoint: where the model answers; None for one that is loaded here. Its `facts` are those
+            of the built-in model, with which tasks are counted, but for the longest context.
         waits_for: the run that is still to make the adapter; "" where it is there. Until then
             `adapter` is None, and `adapter_facts` are what the run's settings say.
     """
@@ -67,6 +71,7 @@ class ModelRef:
     run_id: str
     facts: ModelFacts
     waits_for: str = ""
+    endpoint: Endpoint | None = None
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
@@ -80,6 +85,7 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
     ref = ref.strip()
+    refuse_to_load(ref)
     if not _can_be_a_path(ref):
         raise _not_found(
             f"{ref[:60]!r}... cannot name a model: it is too long or has a NUL in it",

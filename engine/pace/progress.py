@@ -163,8 +163,9 @@ def _why_stalled(
 ) -> str:
     """A sentence that says that a run counts as stalled: it has been silent for `quiet_s` seconds,
     longer than its pace explains. "" where it does not, and where `quiet_s` is None."""
-    # A process that scores stored answers again ("regrade") writes no heartbeats.
-    if quiet_s is None or row.algorithm == "regrade":
+    # A process that scores stored answers again ("regrade"), or asks models behind a URL (on no
+    # device), writes no heartbeats.
+    if quiet_s is None or row.algorithm == "regrade" or row.gpus == 0:
         return ""
     limits = patience(heartbeat, estimated_seconds(run), _stop_minutes(run))
     if quiet_s < limits.stalled_s:

@@ -4,6 +4,7 @@ on it; start with `launcher.py`.
     deployments.py   which serving processes live
     device_shares.py  several runs on one GPU: who has which bytes of it
     launcher.py      start what is queued, tell what lives, take up what died
+    lifeline.py      a process that ends with its supervisor
     limits.py        caps of hours, and when an attempt reaches them
     outcome.py       how an attempt ended
     programs.py      which program stands behind each kind of process

@@ -26,6 +26,7 @@ from engine.core.files import is_locked, take_lock
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.home.user_config import key_of
 from engine.pace.progress import write_status
 from engine.processes import deployments, device_shares, outcome, programs, waiting
 
@@ -43,14 +44,16 @@ def is_alive(run: RunDir) -> bool:
     return is_locked(run.lock)
 
 
-def trainer_command(home: Home, algorithm: str) -> list[str]:
+def trainer_command(home: Home, algorithm: str, gpus: int = 1) -> list[str]:
     """The command that starts a run's trainer; the caller adds the run's folder as last argument.
 
-    Raises UserError NO_TORCH if no interpreter has torch; never for the algorithm "regrade", which
-    loads no model.
+    Raises UserError NO_TORCH if no interpreter has torch; never for the algorithm "regrade" and for
+    a run on no device (`gpus` is 0), which load no model.
     """
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
+    if gpus == 0:  # it asks nothing but models behind a URL
+        return [sys.executable, "-P", *programs.command("asker")]
     return [worker_python(home), "-P", *programs.command("trainer")]
 
 
@@ -268,7 +271,8 @@ def awaited_memory(run: RunDir) -> str:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """List the secrets that a run's environment or teacher needs and this process does not have.
+    """List the secrets that a run's environment, teacher or endpoints need and this process does
+    not have.
 
     A config or an environment that cannot be read counts as one that needs none: the run is then
     started all the same, and its trainer reports what is wrong.
@@ -276,7 +280,11 @@ def missing_secrets(run: RunDir) -> list[str]:
     # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
-    from engine.records.run_config import DistillConfig, EndpointTeacher  # noqa: PLC0415
+    from engine.records.run_config import (  # noqa: PLC0415
+        DistillConfig,
+        EndpointTeacher,
+        EvaluateConfig,
+    )
 
     config = run.find_config()
     if config is None:
@@ -287,7 +295,11 @@ def missing_secrets(run: RunDir) -> list[str]:
         names = []
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
         names += [config.teacher.key_env] if config.teacher.key_env else []
-    return [name for name in names if not os.environ.get(name)]
+    missing = [name for name in names if not os.environ.get(name)]
+    if isinstance(config, EvaluateConfig):
+        key_names = {endpoint.key_env for endpoint in config.endpoints.values()} - {""}
+        missing += sorted(name for name in key_names if not key_of(run.home.root, name))
+    return missing
 
 
 def reap(home: Home) -> list[str]:
@@ -384,6 +396,7 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
     """
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
+    env |= _endpoint_keys(run)
     argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]
     try:
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
@@ -392,6 +405,18 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
         write_status(run, store.get_run(row.run_id))
         return False
     return True
+
+
+def _endpoint_keys(run: RunDir) -> dict[str, str]:
+    """The keys of the endpoints that a run asks, by name: a file `.env` beside this process is not
+    beside the run's own."""
+    from engine.records.run_config import EvaluateConfig  # noqa: PLC0415 - it loads pydantic
+
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig):
+        return {}
+    names = {endpoint.key_env for endpoint in config.endpoints.values()} - {""}
+    return {name: key_of(run.home.root, name) for name in names}
 
 
 def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:

@@ -1,5 +1,6 @@
 """The limits of hours under which an attempt of a run goes on, and when it reaches them."""
 
+import math
 from typing import NamedTuple
 
 from engine.home.rows import HOLDS_DEVICE, RunRow
@@ -58,8 +59,10 @@ def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
 
 
 def _seconds_for(row: RunRow, hours: float) -> float:
-    """The seconds after which a run has spent so many device hours: fewer on several devices."""
-    return hours / row.device_hours(1.0)
+    """The seconds after which a run has spent so many device hours: fewer on several devices, and
+    never on none."""
+    hours_of_second = row.device_hours(1.0)
+    return hours / hours_of_second if hours_of_second else math.inf
 
 
 def _hours_under_way(home: Home, row: RunRow) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, str]:
     """The variables of a process that trains on `device`, such as "cpu", "cuda:0" or, for a run
-    on several, "cuda:0,cuda:2".
+    on several, "cuda:0,cuda:2"; "" for a run on none.
 
     Args:
         home_root: folder of the home.
@@ -31,11 +31,11 @@ def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, 
 
 def visible_devices(device: str) -> str:
     """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`, or only those that
-    it names with commas between them; "" for the CPU, which hides all GPUs.
+    it names with commas between them; "" for the CPU and for no device, which hides all GPUs.
 
     Raises ValueError when this machine no longer has a device.
     """
-    if device == "cpu":
+    if device in ("cpu", ""):
         return ""
     # Imported late: a trainer on the CPU starts sooner without it.
     from engine.core import hardware  # noqa: PLC0415

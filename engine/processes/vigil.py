@@ -84,7 +84,7 @@ class Vigil:
         where the owner of the home has switched this off, and for a process that gives no signs of
         life.
         """
-        is_mute = self.row.algorithm == "regrade"
+        is_mute = self.row.algorithm == "regrade" or self.row.gpus == 0
         if is_mute or not self.run.home.user_config().stop_stalled_minutes:
             return None
         patience = self.patience()

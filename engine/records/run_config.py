@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.core.files import JsonObject, open_file
+from engine.core.format import host_of
 from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
 from engine.records.settings import (
@@ -29,12 +30,40 @@ class BaseModelRef(Record):
     path: str
 
 
+class EndpointEntry(Record):
+    """A model behind a URL, as config.toml named it at the submit (engine/home/user_config.py).
+
+    Attributes:
+        key_env: the variable that holds the key; "" where none is needed.
+        price_in, price_out: money per million tokens of prompt and of answer; None: not known.
+    """
+
+    name: str
+    url: str
+    model: str
+    key_env: str = ""
+    price_in: float | None = None
+    price_out: float | None = None
+    max_concurrency: int = 4
+    timeout_s: float = 120.0
+
+    def __str__(self) -> str:
+        return f"{self.model} at {host_of(self.url)}"
+
+
 class ModelEntry(Record):
-    """A model that an evaluation or a probe asks; `adapter` is a folder in the run's own."""
+    """A model that an evaluation or a probe asks.
+
+    Attributes:
+        base_path: folder of the base model; "" for a model behind a URL.
+        adapter: a folder in the run's own; None for a base model.
+        endpoint: where the model answers; None for one that is loaded here.
+    """
 
     ref: str
     base_path: str
     adapter: str | None = None
+    endpoint: EndpointEntry | None = None
 
 
 class LocalTeacher(Record):
@@ -130,6 +159,11 @@ class RunConfigBase(Record):
     def model_refs(self) -> list[str]:
         """The models that the run starts from or asks, as the submit named them."""
         return []
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether the run is given a device; not where it asks nothing but models behind a URL."""
+        return True
 
     @property
     def peak_memory(self) -> int | None:
@@ -245,6 +279,15 @@ class EvaluateConfig(RunConfigBase):
     @property
     def model_refs(self) -> list[str]:
         return [model.ref for model in self.models]
+
+    @property
+    def endpoints(self) -> dict[str, EndpointEntry]:
+        """The models behind a URL, by their reference."""
+        return {model.ref: model.endpoint for model in self.models if model.endpoint}
+
+    @property
+    def needs_device(self) -> bool:
+        return len(self.endpoints) < len(self.models)
 
 
 class RegradeConfig(RunConfigBase):

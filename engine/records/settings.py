@@ -219,7 +219,7 @@ class CommonSettings(Settings):
     )
     lora_dropout: float = _setting("Dropout before the adapter while training.", "0", ge=0, le=0.5)
     lora_targets: Targets = _setting(
-        "Projections that get an adapter: a list of names, or all-linear, attention or mlp.",
+        "Projections that get an adapter.",
         "all-linear",
         min_length=1,
         max_length=len(KNOWN_PROJECTIONS),
@@ -240,7 +240,7 @@ class CommonSettings(Settings):
     )
     eval_rows: int = _setting(
         "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
-        "is reported. With dev rows as many of those pick, and all held-out rows are reported.",
+        "is reported. With dev rows as many of those pick, and all held-out are reported.",
         "all, at most 400",
         ge=0,
         given_from=1,
@@ -275,7 +275,7 @@ class CommonSettings(Settings):
         "none",
     )
     gpus: int = _setting(
-        "Devices that share every batch of the run; with async_sampling half of them only sample.",
+        "Devices that share every batch; with async_sampling half of them only sample.",
         "as many of the machine's GPUs as pay; 1 on a CPU",
         default=1,
         ge=1,
@@ -291,8 +291,8 @@ class CommonSettings(Settings):
     max_judge_cost: float | None = _max_judge_cost()
     stop_early: Literal["none", "heldout", "alert"] = _setting(
         "heldout: end the run once three evaluations in a row brought neither a better score nor, "
-        "unless every task is solved, a clearly smaller loss; alert: end it, with a checkpoint and "
-        "its verdict, at the first alert.",
+        "unless every task is solved, a clearly smaller loss; alert: end it, with checkpoint and "
+        "verdict, at the first alert.",
         "none; sft with held-out tasks heldout",
     )
 
@@ -351,8 +351,8 @@ class SFTSettings(RowSettings, RehearsalSettings):
         default="keep",
     )
     keep: float = _keep(
-        "Share of each batch that are replayed rows, on top of batch_size, so that skills are not "
-        "lost: the model's own right answers before the first step to practice questions.",
+        "Share of each batch that are replayed rows, on top of batch_size, so that skills stay: "
+        "the model's own right answers before the first step to practice questions.",
         USUAL_KEEP,
     )
 
@@ -402,8 +402,7 @@ class RolloutSettings(CommonSettings):
         le=1,
     )
     sampler: Literal["auto", "torch", "vllm"] = _setting(
-        "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "
-        "it.",
+        "Who samples: our own sampler, or vLLM where `honesmith setup --vllm` built it.",
         "auto: vllm on a GPU where it is set up, else torch",
     )
 
@@ -450,7 +449,7 @@ class GRPOSettings(RolloutSettings, RehearsalSettings):
         "false",
     )
     curriculum: Literal["none", "rollouts"] = _setting(
-        "rollouts: draw tasks by what their own groups earned lately, those whose answers differ "
+        "rollouts: draw tasks by what their groups earned lately, those whose answers differ "
         "most often; none: every task in turn, shuffled.",
         "none",
         default="none",
@@ -472,14 +471,12 @@ class DistillSettings(RolloutSettings):
 
     teacher: TeacherName = _setting(
         "The model to become like, with the same tokenizer: whatever `model` takes, or the URL of "
-        "an OpenAI-compatible server that gives log-probabilities of a prompt's tokens.",
+        "an OpenAI-compatible server with log-probabilities of prompts.",
         "none: it must be given",
     )
     teacher_model: TeacherText = _setting("Of a URL: the name of the model there.", "none")
     teacher_key_env: TeacherKeyName = _setting(
-        "Of a URL: the variable of the server's environment that holds its key; the name begins "
-        "with TEACHER_.",
-        "none",
+        "Of a URL: the variable of the server's environment with its key.", "none"
     )
     group_size: int = _setting("Completions of each task.", "4", ge=1, le=512)
 
@@ -509,6 +506,13 @@ class SamplingSettings(Settings):
     score_workers: int = _score_workers()
     max_judge_calls: int | None = _max_judge_calls()
     max_judge_cost: float | None = _max_judge_cost()
+    max_calls: int | None = _setting(
+        "Most turns of openai: models; the run then ends.",
+        "no limit",
+        default=None,
+        ge=1,
+    )
+    max_cost: float | None = _setting("Most money for them.", "no limit", default=None, gt=0)
 
 
 class EvaluationSettings(SamplingSettings):

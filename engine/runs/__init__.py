@@ -1,5 +1,5 @@
 """The life of a run outside its processes: submit, look, wait, cancel, delete, score again. Start
-with `lifecycle.py`; how a run comes to be is in `submit/`.
+with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations share in `evaluation/`.
 
     deletion.py        runs thrown away: what stands against it, what stays
     diff.py            two trainings side by side before either has a result

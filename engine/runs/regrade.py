@@ -7,10 +7,8 @@ Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request
 
 import contextlib
 import hashlib
-import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +29,7 @@ from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
+from engine.processes.lifeline import end_with_supervisor
 from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
 from engine.records.lines.answer import present_stop_reason
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -104,7 +103,7 @@ class Regrade:
         self._metrics = Appender(self.run.metrics)
         self._was_told_to_stop = False
         signal.signal(signal.SIGTERM, self._on_term)
-        _end_with_supervisor()
+        end_with_supervisor()
 
     def go(self) -> Reply:
         """Score the stored answers of all models, one step per model; returns the content of
@@ -361,25 +360,6 @@ def main(folder: Path) -> int:
         return EXIT_FAILED
     write_json(run.result, result)
     return EXIT_DONE
-
-
-def _end_with_supervisor() -> None:
-    """Let this process end as soon as its supervisor has ended; do nothing without a supervisor."""
-    # The descriptor of a pipe that closes when the supervisor ends.
-    lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
-    if lifeline:
-        threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
-
-
-def _exit_with_parent(descriptor: int) -> None:
-    """Wait until the supervisor has ended, then end this process at once.
-
-    The supervisor holds the other end of the pipe `descriptor`, which closes when it ends.
-    """
-    with contextlib.suppress(OSError):
-        while os.read(descriptor, 1):  # nothing is ever written: it returns b"" at the end
-            pass
-    os._exit(9)  # at once, without cleaning up; nobody is left who reads the status
 
 
 def _failure_record(error: Exception) -> Failure:

@@ -156,6 +156,8 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("min_p", 0.0)
     filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
     filled.default("seed", 0)
+    filled.default("max_calls", None)
+    filled.default("max_cost", None)
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:

@@ -1,6 +1,9 @@
 """The model that a run starts from or asks, also where another run is still to make it."""
 
+from dataclasses import replace
+
 from engine.core.errors import UserError
+from engine.endpoints.references import find_endpoint, is_endpoint
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -25,10 +28,12 @@ def model_to_ask(home: Home, ref: str) -> ModelRef:
     """Return the model that an evaluation asks.
 
     It is the model as it is now, or where its run has no such checkpoint yet, as it will be when
-    that run has ended.
+    that run has ended. A reference `openai:NAME` is a model behind a URL.
 
-    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
+    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED, ADAPTER_MISMATCH or ENV_SECRETS.
     """
+    if is_endpoint(ref):
+        return _behind_url(home, ref.strip())
     try:
         return catalog.resolve_model(home, ref)
     except UserError as error:
@@ -36,6 +41,17 @@ def model_to_ask(home: Home, ref: str) -> ModelRef:
         if awaited is None:
             raise
         return awaited
+
+
+def _behind_url(home: Home, ref: str) -> ModelRef:
+    """Return the model that `ref`, such as "openai:big", names.
+
+    Raises UserError MODEL_NOT_FOUND or ENV_SECRETS.
+    """
+    endpoint = find_endpoint(home, ref)
+    builtin = catalog.resolve_model(home, "pebble")  # it counts tokens where no tokenizer is known
+    facts = replace(builtin.facts, max_positions=endpoint.context)
+    return replace(builtin, ref=ref, kind="endpoint", base_ref=ref, facts=facts, endpoint=endpoint)
 
 
 def origin_text(model: ModelRef) -> str:

@@ -22,11 +22,11 @@ from pathlib import Path
 from engine.core.metrics import METRICS, names
 from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
+from engine.runs.evaluation import exam
 from engine.worker.components import environment, microbatch_tokens, prepare, training_tasks
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
-from engine.worker.evaluation import heldout
 from engine.worker.grpo import update
 from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector, RolloutBatch
@@ -64,7 +64,7 @@ def train(job: Job[DistillConfig]) -> Result:
         context = components.context(process, settings)
         tasks, left_out = training_tasks(job, components, context, settings)
         training.start(
-            heldout.exam_tasks(components.env, settings.eval_rows),
+            exam.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,

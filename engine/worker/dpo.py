@@ -21,6 +21,7 @@ from engine.environments.indexed.rows import IndexedRows
 from engine.environments.pairs import pair_of
 from engine.records.run_config import DPOConfig
 from engine.records.settings import DPOSettings
+from engine.runs.evaluation import exam
 from engine.worker.components import (
     Components,
     environment,
@@ -33,7 +34,6 @@ from engine.worker.components import (
 from engine.worker.core import pulse
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
-from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import MeasuredLoss
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
@@ -126,11 +126,11 @@ def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
     """The tasks of the evaluations, at most `limit` dev and `limit` held-out ones; see
-    `heldout.exam_tasks`. Where the environment does not score answers, only tasks with a pair of a
+    `exam.exam_tasks`. Where the environment does not score answers, only tasks with a pair of a
     preferred and a rejected answer: nothing else can be measured."""
     # `bool` is true for every task, since no task is an empty object.
     is_usable = bool if components.env.scored else pair_of
-    return heldout.exam_tasks(components.env, limit, is_usable)
+    return exam.exam_tasks(components.env, limit, is_usable)
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import Appender, write_text
-from engine.core.format import decimal
+from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.learnability import Sample, learnability
-from engine.evidence.stats.results import Level, show
-from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
+from engine.runs.evaluation import exam
+from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words
 from engine.worker.components import Components, environment, prepare, tasks_of
 from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
@@ -60,7 +60,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
                     _rescore(job, setup, index)
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
-    return _evaluation_result(job, [results[index] for index in sorted(results)])
+    return evaluation_result(job.run, [results[index] for index in sorted(results)])
 
 
 def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
@@ -72,37 +72,13 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
     return indices
 
 
-def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
-    """Make the result record of the evaluation from those of its models.
-
-    The verdict says whether the models differ, `evidence` has the numbers that show it, and
-    `summary` is a line for people, such as "base: success 0.310 over 200 tasks; ...", and what
-    became of them in other words.
-    """
-    verdict = run_verdict(job.run)
-    level_of = {side.model: side.level for side in verdict.models if side.level is not None}
-    levels = "; ".join(
-        f"{result['ref']}: {_result_in_words(result)}"
-        f"{interval_in_words(level_of.get(result['ref']), result['tasks'])}"
-        for result in results
-    )
-    summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
-    evidence = verdict.to_json()
-    return {
-        "models": results,
-        "verdict": evidence["verdict"],
-        "evidence": evidence,
-        "summary": summary,
-    }
-
-
 def _report_model(
     job: Job[EvaluateConfig], evaluated_count: int, result: Result, groups: Sequence[Group]
 ) -> None:
     """Write the event and the metrics of the model that has just been played, from its record and
     its answers; `evaluated_count` models have been played so far, this one included."""
     ref = result["ref"]
-    job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
+    job.event("evaluated", f"{ref}: {result_in_words(result)}", **result)
     # The number of models played so far stands in for a step.
     curves = _metric_curves(groups, job.config.split)
     job.metrics(step=evaluated_count, values={"model": ref} | curves)
@@ -140,7 +116,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         params = SamplingParams.drawn(settings, settings.seed)
         all_tasks = tasks_of(components, "train")
         fitting_tasks = [task for task in all_tasks if fits(task, context, params)]
-        tasks = heldout.ordered(fitting_tasks, config.samples)  # at most `samples` of them
+        tasks = exam.ordered(fitting_tasks, config.samples)  # at most `samples` of them
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         model = config.models[0]  # the only one
@@ -219,7 +195,7 @@ class _PlaySetup:
         base_weights: SHA-256 of the base's weight files, by file name.
         tasks: the tasks that are played.
         left_out: how many are not, as their prompts leave no room for an answer.
-        half_of_task: VALIDATION or TEST of heldout.py for each task id.
+        half_of_task: the half of each task, by its id (engine/runs/evaluation/exam.py).
         context: the environment's process, and how prompts are written.
         params: how answers are sampled.
         reworded: the same tasks in other words, an exam for each kind that the config asks for.
@@ -251,7 +227,8 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
         base_weights = weight_hashes(job.run.home, components.base.path)
         context = components.context(process, config.settings)
         params = _sampling(config.settings, config.attempts)
-        all_tasks, half_of_task = _chosen_tasks(config, components)
+        pool = tasks_of(components, config.split)
+        all_tasks, half_of_task = exam.chosen_tasks(config, components.env, pool)
         tasks = [task for task in all_tasks if fits(task, context, params)]
         require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
         yield _PlaySetup(
@@ -301,30 +278,6 @@ def _scoring_process(
         if process is None:
             raise WorkerFailure("config", f"This environment scores nothing to {purpose}.")
         yield process
-
-
-def _chosen_tasks(
-    config: EvaluateConfig, components: Components
-) -> tuple[list[TaskRow], dict[str, str]]:
-    """Choose the tasks of an evaluation.
-
-    Returns (the tasks that the config asks for, the half of every task of its split by id).
-
-    Asked are the tasks at its `task_indices`, or all of its split if it has no indices; of these at
-    most `rows`. Those that choose no checkpoint come first, so that an evaluation is of them as far
-    as they reach; within each half in the order of `heldout.ordered`.
-    """
-    pool = tasks_of(components, config.split)
-    all_in_order = heldout.ordered(pool, len(pool))
-    # Of the whole split: which half a task is in must not depend on which others are asked.
-    half_of_task = heldout.halves_of_split(components.env, config.split, all_in_order)
-    if config.task_indices:
-        requested_tasks = [pool[index] for index in config.task_indices]
-        return heldout.ordered(requested_tasks, config.rows), half_of_task
-    reported_first = sorted(  # which keeps the order within a half
-        all_in_order, key=lambda task: half_of_task.get(task["id"]) == heldout.VALIDATION
-    )
-    return reported_first[: config.rows], half_of_task
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
@@ -403,55 +356,9 @@ def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     """The summary of one model for result.json. `left_out` is the number of tasks that were not
     played, since their prompts leave no room for an answer."""
-    summary = heldout.summarise(t for g in groups for t in g.members)
-    return {
-        "ref": ref,
-        "tasks": len(groups),
-        "attempts": summary.n,
-        "success": summary.success,
-        "reward": summary.reward,
-        "errors": summary.errors,
-        "truncated_share": summary.truncated,
-        "metrics": summary.metrics,
-        "left_out": left_out,
-    }
+    return model_result(ref, len(groups), (t for g in groups for t in g.members), left_out)
 
 
 def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
     """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
-    return heldout.summarise(t for g in groups for t in g.members).curves(split)
-
-
-def interval_in_words(level: Level | None, played: int) -> str:
-    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without.
-
-    Where it is of fewer tasks than the `played` ones (others chose a checkpoint, or failed), the
-    level on those stands with it.
-    """
-    if level is None or level.value is None:
-        return ""
-    low, high = show(level.low, level.measure), show(level.high, level.measure)
-    interval = f"95 % interval {low} to {high}"
-    if level.tasks == played:
-        return f" ({interval})"
-    value = show(level.rounded_value, level.measure)
-    return f"; {value} on the {level.tasks} of them that count ({interval})"
-
-
-def _result_in_words(result: Result) -> str:
-    """One model's result in words: the success rate where the environment reports success, else the
-    mean reward.
-
-    For example "success 0.310 over 200 tasks", with "3 of 200 scores failed (they count as not
-    solved), " before it where scores failed.
-    """
-    if result["success"] is not None:
-        measured = f"success {decimal(result['success'])} over {result['tasks']} tasks"
-        counted_as = "not solved"
-    else:
-        measured = f"reward {decimal(result['reward'])} over {result['tasks']} tasks"
-        counted_as = "reward 0"
-    if not result["errors"]:
-        return measured
-    failures = f"{result['errors']} of {result['attempts']} scores failed"
-    return f"{failures} (they count as {counted_as}), {measured}"
+    return summarise(t for g in groups for t in g.members).curves(split)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from engine.records.run_config import GRPOConfig
 from engine.records.settings import GRPOSettings
+from engine.runs.evaluation import exam
 from engine.worker.components import (
     environment,
     microbatch_tokens,
@@ -38,7 +39,6 @@ from engine.worker.components import (
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Group
-from engine.worker.evaluation import heldout
 from engine.worker.evaluation.replay import Replay, replay_of
 from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector
@@ -77,7 +77,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         replay = replay_of(job, start_of(components, training.policy))
         training.replayed = replay.used if replay else None
         training.start(
-            heldout.exam_tasks(components.env, settings.eval_rows),
+            exam.exam_tasks(components.env, settings.eval_rows),
             context=context,
             limits=settings,
             budget=budget,

@@ -21,6 +21,7 @@ from pathlib import Path
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.records.settings import SFTSettings
+from engine.runs.evaluation import exam
 from engine.wording.asked import asked_tools, conversation
 from engine.worker.components import (
     Components,
@@ -37,7 +38,6 @@ from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.core.varied_rows import Origin, TrainingRows, VariedRows
-from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
 from engine.worker.evaluation.replay import replay_of
 from engine.worker.rollouts.rewording import varied_wording
@@ -60,7 +60,7 @@ def train(job: Job[SFTConfig]) -> Result:
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
     plain_rows = training_rows(job, components)
-    eval_tasks = heldout.exam_tasks(components.env, settings.eval_rows)
+    eval_tasks = exam.exam_tasks(components.env, settings.eval_rows)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components)
     with (

@@ -26,12 +26,12 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.manifest import ReplayUsed
 from engine.records.run_config import TrainConfig
 from engine.records.settings import STOP_EARLY_PATIENCE
+from engine.runs.evaluation import exam
 from engine.worker.components import Components
 from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState, Result, Stopped
 from engine.worker.core.limits import AnswerLimits
-from engine.worker.evaluation import heldout
 from engine.worker.evaluation.during_training import (
     Best,
     HalfResult,
@@ -144,7 +144,7 @@ class Training:
         checkpoint was trained on another base.
 
         Args:
-            tasks: the held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
+            tasks: the held-out tasks, and dev tasks where there are any (`exam.exam_tasks`).
             context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most tokens of one forward pass, padding included.
@@ -177,17 +177,17 @@ class Training:
 
     def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
         """Note how much this attempt will do, for the forecast of its end."""
-        exam = Exam(
-            choosing=evaluation.units(heldout.VALIDATION),
-            reported=evaluation.units(heldout.TEST),
+        asked = Exam(
+            choosing=evaluation.units(exam.VALIDATION),
+            reported=evaluation.units(exam.TEST),
             questions=evaluation.prior_skills.question_count() if evaluation.tasks else 0,
         )
         outlook = Outlook(
             steps_before=self.done,
-            answers_at_end=exam.reported,
+            answers_at_end=asked.reported,
             earliest_end=self._earliest_end(evaluation.best),
         )
-        units = work_ahead(self.settings, self.done, self.total, exam, resumed=resumed)
+        units = work_ahead(self.settings, self.done, self.total, asked, resumed=resumed)
         pulse.plan(units, outlook)
 
     def _earliest_end(self, best: Best) -> int | None:
@@ -197,7 +197,7 @@ class Training:
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
         """Evaluate the policy before the first step, and write its metrics as those of step 0."""
         with self._timed("exam_s"):
-            result = evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+            result = evaluation.evaluate(0, exam.VALIDATION, exam.TEST)
         self.job.metrics(step=0, values=result.curves)
 
     def _catch_up_alerts(self) -> None:
@@ -391,7 +391,7 @@ class Training:
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
-            result = self.evaluation.evaluate(step, heldout.VALIDATION)
+            result = self.evaluation.evaluate(step, exam.VALIDATION)
         pulse.expect_end(self._earliest_end(self.evaluation.best))
         return result
 

@@ -30,6 +30,7 @@ from engine.core.hints import Call as ToolCall
 from engine.core.reply import RESULT_CHARS, Reply
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
+from engine.home.user_config import PREFIX
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, hold_quota_lock
 from mcp_server.access.log import log
@@ -252,17 +253,27 @@ class GuardedServer(MCPServer[Any]):
     async def _check_model_paths(
         self, caller: Key, tool: str, arguments: Mapping[str, Any]
     ) -> None:
-        """Check that every path among the models of a call leads to a model.
+        """Check that every path among the models of a call leads to a model, and that the owner
+        shares every model behind a URL.
 
         Any other path, whether it exists or not, gets the same error, so that callers cannot
         explore the file system. The owner's calls are not checked.
 
         Raises:
-            UserError: MODEL_NOT_FOUND, a path leads to no model.
+            UserError: MODEL_NOT_FOUND, a path leads to no model; FORBIDDEN, a model behind a URL is
+                not shared.
         """
+        if caller.is_owner:
+            return
+        names = models_of(tool, arguments)
+        if any(name.strip().startswith(PREFIX) for name in names):
+            from engine.endpoints import references  # noqa: PLC0415  late: few calls need it
+
+            for name in names:
+                await anyio.to_thread.run_sync(references.check_shared, self._home, name)
         # Names that cannot be paths, such as run ids, need no check.
-        paths = [name for name in models_of(tool, arguments) if "/" in name or name[0] in ".~"]
-        if caller.is_owner or not paths:
+        paths = [name for name in names if "/" in name or name[0] in ".~"]
+        if not paths:
             return
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 

@@ -25,6 +25,7 @@ from engine.evidence.verdict.sides import (
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.home.user_config import PREFIX
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
@@ -486,10 +487,15 @@ def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
 
 
 def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
-    """Raise UserError NOT_COMPARABLE if a candidate was sampled differently from the first."""
+    """Raise UserError NOT_COMPARABLE if a candidate was sampled differently from the first.
+
+    Tokens of a model behind a URL are not those of a model here: another limit is no fault then.
+    """
     first = candidates[0]
     for candidate in candidates[1:]:
         unequal = first.sampling.differs_in(candidate.sampling)
+        if _is_behind_url(first) or _is_behind_url(candidate):
+            unequal = [name for name in unequal if name != "max_tokens"]
         if unequal:
             first_values, other_values = first.sampling.to_json(), candidate.sampling.to_json()
             differences = ", ".join(
@@ -503,8 +509,18 @@ def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
             )
 
 
+def _is_behind_url(candidate: Candidate) -> bool:
+    """Whether the candidate's model answers behind a URL."""
+    return candidate.label.startswith(PREFIX)
+
+
 def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """A warning where the token limit was recorded for some of the candidates only; else []."""
+    """A warning where candidates had another token limit, as a model behind a URL may have; one
+    where the limit was recorded for some of them only; else []."""
+    limits = {candidate.label: candidate.sampling.max_tokens for candidate in candidates}
+    if len(set(limits.values())) > 1 and None not in limits.values():
+        listed = ", ".join(f"{label} {limit}" for label, limit in limits.items())
+        return [f"Their longest answers differ in tokens, which they count differently: {listed}."]
     labels_without_limit = [
         candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
     ]

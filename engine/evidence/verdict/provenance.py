@@ -316,7 +316,13 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     yield from _environment_links(env)
     yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
-    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
+    results = [
+        run.metrics,
+        run.result,
+        run.endpoint_calls,
+        *_files(run.evals_dir),
+        *_files(run.rollouts_dir),
+    ]
     yield "evaluation", _hashes(run.path, results)
 
 

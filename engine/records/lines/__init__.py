@@ -2,6 +2,7 @@
 
 answer.py             a completion with its score, as rollouts and evaluations keep it
 curves.py             metrics thinned to what a reader can use
+endpoint_call.py      a turn of a model behind a URL: a line of endpoint_calls.jsonl
 evaluation_row.py     a held-out answer: a line in evals/
 event.py              something that happened to a run: a line of events.jsonl
 line_record.py        how a record that is one line of a file is read and written

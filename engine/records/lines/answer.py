@@ -9,8 +9,10 @@ from envs.json_types import ChatMessage
 
 # Why an answer ended, in this order: the model ended it; a turn had `max_tokens`; the conversation
 # had no room left in `max_length`; its turns were used up; the environment took longer than it may;
-# the environment failed.
-StopReason = Literal["stop", "max_tokens", "max_context", "max_turns", "timeout", "env_error"]
+# the environment failed; the provider of a model behind a URL would not answer this.
+StopReason = Literal[
+    "stop", "max_tokens", "max_context", "max_turns", "timeout", "env_error", "refused"
+]
 OUT_OF_TOKENS: tuple[StopReason, ...] = ("max_tokens", "max_context")
 # What files of earlier versions say instead.
 FORMER_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "error": "env_error"}

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from engine.core import hardware as machine
 from engine.core.errors import UserError
 from engine.core.format import counted, whole_percent, words
-from engine.core.hints import Change, Hint
+from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
-from engine.cost.evaluation_cost import Asking
+from engine.cost.evaluation_cost import Asking, EndpointCost, endpoint_cost
+from engine.cost.plan_total import NO_HOURS
+from engine.endpoints import checks as endpoint_checks
+from engine.endpoints.references import entry_of
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -71,6 +74,7 @@ class ResolvedEvaluation:
         tasks: the tasks that are asked.
         hours: the device hours that it takes, as estimated.
         cap: the most device hours that the run may take, 0 for no cap.
+        endpoint_cost: what models behind a URL are likely to take; None where none is asked.
     """
 
     record: EnvRecord
@@ -80,6 +84,7 @@ class ResolvedEvaluation:
     tasks: Tasks
     hours: Range
     cap: float
+    endpoint_cost: EndpointCost | None = None
 
 
 @reports_unwritable_disk
@@ -100,8 +105,9 @@ def submit_evaluation(
     if request.regrade:
         return submit_regrade(home, request, cap_function)
     check_request(request)
-    launcher.worker_python(home)  # for its error where nothing can run a model
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
+    if _loaded(models):
+        launcher.worker_python(home)  # for its error where nothing can run a model
     plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
     warnings = warnings_of(home, request, plan)
     report = contamination.of_evaluation(home, plan.record, request.models, request.split)
@@ -115,18 +121,51 @@ def submit_evaluation(
         "models": list(request.models),
         "rows": plan.tasks.used,
         "attempts": request.attempts,
-        "estimate": {"gpu_hours": round(plan.hours.high, 4), "hours": plan.hours.to_json()},
+        "estimate": {
+            "gpu_hours": round(plan.hours.high, 4),
+            "hours": plan.hours.to_json(),
+            **(plan.endpoint_cost.to_json() if plan.endpoint_cost else {}),
+        },
         "summary": f"{reply['summary'].removesuffix('.')}: {_time_in_words(plan)}.",
+    }
+
+
+def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
+    """Say what an evaluation of models behind a URL may take, without queuing it.
+
+    Raises the errors of `submit_evaluation`.
+    """
+    check_request(request)
+    models = [start_models.model_to_ask(home, ref) for ref in request.models]
+    plan = resolve(home, request, models, lambda _hours: 0.0)
+    cost = plan.endpoint_cost.to_json() if plan.endpoint_cost else {}
+    arguments: dict[str, object] = {"env_id": plan.record.env_id, "models": list(request.models)}
+    if request.settings:
+        arguments["settings"] = dict(request.settings)
+    return {
+        "summary": f"An evaluation, as {', '.join(request.models)} answers behind a URL: "
+        f"{_time_in_words(plan)}.",
+        "fits": True,
+        "basis": "prices of config.toml",
+        "rows": plan.tasks.used,
+        **cost,
+        "next": [Call("evaluate", arguments).to_json()],
+        "warnings": warnings_of(home, request, plan),
     }
 
 
 def _time_in_words(plan: ResolvedEvaluation) -> str:
     """Say what is asked and how long it takes.
 
-    Such as "2 models, 100 tasks, about 3 min (2 min to 6 min)".
+    Such as "2 models, 100 tasks, about 3 min (2 min to 6 min)"; of models behind a URL what they
+    may cost.
     """
     hours = plan.hours
     work = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
+    if plan.endpoint_cost is not None:
+        work += f", {plan.endpoint_cost.in_words()}"
+    if not _loaded(plan.models):
+        return work
     return f"{work}, about {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
 
 
@@ -168,17 +207,20 @@ def resolve(
     """
     record = scored_env(home, request.env_id, "evaluated", sealed=True)
     _refuse_part_of_exam(request, record)
-    for model in models:
+    loaded = _loaded(models)
+    for model in loaded:
         require_files(model)
+    endpoint_checks.check(models, request.settings, record.kind, rewords=bool(request.kinds))
     resolved, facts = _sampling(home, record, models, request)
     tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
     # Every kind of other words asks each task again.
     answers_per_task = request.attempts * (1 + len(request.kinds))
     work = _sampling_work(settings, facts, tasks, answers_per_task)
-    hours = sampling_hours(home, models, work)
+    hours = sampling_hours(home, loaded, work) if loaded else NO_HOURS
     cap = cap_of_hours(hours.high)
-    return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap)
+    cost = endpoint_cost(models, work)
+    return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap, cost)
 
 
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
@@ -187,7 +229,8 @@ def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation
         *registry.prefix_meant(request.env_id, plan.record),
         *plan.resolved.warnings,
         *cap_warnings(plan.cap),
-        *_cut_answers(home, plan.record, plan.models, plan.settings),
+        *_cut_answers(home, plan.record, _loaded(plan.models), plan.settings),
+        *endpoint_checks.warnings(plan.models, plan.settings),
         *_too_few_tasks(request, plan.tasks),
     ]
 
@@ -238,7 +281,13 @@ def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
         max_gpu_hours=plan.cap,
         estimated_hours=plan.hours.high,
         waits_for=_awaited_ids(plan.models),
+        gpus=1 if _loaded(plan.models) else 0,
     )
+
+
+def _loaded(models: Sequence[ModelRef]) -> list[ModelRef]:
+    """Return the models that are loaded on a device: all but those behind a URL."""
+    return [model for model in models if model.endpoint is None]
 
 
 def _awaited_ids(models: Sequence[ModelRef]) -> str:
@@ -271,11 +320,15 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
     return config
 
 
-def model_entry(model: ModelRef) -> Mapping[str, str | None]:
+def model_entry(model: ModelRef) -> Mapping[str, object]:
     """Make the entry of a model in the list `models` of config.json, of an evaluation or a probe.
 
-    Its keys are `ref`, `base_path` and `adapter`, which is None for a base model.
+    Its keys are `ref`, `base_path` and `adapter`, which is None for a base model; of a model behind
+    a URL also `endpoint`.
     """
+    if model.endpoint is not None:
+        endpoint = entry_of(model.endpoint).to_json()
+        return {"ref": model.ref, "base_path": "", "adapter": None, "endpoint": endpoint}
     adapter = str(model.adapter) if model.adapter is not None else None
     return {"ref": model.ref, "base_path": str(model.base_path), "adapter": adapter}
 
@@ -328,10 +381,17 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
         "perturb": bool(request.perturb),
         "split": request.split != "heldout",
         "rows": request.rows < heldout,
+        # A cap of models behind a URL may end the run within the exam.
+        "settings": any(request.settings.get(name) for name in ("max_calls", "max_cost")),
     }
     wrong = [name for name, is_wrong in asked_otherwise.items() if is_wrong]
     if wrong:
-        without = ("task_indices", "perturb", "split")
+        without = (
+            "task_indices",
+            "perturb",
+            "split",
+            *(("settings",) if "settings" in wrong else ()),
+        )
         raise UserError(
             "ENV_SEALED",
             f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "

@@ -389,16 +389,18 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     refuse_other_arguments(request)
-    launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
+    launcher.trainer_command(home, row.algorithm, row.gpus)  # for its error where nothing can train
     check_secrets_of(run, row)
     check_hours_left(home, store)
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
     checkpoint = note_resumed(run, row)
-    if not checkpoint:
+    if row.gpus == 0:
+        warnings.append("what was answered before is not asked again")
+    elif not checkpoint:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}

@@ -2,7 +2,7 @@
 `during_training.py`.
 
     during_training.py  held-out tasks at step 0, on the way, at the end
-    heldout.py          which held-out tasks, which half, which rows they leave
+    heldout.py          held-out tasks played, and the rows they leave
     heldout_loss.py     the loss of held-out conversations
     prior_skills.py     what the model could do before, asked at both ends
     reworded.py         the tasks of an evaluation in other words

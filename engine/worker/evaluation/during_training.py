@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from engine.core.files import Appender, keep_lines
 from engine.core.format import decimal
 from engine.environments.registry import EnvRecord
+from engine.evidence.stats.basics.summary import summarise
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.runs import stored_answers
+from engine.runs.evaluation import exam
 from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout
@@ -98,7 +100,7 @@ class Questions:
 
     Attributes:
         env: the version of the environment that the tasks belong to.
-        tasks: held-out tasks, and dev tasks where there are any (`heldout.exam_tasks`).
+        tasks: held-out tasks, and dev tasks where there are any (`exam.exam_tasks`).
         context: how they are played; None plays none.
         params: how answers are sampled.
         losses: the loss of the same tasks as conversations; None where it is not measured.
@@ -145,11 +147,11 @@ class HeldoutEvaluation:
         self.params = questions.params
         self.losses = questions.losses
         self.budget = budget
-        self.half_of_task = heldout.halves(self.tasks)
+        self.half_of_task = exam.halves(self.tasks)
         # The validation half chooses the checkpoint.
-        self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
+        self.choosing_count = list(self.half_of_task.values()).count(exam.VALIDATION)
         self.group_of_task = {task["id"]: task.get("group") for task in self.tasks}
-        self.dev_count = sum(heldout.is_dev(task) for task in self.tasks)
+        self.dev_count = sum(exam.is_dev(task) for task in self.tasks)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
         # How many sampled tokens, turns and episodes all evaluations had so far; see `habits`.
@@ -165,7 +167,7 @@ class HeldoutEvaluation:
         """
         with pulse.phase("evaluation", of=self.units(*halves)):
             results = self._evaluate_halves(step, halves)
-        validation = results.get(heldout.VALIDATION, HalfResult({}))
+        validation = results.get(exam.VALIDATION, HalfResult({}))
         if validation.curves:
             self._report_result(step, validation)
             if step > 0:  # the start cannot be the best
@@ -215,7 +217,7 @@ class HeldoutEvaluation:
         self._episodes += len(answers)  # these three sums are read by `habits`
         self._tokens += sum(answer.trained_tokens for answer in answers)
         self._turns += sum(answer.turns for answer in answers)
-        summary = heldout.summarise(answers)
+        summary = summarise(answers)
         return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
@@ -292,10 +294,10 @@ class HeldoutEvaluation:
         """
         load_best(self.best.step)
         with self._rescoring() as rescore:
-            self.evaluate(self.best.step, heldout.TEST)
+            self.evaluate(self.best.step, exam.TEST)
             task_by_id = {task["id"]: task for task in self.tasks}
             # In the background, while the skills are measured.
-            rescore(self.job.run.evals(self.best.step), heldout.TEST, task_by_id)
+            rescore(self.job.run.evals(self.best.step), exam.TEST, task_by_id)
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("after")
         return self.best.step

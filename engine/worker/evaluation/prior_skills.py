@@ -20,6 +20,7 @@ from engine.environments.registry import EnvRecord, find_env, open_process, read
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
+from engine.runs.evaluation import exam
 from engine.skills.batteries import SkillBattery, battery_of
 from engine.worker.core import pulse
 from engine.worker.core.job import Job
@@ -170,7 +171,7 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.
     if record.name == KEEP and record.scored and record.env_id != config.env_id:
         tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
-        yield EnvBattery(record, heldout.ordered(tasks, most_questions))
+        yield EnvBattery(record, exam.ordered(tasks, most_questions))
 
 
 def environment_context(base: Base, process: EnvProcess) -> RolloutContext:

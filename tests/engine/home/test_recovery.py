@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from run_configs import train_config
+from run_configs import evaluate_config, train_config
 
 from engine.core.files import write_json
 from engine.core.hints import Hint
@@ -91,3 +91,14 @@ def test_a_folder_that_is_no_version_is_left_out_with_a_word_and_the_others_are_
     assert caplog.text.count("is no whole environment version") == 4
     with Store(home) as store:  # a database that is lost is made again from them
         assert [row.env_id for row in store.list_envs()] == ["sums@000000000000"]
+
+
+def test_a_run_on_no_device_is_one_again_and_has_spent_no_hours(bench):
+    endpoint = {"name": "big", "url": "https://h/v1", "model": "big-1"}
+    asked = {"ref": "openai:big", "base_path": "", "endpoint": endpoint}
+    run = bench.queue()
+    write_json(run.config, evaluate_config(run.id, models=[asked]))
+    outcome.note_event(run, "attempt_started", "attempt 1", attempt=1, device="")
+    outcome.note_event(run, "trainer_exited", "failed", attempt=1)
+    row = lost(bench, run)
+    assert (row["gpus"], row["spent_hours"], row["model"]) == (0, 0.0, "openai:big")

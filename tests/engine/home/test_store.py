@@ -15,6 +15,7 @@ from engine.home import database
 from engine.home.rows import STATES, TRANSITIONS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.home.store_runs import MOST_WITHOUT_DEVICE
 
 
 def new(name="arith-grpo", **values) -> NewRun:
@@ -244,6 +245,25 @@ def test_a_run_for_more_gpus_than_the_machine_has_left_takes_all_of_them(home):
     with Store(home) as store:
         run = store.insert_run(new(gpus=8)).run_id
         assert leased(store) == (run, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"])
+
+
+def test_a_run_on_no_device_starts_at_once_and_takes_no_hours(home):
+    with Store(home) as store:
+        first, waits, free = (store.insert_run(new(gpus=n)).run_id for n in (1, 1, 0))
+        assert store.lease_next(["cpu"]).run_id == free  # it is in nobody's way
+        assert store.lease_next(["cpu"]).run_id == first
+        assert store.lease_next(["cpu"]) is None and store.get_run(waits).state == "queued"
+        row = store.get_run(free)
+        assert (row.device, row.devices, row.device_hours(3600)) == ("", [], 0.0)
+
+
+def test_only_so_many_runs_on_no_device_are_under_way_at_once(home):
+    with Store(home) as store:
+        runs = [store.insert_run(new(gpus=0)).run_id for _ in range(MOST_WITHOUT_DEVICE + 1)]
+        assert [store.lease_next(["cpu"]).run_id for _ in runs[1:]] == runs[:-1]
+        assert store.lease_next(["cpu"]) is None
+        store.set_state(runs[0], "failed", only_from={"preparing"})
+        assert store.lease_next(["cpu"]).run_id == runs[-1]
 
 
 def test_hours_count_on_every_device(home):

@@ -10,16 +10,16 @@ from loops import ENVIRONMENT, GRPO, PEBBLE, go, make_run, push
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.environments.registry import find_env, read_tasks
-from engine.evidence.stats.results import Level
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.settings import EvaluationSettings
 from engine.runs import lifecycle
+from engine.runs.evaluation import exam
 from engine.worker.core.job import Job
-from engine.worker.evaluate import evaluate, interval_in_words, probe
-from engine.worker.evaluation import heldout
+from engine.worker.core.trajectory import Group, Trajectory
+from engine.worker.evaluate import evaluate, probe, samples_of
 from engine.worker.rollouts.guard import ERRORS_JUDGED_FROM
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -126,9 +126,9 @@ def test_tasks_that_choose_no_checkpoint_are_asked_first(home: Home, env_id: str
     """Whatever the number of rows: the reported half of a training run, then the other half."""
     record = find_env(home, env_id)
     tasks = read_tasks(record, "heldout")
-    in_order = heldout.ordered(tasks, len(tasks))
-    halves = heldout.halves(in_order)
-    reported = [task["id"] for task in in_order if halves[task["id"]] == heldout.TEST]
+    in_order = exam.ordered(tasks, len(tasks))
+    halves = exam.halves(in_order)
+    reported = [task["id"] for task in in_order if halves[task["id"]] == exam.TEST]
     run = make_run(home, env_id, "grpo", SETTINGS)
     evaluate(asked(run, kind="evaluate", split="heldout", rows=8, attempts=1))
     assert [row.task for row in read_evaluation(run.model_evals(0))] == reported[:8]
@@ -136,7 +136,7 @@ def test_tasks_that_choose_no_checkpoint_are_asked_first(home: Home, env_id: str
     evaluate(asked(more, kind="evaluate", split="heldout", rows=len(reported) + 2, attempts=1))
     rows = read_evaluation(more.model_evals(0))
     assert [row.task for row in rows[:-2]] == reported
-    assert [row.half for row in rows] == [heldout.TEST] * len(reported) + ["select"] * 2
+    assert [row.half for row in rows] == [exam.TEST] * len(reported) + ["select"] * 2
 
 
 def test_a_probe_never_takes_failed_scores_for_solved_tasks(home: Home, env_id: str) -> None:
@@ -214,11 +214,11 @@ def test_an_evaluation_asks_the_same_tasks_in_other_words(home: Home, tmp_path: 
     assert told["result"]["evidence"]["robustness"] == [model]
 
 
-def test_an_interval_of_fewer_tasks_than_were_played_says_its_own_level():
-    of_eighty = Level(
-        "success", 0.1875, 0.117, 0.287, tasks=80, attempts=80, errors=0, value_with_errors=0.1875
-    )
-    assert interval_in_words(of_eighty, 80) == " (95 % interval 11.7 % to 28.7 %)"
-    assert interval_in_words(of_eighty, 160).startswith(
-        "; 18.8 % on the 80 of them that count (95 %"
-    )
+def test_trajectories_are_judged_by_reward_success_error_and_length() -> None:
+    right = Trajectory("t", [], [1], reward=1, success=True)
+    failed = Trajectory("t", [], [1], error="boom")
+    cut = Trajectory("t", [], [1], loss_mask=[1, 1, 0], stop_reason="max_tokens", completion="hm")
+    (found,) = samples_of([Group("a", [right, failed, cut])])
+    assert [s.solved for s in found] == [True, False, False]
+    assert [s.error for s in found] == [False, True, False]
+    assert (found[2].tokens, found[2].cut, found[2].text) == (2, True, "hm")

@@ -1,0 +1,95 @@
+"""What an evaluation may not ask of a model behind a URL, and what is doubtful about it."""
+
+from collections.abc import Sequence
+
+from engine.core.errors import UserError
+from engine.endpoints.references import is_priced
+from engine.models.catalog import ModelRef
+from engine.records.settings import GivenSettings, SamplingSettings
+
+_MOST_STOPS = 4  # that OpenAI takes
+
+
+def check(
+    models: Sequence[ModelRef], settings: GivenSettings, env_kind: str, *, rewords: bool
+) -> None:
+    """Raise UserError for what models behind a URL cannot be asked.
+
+    Args:
+        models: all that the evaluation asks.
+        env_kind: of its environment, such as "multi".
+        rewords: whether tasks are to be asked in other words too.
+
+    BAD_ARGUMENT for tasks that a command plays, and for `perturb`; SETTING_NOT_APPLICABLE for caps
+    without such a model and for `thinking`; SETTING_INVALID for `max_cost` where a price is
+    missing.
+    """
+    behind_url = [model for model in models if model.endpoint is not None]
+    if not behind_url:
+        for name in ("max_calls", "max_cost"):
+            if settings.get(name) is not None:
+                raise UserError(
+                    "SETTING_NOT_APPLICABLE",
+                    f"{name} caps models behind a URL, and no model of this evaluation is",
+                    hint=f"Leave {name} out; max_judge_calls and max_judge_cost cap judges.",
+                    field=f"settings.{name}",
+                )
+        return
+    ref = behind_url[0].ref
+    if len(behind_url) < len(models):
+        raise _bad_argument(
+            "models",
+            f"{ref} stands beside models that are loaded here",
+            f"{ref} needs no device, the others do: evaluate them in two calls, then compare_runs "
+            "with both ids; the tasks are the same.",
+        )
+    if env_kind == "command":
+        raise _bad_argument(
+            "models",
+            f"{ref} cannot play this environment",
+            "Its command asks a model over the gateway of a run, which leads to models here alone.",
+        )
+    if rewords:
+        raise _bad_argument(
+            "perturb", "perturb is given", f"{ref} is asked in the tasks' own words."
+        )
+    if settings.get("thinking"):
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"thinking switches a chat template; {ref} has one of its provider's",
+            hint="Leave thinking out; raise max_tokens where the model thinks before it answers.",
+            field="settings.thinking",
+        )
+    if settings.get("max_cost") is not None:
+        _check_prices(behind_url)
+
+
+def _check_prices(models: Sequence[ModelRef]) -> None:
+    """Raise UserError SETTING_INVALID if a model whose cost is to be capped has no price."""
+    for model in models:
+        endpoint = model.endpoint
+        if endpoint is not None and not is_priced(endpoint):
+            missing = "price_in" if endpoint.price_in is None else "price_out"
+            raise UserError(
+                "SETTING_INVALID",
+                f"max_cost cannot be kept: [endpoints.{endpoint.name}] has no {missing}",
+                hint="The owner of config.toml writes price_in and price_out there, money per "
+                "million tokens (0 for a server of your own); or cap the requests: max_calls.",
+                field="settings.max_cost",
+            )
+
+
+def _bad_argument(field: str, message: str, hint: str) -> UserError:
+    """The error for an argument that a model behind a URL does not take."""
+    return UserError("BAD_ARGUMENT", message, hint=hint, field=field)
+
+
+def warnings(models: Sequence[ModelRef], settings: SamplingSettings) -> list[str]:
+    """List what is doubtful about asking models behind a URL, one sentence each."""
+    behind_url = [model for model in models if model.endpoint is not None]
+    said = []
+    if behind_url and settings.max_cost is None and settings.max_calls is None:
+        said.append(f"nothing caps what {behind_url[0].ref} takes: settings max_cost, max_calls")
+    if behind_url and len(settings.stop) > _MOST_STOPS:
+        said.append(f"{behind_url[0].ref} is given the first {_MOST_STOPS} of the stop texts")
+    return said

@@ -1,0 +1,305 @@
+"""Tasks of an environment answered by a model behind a URL, and scored: rows of an evaluation.
+
+Each rollout runs in a thread of its own, as many at once as the endpoint takes. The environment's
+turns and tools go to the model as OpenAI's chat API writes them.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from engine.endpoints.answered import (
+    Answered,
+    OutOfBudget,
+    cost_of,
+    hash_of,
+    most_tokens_in,
+)
+from engine.endpoints.chat_client import Cancelled, ChatClient, Refused, to_openai
+from engine.records.lines.answer import StopReason
+from engine.records.lines.endpoint_call import EndpointCall
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.run_config import EndpointEntry
+from engine.records.settings import EvaluationSettings
+from engine.wording.asked import asked_prompt, asked_tools
+from envs.host.process import EnvProcess, EpisodeFailed
+from envs.json_types import ChatMessage, JsonObject, ScoreReply, TaskRow, ToolSchema
+
+REFUSED_AT_ONCE = 3  # so many requests refused, and none answered: all would be
+
+
+@dataclass(frozen=True)
+class Table:
+    """The environment that is played, and how.
+
+    Attributes:
+        process: the environment, in its own process.
+        multi_turn: whether it answers the model.
+        tools: its own, as OpenAI function schemas; a task may have others.
+        attempts: answers per task; a single one is greedy.
+        half_of_task: which half of the held-out tasks each is in, by id; missing: "report".
+    """
+
+    process: EnvProcess
+    multi_turn: bool
+    tools: list[ToolSchema]
+    settings: EvaluationSettings
+    attempts: int
+    half_of_task: Mapping[str, str]
+
+
+@dataclass
+class _Rollout:
+    """One answer to one task, while it is played."""
+
+    task: TaskRow
+    attempt: int
+    tools: list[ToolSchema]
+    messages: list[ChatMessage] = field(default_factory=list)
+    stop_reason: StopReason = "stop"
+    tokens: int = 0
+    turns: int = 0
+    invalid_calls: list[str] = field(default_factory=list)
+
+    @property
+    def completion(self) -> str:
+        """The text of the last assistant turn; "" before the first."""
+        turns = [message for message in self.messages if message["role"] == "assistant"]
+        return turns[-1]["content"] if turns else ""
+
+
+class Player:
+    """A model behind a URL at the table of one environment."""
+
+    def __init__(
+        self,
+        ref: str,
+        endpoint: EndpointEntry,
+        key: str,
+        table: Table,
+        answered: Answered,
+        stop: threading.Event,
+    ) -> None:
+        """Play with the model `ref` of `endpoint`; what it says goes through `answered`.
+
+        Args:
+            key: the bearer token, "" for none.
+            stop: once set, no further request is sent.
+        """
+        self.ref, self.endpoint, self.table = ref, endpoint, table
+        self.client = ChatClient(endpoint, key, stop)
+        self._answered, self._stop = answered, stop
+        self._refused, self._has_answered = 0, False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def play(
+        self, jobs: Sequence[tuple[TaskRow, int]], on_row: Callable[[EvaluationRow], None]
+    ) -> None:
+        """Play each job, a task and the number of the attempt; `on_row` gets each row as soon as it
+        is complete, in this thread.
+
+        What the caps of `answered` do not allow is left out. Raises Refused where the endpoint
+        refuses everything, EndpointDown where it does not answer, and Cancelled; what is under way
+        is awaited before.
+        """
+        processes = self.table.process.team(self.table.settings.score_workers)
+        failure: Exception | None = None
+        with ThreadPoolExecutor(self.endpoint.max_concurrency, "endpoint") as threads:
+            pending: set[Future[EvaluationRow | None]] = {
+                threads.submit(self._row, task, attempt, processes[number % len(processes)])
+                for number, (task, attempt) in enumerate(jobs)
+            }
+            while pending:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    try:
+                        row = future.result()
+                    except Exception as error:  # noqa: BLE001 - raised below, once all have ended
+                        failure = self._first(failure, error)
+                        for other in pending:
+                            other.cancel()
+                        pending = {other for other in pending if not other.cancelled()}
+                        continue
+                    if row is not None:
+                        on_row(row)
+        if failure is not None:
+            raise failure
+
+    def _first(self, before: Exception | None, error: Exception) -> Exception:
+        """The failure to report, of one before and another: the first, as others follow from it.
+        From now on nothing more is asked."""
+        self._stop.set()
+        return error if before is None or isinstance(before, Cancelled) else before
+
+    def _row(self, task: TaskRow, attempt: int, process: EnvProcess) -> EvaluationRow | None:
+        """Play one rollout; its row, or None where the caps end it."""
+        if self._stop.is_set():
+            raise Cancelled
+        rollout = _Rollout(task, attempt, asked_tools(task, self.table.tools))
+        try:
+            score = self._played(rollout, process)
+        except OutOfBudget:
+            return None
+        except Refused as refusal:
+            if refusal.is_about_all or self._refuses_all():
+                raise
+            return self._row_of(rollout, _failed(f"{self.ref} refused it: {refusal}"), "refused")
+        if score["error"]:
+            reason: StopReason = "timeout" if score.get("timed_out") else "env_error"
+            return self._row_of(rollout, score, reason)
+        return self._row_of(rollout, score, rollout.stop_reason)
+
+    def _refuses_all(self) -> bool:
+        """Count a refusal; whether the endpoint has answered nothing and refused enough."""
+        self._refused += 1
+        return not self._has_answered and self._refused >= REFUSED_AT_ONCE
+
+    def _played(self, rollout: _Rollout, process: EnvProcess) -> ScoreReply:
+        """Play a rollout to its end, and score it. Raises OutOfBudget, Refused, EndpointDown or
+        Cancelled."""
+        if not self.table.multi_turn:
+            self._take_turn(rollout)
+            return process.score(rollout.task, rollout.completion)
+        try:
+            episode = process.start(rollout.task)
+        except EpisodeFailed as error:
+            return _failed(str(error), timed_out=error.timed_out)
+        try:
+            while True:
+                if not self._fits(rollout):
+                    rollout.stop_reason = "max_context"
+                    return episode.score()
+                replies = episode.step(rollout.messages[-1])
+                # A turn that was cut off has no end to which a reply could be appended.
+                if replies is None or rollout.stop_reason == "max_tokens":
+                    return episode.score()
+                if rollout.turns >= self.table.settings.max_turns:
+                    rollout.stop_reason = "max_turns"
+                    return episode.score()
+                rollout.messages += replies
+        except EpisodeFailed as error:
+            return _failed(str(error), timed_out=error.timed_out)
+        finally:
+            episode.close()
+
+    def _fits(self, rollout: _Rollout) -> bool:
+        """Take a turn; False where the conversation has become too long for the model."""
+        try:
+            self._take_turn(rollout)
+        except Refused as refusal:
+            if rollout.turns and refusal.is_too_long:
+                return False
+            raise
+        return True
+
+    def _take_turn(self, rollout: _Rollout) -> None:
+        """Append the model's next turn to the rollout."""
+        call = self._call(rollout)
+        self._has_answered = True
+        rollout.turns += 1
+        rollout.tokens += call.tokens_out
+        rollout.messages.append(dict(call.message))
+        number = rollout.turns
+        rollout.invalid_calls += [f"turn {number}: {fault}" for fault in call.invalid_calls or []]
+        rollout.stop_reason = "max_tokens" if call.is_cut else "stop"
+
+    def _call(self, rollout: _Rollout) -> EndpointCall:
+        """The model's next turn, asked now or answered before an interruption."""
+        messages = [*asked_prompt(rollout.task), *rollout.messages]
+        options = self._options(rollout.attempt)
+        request: JsonObject = {
+            "messages": [to_openai(message) for message in messages],
+            "tools": rollout.tools,
+            "options": options,
+        }
+        digest = hash_of(request)
+        place = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
+        known = self._answered.find(place, digest)
+        if known is not None:
+            return known
+        most_in = most_tokens_in(request)
+        most_cost = cost_of(self.endpoint, most_in, options["max_tokens"])
+        self._answered.admit(most_cost)
+        try:
+            turn = self.client.ask(messages, rollout.tools, options)
+        except BaseException:
+            self._answered.drop(most_cost)
+            raise
+        tokens_in = most_in if turn.tokens_in is None else turn.tokens_in
+        tokens_out = options["max_tokens"] if turn.tokens_out is None else turn.tokens_out
+        call = EndpointCall(
+            model=self.ref,
+            task=rollout.task["id"],
+            attempt=rollout.attempt,
+            turn=rollout.turns,
+            request=digest,
+            message=turn.message,
+            invalid_calls=turn.invalid_calls or None,
+            is_cut=turn.is_cut,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+            cost=cost_of(self.endpoint, tokens_in, tokens_out),
+            seconds=round(turn.seconds, 3),
+            retries=turn.retries,
+        )
+        self._answered.keep(call, most_cost)
+        return call
+
+    def _options(self, attempt: int) -> JsonObject:
+        """The parameters of a request: greedy for one attempt, else drawn, each attempt by a seed
+        of its own where the server takes one."""
+        settings = self.table.settings
+        options: JsonObject = {"max_tokens": settings.max_tokens, "temperature": 0}
+        if settings.stop:
+            options["stop"] = list(settings.stop)[:4]  # as many as OpenAI takes
+        if self.table.attempts == 1:
+            return options
+        options |= {"temperature": settings.temperature, "seed": settings.seed + attempt}
+        if settings.top_p != 1:
+            options["top_p"] = settings.top_p
+        if settings.top_k:
+            options["top_k"] = settings.top_k
+        if settings.min_p:
+            options["min_p"] = settings.min_p
+        return options
+
+    def _row_of(self, rollout: _Rollout, score: ScoreReply, reason: StopReason) -> EvaluationRow:
+        """The row of a rollout that has ended."""
+        failed = score["error"] is not None
+        optional = {
+            "invalid_calls": rollout.invalid_calls,
+            "task_group": rollout.task.get("group"),
+            "reason": score.get("reason"),
+            "parts": score.get("parts"),
+        }
+        return EvaluationRow(
+            model=self.ref,
+            half=self.table.half_of_task.get(rollout.task["id"], "report"),
+            attempt=rollout.attempt,
+            task=rollout.task["id"],
+            prompt=asked_prompt(rollout.task),
+            messages=rollout.messages,
+            completion=rollout.completion,
+            reward=0.0 if failed else float(score["reward"]),
+            success=None if failed else score["success"],
+            metrics={} if failed else dict(score["metrics"]),
+            error=score["error"],
+            stop_reason=reason,
+            tokens=rollout.tokens,
+            **{name: value for name, value in optional.items() if value},
+        )
+
+
+def _failed(error: str, *, timed_out: bool = False) -> ScoreReply:
+    """The score of a rollout that has none."""
+    return {
+        "reward": 0.0,
+        "success": None,
+        "metrics": {},
+        "error": error,
+        "timed_out": timed_out,
+    }

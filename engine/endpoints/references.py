@@ -1,0 +1,86 @@
+"""`openai:NAME`: which endpoint of config.toml is meant, and whether it can be asked."""
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.home.user_config import PREFIX, Endpoint, key_of
+from engine.records.run_config import EndpointEntry
+
+
+def is_endpoint(ref: str) -> bool:
+    """Whether a model reference names an endpoint."""
+    return ref.strip().startswith(PREFIX)
+
+
+def find_endpoint(home: Home, ref: str, field: str = "models") -> Endpoint:
+    """The endpoint that `ref`, such as "openai:big", names.
+
+    Args:
+        field: the argument of the request that names it.
+
+    Raises UserError MODEL_NOT_FOUND where config.toml has no such table, ENV_SECRETS where its key
+    is not set, SETTING_* where config.toml is damaged.
+    """
+    name = ref.strip().removeprefix(PREFIX)
+    endpoints = home.user_config().endpoints
+    endpoint = endpoints.get(name)
+    if endpoint is None:
+        known = ", ".join(f"{PREFIX}{each}" for each in endpoints) or "none"
+        raise UserError(
+            "MODEL_NOT_FOUND",
+            f"{home.config_file} has no [endpoints.{name[:60]}]; there are: {known}",
+            hint="Its owner writes there: [endpoints.NAME] with url, model, key_env, price_in and "
+            "price_out.",
+            field=field,
+        )
+    require_key(home, endpoint.key_env, f"{PREFIX}{name}", field)
+    return endpoint
+
+
+def check_shared(home: Home, ref: str) -> None:
+    """Raise UserError FORBIDDEN for an endpoint that only the owner may ask, since it may cost the
+    owner's money; MODEL_NOT_FOUND for none.
+
+    Nothing is checked where `ref` names no endpoint.
+    """
+    if is_endpoint(ref) and not find_endpoint(home, ref).shared:
+        name = ref.strip().removeprefix(PREFIX)
+        raise UserError(
+            "FORBIDDEN",
+            f"{ref.strip()} may be asked by the owner of this home alone",
+            hint=f"Ask the owner to set shared = true in [endpoints.{name}] of config.toml.",
+            field="models",
+        )
+
+
+def require_key(home: Home, key_env: str, ref: str, field: str) -> None:
+    """Raise UserError ENV_SECRETS if the key of an endpoint is needed and not set."""
+    if key_env and not key_of(home.root, key_env):
+        raise UserError(
+            "ENV_SECRETS",
+            f"the key of {ref} is not here: {key_env} is not set in this server's environment, nor "
+            f"in {home.root}/.env",
+            hint="Set it where the server is started, or in that file (never in a tool argument), "
+            "then call again.",
+            field=field,
+            retryable=True,
+        )
+
+
+def entry_of(endpoint: Endpoint) -> EndpointEntry:
+    """What config.json of a run stores of an endpoint, so that its prices stay those of the
+    submit."""
+    return EndpointEntry(
+        name=endpoint.name,
+        url=endpoint.url,
+        model=endpoint.model,
+        key_env=endpoint.key_env,
+        price_in=endpoint.price_in,
+        price_out=endpoint.price_out,
+        max_concurrency=endpoint.max_concurrency,
+        timeout_s=endpoint.timeout_s,
+    )
+
+
+def is_priced(endpoint: Endpoint) -> bool:
+    """Whether config.toml says what prompts and answers cost."""
+    return endpoint.price_in is not None and endpoint.price_out is not None

@@ -1,0 +1,94 @@
+"""Means over the answers of one model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol
+
+from engine.core.metrics import curve_name
+
+
+class ScoredAnswer(Protocol):
+    """What a mean needs of an answer: a trajectory, or a row of an evaluation."""
+
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def success(self) -> bool | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def cut(self) -> bool: ...
+    @property
+    def metrics(self) -> Mapping[str, float] | None: ...
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over answers; one whose scoring failed counts as not solved, with reward 0.
+
+    Attributes:
+        n: how many answers.
+        success: share that succeeded; None where no score says whether it did.
+        errors: how many could not be scored.
+        truncated: share that was cut by a limit.
+        metrics: means of the environment's own metrics over the answers that were scored.
+    """
+
+    n: int
+    success: float | None
+    reward: float
+    errors: int
+    truncated: float
+    metrics: dict[str, float]
+
+    def curves(self, split: str = "heldout") -> dict[str, float]:
+        """Return the means as columns of metrics.jsonl, each named after the `split` of the tasks.
+
+        They are `heldout_reward`, `heldout_success` if it is known, then `heldout_<name>` for each
+        metric of the environment. If the environment has a metric with one of our names, ours is
+        used.
+        """
+        trajectory_means = {f"{split}_reward": self.reward}
+        if self.success is not None:
+            trajectory_means[f"{split}_success"] = self.success
+        environment_means: dict[str, float] = {}
+        for name, value in self.metrics.items():
+            environment_means[f"{split}_{curve_name(name)}"] = value
+        # The first `trajectory_means` puts our columns first, the second overwrites equal names.
+        return trajectory_means | environment_means | trajectory_means
+
+    @property
+    def score(self) -> float:
+        """The number that checkpoints are chosen by: success where it is known, else reward."""
+        return self.reward if self.success is None else self.success
+
+
+def summarise(scored_answers: Iterable[ScoredAnswer]) -> Summary:
+    """Return the means over answers.
+
+    One that could not be scored counts as not solved, with reward 0, but not in `metrics`.
+    `success` is None if no score tells whether its task was solved.
+    """
+    answers = list(scored_answers)
+    scored = [answer for answer in answers if answer.error is None]
+    count = max(1, len(answers))  # the means of nothing are 0
+    success = None
+    if any(answer.success is not None for answer in scored):
+        success = sum(bool(answer.success) for answer in answers) / count
+    return Summary(
+        n=len(answers),
+        success=success,
+        reward=sum(answer.reward or 0.0 for answer in answers) / count,
+        errors=len(answers) - len(scored),
+        truncated=sum(answer.cut for answer in answers) / count,
+        metrics=_metric_means(scored),
+    )
+
+
+def _metric_means(scored: Sequence[ScoredAnswer]) -> dict[str, float]:
+    """The mean of each metric of the environment over the scored answers that have it, by name:
+    what only some tasks have is absent on the others, not 0."""
+    found = [answer.metrics or {} for answer in scored]
+    names = sorted({name for metrics in found for name in metrics})
+    return {name: fmean(m[name] for m in found if name in m) for name in names}

@@ -1,0 +1,7 @@
+"""Evaluations without a device, and what all evaluations share. No torch.
+
+asking.py           models behind a URL alone are asked, as a process of its own
+endpoint_models.py  models behind a URL play the tasks: rows, calls, caps
+exam.py             the tasks of evaluations: their order, their two halves
+result.py           what an evaluation came to, as result.json has it
+"""

@@ -1,0 +1,245 @@
+"""An evaluation of models behind a URL alone: `python -P -m engine.runs.evaluation.asking RUN`.
+
+The trainer of an evaluation that loads no model: it needs neither torch nor a device. Exit status:
+0 done (result.json), 3 failed (failure.json), 4 stopped on request.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import Appender, JsonObject, write_json
+from engine.core.format import counted
+from engine.core.hints import hint_of
+from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
+from engine.endpoints.play import Table
+from engine.environments.registry import find_env, open_process, read_tasks
+from engine.evidence.stats.basics.summary import summarise
+from engine.evidence.verdict.provenance import seal
+from engine.home.run_dir import RunDir
+from engine.home.sanitize import redactor_for
+from engine.home.store import Store
+from engine.processes.lifeline import end_with_supervisor
+from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.record import DamagedRecord
+from engine.records.run_config import EvaluateConfig
+from engine.runs import stored_answers
+from engine.runs.evaluation import exam
+from engine.runs.evaluation.endpoint_models import Asked, ask_endpoints
+from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words
+from envs.config.problem import EnvProblem
+from envs.host.judge_budget import JudgeBudget
+from envs.host.process import EnvProcess
+
+
+class Asking:
+    """One evaluation whose models all answer behind a URL."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the config, and prepare to be stopped: SIGTERM makes `go` raise Cancelled, and the
+        end of the supervisor ends this process.
+
+        Raises DamagedRecord where the config is not that of an evaluation, and UserError ENV_*.
+        """
+        self.run = RunDir(folder)
+        self.config = _read_config(self.run)
+        self.record = find_env(self.run.home, self.config.env_id)
+        self.stop = threading.Event()
+        self._events = Appender(self.run.events)
+        self._metrics = Appender(self.run.metrics)
+        signal.signal(signal.SIGTERM, self._on_term)
+        end_with_supervisor()
+
+    def go(self) -> JsonObject:
+        """Ask the tasks, one slice after the other; returns the content of result.json.
+
+        Raises Cancelled, Refused, EndpointDown, EnvProblem, OSError, and UserError BUDGET where a
+        cap allowed no answer at all, or where the environment's judges may be asked no more.
+        """
+        config = self.config
+        pool = read_tasks(self.record, config.split)
+        tasks, half_of_task = exam.chosen_tasks(config, self.record, pool)
+        models = counted(len(config.models), "model")
+        self.event("started", models, total_steps=len(config.models))
+        with open_process(self.record, log=self.run.logs / "environment.log") as process:
+            process.describe()  # waits until the environment is loaded
+            process.judge_budget = _judge_budget(config)
+            table = Table(
+                process=process,
+                multi_turn=self.record.kind == "multi",
+                tools=self.record.tools,
+                settings=config.settings,
+                attempts=config.attempts,
+                half_of_task=half_of_task,
+            )
+            total = len(tasks) * config.attempts * len(config.models)
+            asked = ask_endpoints(
+                self.run, config, table, tasks, self.stop, lambda n: self._tell(n, total)
+            )
+            _check_judge(process)
+        if asked.stopped_by and not all(asked.rows.values()):
+            raise UserError(
+                "BUDGET",
+                f"{asked.stopped_by} allowed no answer of every model",
+                hint="Raise it, or lower max_tokens: a request is sent only where the most that it "
+                "can cost still fits.",
+            )
+        self._rescore({task["id"]: task for task in tasks})
+        return self._result(asked, wanted=len(tasks))
+
+    def _tell(self, answers: int, total: int) -> None:
+        """Write how far it is."""
+        self.event("progress", f"{answers} of {counted(total, 'answer')}", done=answers, of=total)
+
+    def _rescore(self, task_by_id: Mapping[str, JsonObject]) -> None:
+        """Let a second env process score a sample of the first model's answers again."""
+        with stored_answers.rescoring(
+            self.run, self.record, lambda reason: self.event("rescore_skipped", reason)
+        ) as begin:
+            begin(self.run.model_evals(0), "", task_by_id)
+
+    def _result(self, asked: Asked, wanted: int) -> JsonObject:
+        """Make the content of result.json; `wanted` is how many tasks were to be asked."""
+        results = []
+        for step, (index, rows) in enumerate(sorted(asked.rows.items()), start=1):
+            ref = self.config.models[index].ref
+            tasks = len({row.task for row in rows})
+            result = model_result(ref, tasks, rows, left_out=wanted - tasks)
+            results.append(result)
+            self.event("evaluated", f"{ref}: {result_in_words(result)}", **result)
+            self._write_metrics(step, ref, rows)
+        content = evaluation_result(self.run, results) | endpoint_fields(asked, wanted)
+        sentences = [content["summary"], *_sentences(asked, wanted)]
+        return content | {"summary": ". ".join(sentences)}
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        """Append an event to the run's events.jsonl: its name, a message for people, and further
+        fields."""
+        self._events.append({"time": time.time(), "event": name, "message": message, **fields})
+
+    def _write_metrics(self, step: int, ref: str, rows: list[EvaluationRow]) -> None:
+        """Append the means of one model to the run's metrics.jsonl."""
+        curves = summarise(rows).curves(self.config.split)
+        self._metrics.append({"step": step, "time": time.time(), "model": ref, **curves})
+
+    def _on_term(self, *_: object) -> None:
+        """Handler of SIGTERM: no further request is sent."""
+        self.stop.set()
+
+
+def endpoint_fields(asked: Asked, wanted: int) -> JsonObject:
+    """What result.json says of models behind a URL: what they took, and what ended the asking."""
+    fields: JsonObject = {"endpoints": asked.use}
+    if asked.stopped_by:
+        fields["stopped_by"] = asked.stop_in_words(wanted)
+    if asked.asked_without:
+        fields["asked_without"] = asked.asked_without
+    return fields
+
+
+def _sentences(asked: Asked, wanted: int) -> list[str]:
+    """What a person should know beside the results: money, a cap, parameters not taken."""
+    total = asked.use["total"]
+    money = f", {total['cost']:.4g} in money" if total["cost"] else ""
+    said = [f"{counted(total['calls'], 'call')}{money}"]
+    if asked.stopped_by:
+        said.append(asked.stop_in_words(wanted))
+    for ref, names in asked.asked_without.items():
+        said.append(f"{ref} takes no {', '.join(names)}, and was asked without")
+    return said
+
+
+def _judge_budget(config: EvaluateConfig) -> JudgeBudget:
+    """What the judges of the environment may use, by the settings."""
+    settings = config.settings
+    return JudgeBudget(
+        settings.max_judge_calls, settings.max_judge_cost, borrowers=settings.score_workers
+    )
+
+
+def _check_judge(process: EnvProcess) -> None:
+    """Raise UserError BUDGET if a judge was needed that may be asked no more: what it did not see
+    would earn 0 otherwise."""
+    budget = process.judge_budget
+    if budget is not None and budget.used.refused:
+        raise UserError(
+            "BUDGET",
+            f"the judge may be asked no more: {budget.spent or 'its limit is used up'}",
+            hint="Raise max_judge_calls or max_judge_cost, or ask fewer rows.",
+        )
+
+
+def _read_config(run: RunDir) -> EvaluateConfig:
+    """Read the config of the run. Raises DamagedRecord where it is not that of an evaluation."""
+    config = run.read_config()
+    if not isinstance(config, EvaluateConfig) or config.needs_device:
+        raise DamagedRecord(str(run.config), "it is no evaluation of models behind a URL alone")
+    return config
+
+
+def main(folder: Path) -> int:
+    """Carry out the evaluation in the run folder `folder`.
+
+    Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
+    is written), 4 stopped on request.
+    """
+    run = RunDir(folder)
+    job: Asking | None = None
+    try:
+        job = Asking(folder)
+        with Store(run.home) as store:
+            store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
+        result = job.go()
+    except Cancelled:
+        # The event is for people; without it the exit status says the same.
+        with contextlib.suppress(OSError):
+            if job is not None:
+                job.event("stopped", "stopped on request")
+        return EXIT_STOPPED
+    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
+        redact = redactor_for(run.home, job.record.dir if job else None)
+        print(redact.text(traceback.format_exc()), file=sys.stderr)  # noqa: T201 - the console log
+        write_json(run.failure, redact.value(_failure_record(error).to_json()))
+        return EXIT_FAILED
+    write_json(run.result, result)
+    seal(run)
+    return EXIT_DONE
+
+
+def _failure_record(error: Exception) -> Failure:
+    """Make the content of failure.json for the exception that ended the run."""
+    if isinstance(error, EnvProblem):
+        kind = "env_import"
+        message = "The environment could not be started."
+        hint = "Push a version that loads, and evaluate on that."
+    elif isinstance(error, Refused):
+        kind, message = "config", "The endpoint refuses to be asked."
+        hint = "Correct its url, model or key_env in config.toml, or the settings, and ask again."
+    elif isinstance(error, EndpointDown):
+        kind, message = "infra", "The endpoint does not answer."
+        hint = "Wait until it does, then ask again; lower max_concurrency where it says 429."
+    elif isinstance(error, UserError):
+        kind = "budget" if error.code == "BUDGET" else "config"
+        message, hint = error.message, error.advice
+    elif isinstance(error, OSError):
+        kind = "infra"
+        message = "A file of the run could not be read or written."
+        hint = "Free disk space or mend the home folder, then call again."
+    else:
+        kind = "internal"
+        message = "The asking stopped on a fault."
+        hint = "Read the end of the console log."
+    evidence = f"{type(error).__name__}: {error}"[:500]
+    return Failure(kind, message, evidence, hint_of(hint))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,143 @@
+"""Models behind a URL play the tasks of an evaluation: rows in its files, what they took.
+
+All models are asked a slice of tasks before the next slice, so that a cap which ends the run leaves
+them with the same tasks. A run that goes on asks nothing that was answered before.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from engine.core.files import Appender, JsonObject
+from engine.core.format import counted
+from engine.endpoints.answered import Answered
+from engine.endpoints.play import Player, Table
+from engine.home.run_dir import RunDir
+from engine.home.user_config import key_of
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.run_config import EvaluateConfig
+from envs.json_types import TaskRow
+
+SLICE = 64  # tasks that every model is asked before the next ones
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What models behind a URL answered.
+
+    Attributes:
+        rows: of each model, by its place in the config's `models`.
+        use: calls, tokens and money of each model and in all, for result.json.
+        stopped_by: the setting that ended the asking, with its value; "" for none.
+        asked_without: parameters that a server refused, by model.
+    """
+
+    rows: dict[int, list[EvaluationRow]]
+    use: JsonObject
+    stopped_by: str
+    asked_without: dict[str, list[str]]
+
+    def stop_in_words(self, wanted: int) -> str:
+        """How far the models came before the cap ended the run, of `wanted` tasks; "" without."""
+        if not self.stopped_by:
+            return ""
+        fewest = min(len({row.task for row in rows}) for rows in self.rows.values())
+        return f"stopped by {self.stopped_by}: {fewest} of {counted(wanted, 'task')} answered"
+
+
+def ask_endpoints(
+    run: RunDir,
+    config: EvaluateConfig,
+    table: Table,
+    tasks: Sequence[TaskRow],
+    stop: threading.Event,
+    on_slice: Callable[[int], None] = lambda answered: None,
+) -> Asked:
+    """Let every model of the config that is behind a URL answer the tasks, and write the rows.
+
+    Args:
+        stop: once set, nothing more is asked.
+        on_slice: is told how many answers there are, after each slice of tasks.
+
+    Raises Refused, EndpointDown or Cancelled as `Player.play` does; rows written so far stay.
+    """
+    settings = config.settings
+    with ExitStack() as opened:
+        answered = Answered(run.endpoint_calls, settings.max_calls, settings.max_cost)
+        opened.callback(answered.close)
+        run.evals_dir.mkdir(parents=True, exist_ok=True)
+        seats = [
+            _Seat(run, config, index, table, answered, stop)
+            for index, model in enumerate(config.models)
+            if model.endpoint is not None
+        ]
+        for seat in seats:
+            opened.callback(seat.close)
+        for start in range(0, len(tasks), SLICE):
+            for seat in seats:
+                seat.play(tasks[start : start + SLICE])
+            on_slice(sum(len(seat.rows) for seat in seats))
+            if answered.stopped_by:
+                break
+        use = {ref: use.to_json() for ref, use in answered.use.items()}
+        return Asked(
+            rows={seat.index: seat.rows for seat in seats},
+            use={"models": use, "total": answered.total.to_json()},
+            stopped_by=answered.stopped_by,
+            asked_without={
+                seat.player.ref: seat.player.client.left_out
+                for seat in seats
+                if seat.player.client.left_out
+            },
+        )
+
+
+class _Seat:
+    """One model at the table, and the file of its answers.
+
+    Attributes:
+        index: its place in the config's `models`.
+        rows: what it has answered, also before an interruption.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: EvaluateConfig,
+        index: int,
+        table: Table,
+        answered: Answered,
+        stop: threading.Event,
+    ) -> None:
+        """Open the file of the model at `index`, and read what it answered before."""
+        model = config.models[index]
+        assert model.endpoint is not None  # the caller chose it for that
+        self.index = index
+        path = run.model_evals(index)
+        self.rows = read_evaluation(path)
+        self._done = {(row.task, row.attempt) for row in self.rows}
+        self._attempts = config.attempts
+        self._file = Appender(path)
+        key = key_of(run.home.root, model.endpoint.key_env)
+        self.player = Player(model.ref, model.endpoint, key, table, answered, stop)
+
+    def play(self, tasks: Sequence[TaskRow]) -> None:
+        """Answer what of these tasks was not answered before."""
+        jobs = [
+            (task, attempt)
+            for task in tasks
+            for attempt in range(self._attempts)
+            if (task["id"], attempt) not in self._done
+        ]
+        self.player.play(jobs, self._keep)
+
+    def _keep(self, row: EvaluationRow) -> None:
+        """Write a row down."""
+        self._file.append(row.to_line())
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Close the file and the connections."""
+        self._file.close()
+        self.player.close()
