@@ -330,10 +330,9 @@ class _Spike(NamedTuple):
 def unstable(facts: Facts) -> Finding | None:
     """Detect unstable training; None without a sign of it.
 
-    The signs are, in this order:
-        the run ended on NaN or infinity;
-        the divergence from the start (KL) jumped;
-        the gradient norm spiked several times, or once and training got worse after it.
+    The signs are, in this order: the run ended on NaN or infinity; the loss of SFT soared; the
+    divergence from the start (KL) jumped; the gradient norm spiked several times, or once and
+    training got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
@@ -350,20 +349,22 @@ def unstable(facts: Facts) -> Finding | None:
 
 
 def _explosion(facts: Facts) -> Finding | None:
-    """The finding that the loss of the rows went far above its first value; None if it did not."""
-    points = facts.curve("loss")
-    if len(points) < limits.LEAST:
+    """The finding that the loss of the rows went far above its first value and stayed above it;
+    None if it did not, and while a run goes on that may still recover (`EXPLODED_FOR`)."""
+    if len(points := facts.curve("loss")) < limits.LEAST:
         return None
     first_loss = points[0][1]
     step, highest = max(points, key=lambda point: point[1])
     if highest < limits.EXPLODED * first_loss or highest < first_loss + limits.EXPLODED_BY:
         return None
+    is_over = facts.comparison is not None or facts.failure is not None
+    may_recover = not is_over and points[-1][0] < step + limits.EXPLODED_FOR
+    if may_recover or statistics.fmean(loss for _, loss in points[-3:]) < first_loss:
+        return None
     evidence = {"loss_start": first_loss, "loss_highest": highest, "step": step}
-    sentence = (
-        f"The loss of the rows rose from {first_loss:.3g} at the first step to {highest:.3g} at "
-        f"step {step}: the steps throw the model away."
-    )
-    return _unstable_finding(facts, sentence, evidence, rate_divisor=10)
+    rise = f"rose from {first_loss:.3g} at the first step to {highest:.3g} at step {step}"
+    what = f"The loss of the rows {rise}: the steps throw the model away."
+    return _unstable_finding(facts, what, evidence, rate_divisor=10)
 
 
 def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:

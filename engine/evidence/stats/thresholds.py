@@ -173,6 +173,9 @@ SPIKE_MEMORY = 20
 # A loss of the rows at so many times its first value, and so many nats above it, is no noise of
 # batches: the model that answered them is gone.
 EXPLODED, EXPLODED_BY = 3.0, 2.0
+# Of SFT at the default rate the loss of a new form soars within the warm-up and is below its first
+# value after 10 to 20 steps; the run then ends well.
+EXPLODED_FOR = 20
 # One spike that clipping catches is harmless; this many, or one with a fall after it, are not.
 SPIKES = 3
 # Divergence per token (nats) below which a jump is no jump.

@@ -14,6 +14,7 @@ from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.baseline import compared_with_start, fall_of_the_start
 from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
+from engine.evidence.detect.learning import unstable
 from engine.evidence.verdict.regression import KeptSkills, SinceBase, compare_skills
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import read_evaluation
@@ -438,3 +439,20 @@ def test_no_steps_are_advised_where_every_step_made_the_held_out_rows_less_likel
         assert found.lever.to == pytest.approx(found.lever.now / 3, rel=0.02)
     else:
         assert found.lever.setting == "steps" and found.lever.to >= 1
+
+
+def with_losses(first: float, highest: float, last: float) -> Simulated:
+    """An SFT run whose loss soars at its fourth step and ends at `last`."""
+    run = sft("unstable", 3)
+    rows = [line for line in run.lines if line["step"]]
+    for line in rows:
+        line["loss"] = last
+    for line, loss in zip(rows, (first, first, 2 * first, highest, highest), strict=False):
+        line["loss"] = loss
+    return run
+
+
+def test_a_loss_that_soars_and_comes_down_again_is_no_trouble():
+    assert unstable(with_losses(1.5, 5.4, 0.02).facts()) is None
+    finding = unstable(with_losses(1.5, 5.4, 5.0).facts())
+    assert finding is not None and "rose from 1.5 at the first step to 5.4" in finding.what

@@ -1,5 +1,6 @@
 """Models behind a URL as runs: asked, scored, counted, capped, taken up again. No torch."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -46,10 +47,13 @@ def ask(home: Home, env: str, ref: str, **more: Any) -> dict[str, Any]:
 
 
 def ended(home: Home, queued: dict[str, Any], state: str = "done") -> tuple[RunDir, dict[str, Any]]:
-    """The run after its end, with its status."""
+    """The run after its end, with its status; none of its processes is left."""
     status = lifecycle.wait(home, queued["run_id"], "end", 25)
     assert status["state"] == state, status
-    return home.run(queued["run_id"]), status
+    run = home.run(queued["run_id"])
+    with open(run.lock, "rb") as lock:  # its supervisor holds it as long as it lives
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return run, status
 
 
 def rows_of(run: RunDir, index: int = 0) -> list[dict[str, Any]]:
