@@ -128,8 +128,11 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
         status["error"] = _reason_of_end(run, row)
         if row.kind == "train" and row.state == "cancelled" and run.best.exists():
             models = [row.model, f"{row.run_id}@best"]
-            judge = Call("evaluate", {"env_id": row.env_id, "models": models})
-            status["next"] = [*status.get("next", []), judge.to_json()]
+            calls = [
+                Call("submit_train", {"resume": row.run_id}),
+                Call("evaluate", {"env_id": row.env_id, "models": models}),
+            ]
+            status["next"] = [call.to_json() for call in calls]
     return status
 
 

@@ -55,13 +55,23 @@ def envelope(data: Reply, default_summary: str) -> Reply:
     body = clean(data)
     summary = str(body.pop("summary", "")) or default_summary
     short_calls = [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS]
-    warnings = [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])]
+    warnings = [_cut_at_a_word(str(text), WARNING_CHARS) for text in body.pop("warnings", [])]
     head = {
-        "summary": summary[:SUMMARY_CHARS],
+        "summary": _cut_at_a_word(summary, SUMMARY_CHARS),
         "next": short_calls[:MAX_CALLS],
         "warnings": warnings[:MAX_WARNINGS],
     }
     return head | body
+
+
+def _cut_at_a_word(text: str, chars: int) -> str:
+    """The text in at most so many characters. A cut falls between words and is shown: half of a
+    number would be read as another one."""
+    if len(text) <= chars:
+        return text
+    mark = " ..."
+    kept = text[: chars - len(mark) + 1].rpartition(" ")[0]
+    return (kept or text[: chars - len(mark)]) + mark
 
 
 def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:

@@ -117,3 +117,12 @@ def test_an_error_that_fits_is_said_in_full():
         "hint": "lower steps",
         "retryable": False,
     }
+
+
+def test_a_long_sentence_is_cut_between_words_and_shows_it():
+    text = "keep = 0.35 replayed " * 60
+    head = envelope({"summary": text, "warnings": [text, "x" * 900]}, "")
+    assert head["summary"].endswith(" ...") and len(head["summary"]) <= 800
+    assert text.startswith(head["summary"].removesuffix(" ...") + " ")
+    assert [len(warning) <= 400 for warning in head["warnings"]] == [True, True]
+    assert envelope({"summary": "short"}, "")["summary"] == "short"

@@ -52,6 +52,7 @@ class Target:
             return f"Target {self.in_words}: {word}, {show(value)}."
         caution = ""
         if word == "reached" and low < self.level:
+            word = "reached, but not for sure"
             caution = "; more tasks would tell whether it holds"
         between = f"{show(low)} to {show(high)}"
         return f"Target {self.in_words}: {word}, {show(value)} (95 % interval {between}){caution}."
