@@ -14,6 +14,7 @@ from engine.environments import registry, versions
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.runs.submit import contamination
 from engine.runs.submit.run_folder import RunFiles
 from mcp_server.cli.main import app
 from mcp_server.protocol.app import build_server
@@ -177,3 +178,15 @@ def test_a_seal_that_cannot_be_read_still_seals(home: Home, exam: str):
     (home.env(*exam.split("@")) / "seal.json").write_text("{")
     with pytest.raises(UserError):
         registry.find_env(home, exam)
+
+
+def test_rows_that_hold_its_tasks_are_counted_and_not_named(home: Home, exam: str, tmp_path: Path):
+    copied = EXAM.replace('split="heldout"', 'split="train"').replace('f"zqx-{n}"', 'f"row-{n}"')
+    trained_on = push(home, tmp_path / "copy", copied, name="copy")
+    run = training(home, trained_on)
+    record = registry.find_env(home, exam, sealed=True)
+    report = contamination.of_evaluation(home, record, [run.id], "heldout")
+    assert report is not None and report.verdict == "leak"
+    assert report.warnings[0].startswith("contamination: 40 of 40 held-out tasks overlap")
+    assert SECRET not in report.warnings[0] and "row-" not in report.warnings[0]
+    assert report.sources[0]["examples"] == []

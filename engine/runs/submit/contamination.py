@@ -17,6 +17,7 @@ from engine.environments.registry import EnvRecord, find_env, read_tasks
 from engine.evidence.compare.settings_diff import ancestors, making_of_run
 from engine.evidence.stats.overlap import scan
 from engine.evidence.verdict.lineage import trained_by
+from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
@@ -125,11 +126,14 @@ def _compare_all(
 ) -> Contamination:
     """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
 
-    Environment versions that are gone are named in the headline of the result.
+    Environment versions that are gone are named in the headline of the result. Of a sealed exam
+    nothing is told but how many tasks overlap.
     """
     overlaps, gone_env_ids = _overlaps(
         home, evaluated_on, [training.env_id for training in trainings]
     )
+    if seal_in(evaluated_on.dir) is not None:
+        overlaps = {env_id: _counts_alone(overlap) for env_id, overlap in overlaps.items()}
     sources = [
         _source(training, overlaps[training.env_id])
         for training in trainings
@@ -140,6 +144,12 @@ def _compare_all(
     if gone_env_ids:
         headline += f"; {', '.join(gone_env_ids)[:_GONE_CHARS]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
+
+
+def _counts_alone(overlap: Overlap) -> Overlap:
+    """The overlap without examples, which name a held-out task and the row that holds it."""
+    counts_text, _, _ = str(overlap["headline"]).partition(", such as ")
+    return {**overlap, "examples": [], "headline": counts_text}
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
