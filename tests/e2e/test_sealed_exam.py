@@ -95,6 +95,7 @@ def calls_about(exam: str, run_id: str, folder: Path) -> list[tuple[str, dict[st
         ("evaluate", {"env_id": exam, "regrade": run_id}),
         ("evaluate", {"env_id": exam, "models": ["pebble"], "rows": 40, "perturb": ["all"]}),
         ("evaluate", {"env_id": exam, "models": ["pebble"], "rows": 39}),
+        ("evaluate", {"env_id": exam, "models": ["openai:away"], "rows": 40}),
         ("push_env", {"path": str(folder / "source"), "name": "opened"}),
     ]
 
@@ -102,6 +103,8 @@ def calls_about(exam: str, run_id: str, folder: Path) -> list[tuple[str, dict[st
 @pytest.mark.timeout(60)
 async def test_no_tool_shows_anything_of_its_tasks(home: Home, exam: str, judged: str):
     folder = home.env(*exam.split("@"))
+    away = 'url = "https://away.example/v1"\nmodel = "big"\n'
+    home.config_file.write_text(f"[endpoints.away]\n{away}")
     for tool, arguments in calls_about(exam, judged, folder):
         text = await asked(home, tool, **arguments)
         refused = "ENV_SEALED" in text or "PATH_OUTSIDE_ROOTS" in text

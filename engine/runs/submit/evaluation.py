@@ -12,7 +12,7 @@ from engine.core.reply import Reply
 from engine.cost.evaluation_cost import Asking, EndpointCost, endpoint_cost
 from engine.cost.plan_total import NO_HOURS
 from engine.endpoints import checks as endpoint_checks
-from engine.endpoints.references import entry_of
+from engine.endpoints.references import entry_of, is_endpoint
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -371,27 +371,29 @@ def _positions(text: str) -> range:
 def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
     """Raise UserError ENV_SEALED if the request asks a sealed exam otherwise than as a whole.
 
-    Asked in parts, or in other words, its tasks could be told apart.
+    Asked in parts, or in other words, its tasks could be told apart; asked of a model behind a URL
+    they leave the machine.
     """
     if seal_in(record.dir) is None:
         return
+    away = next((ref for ref in request.models if is_endpoint(ref)), "")
+    if away:
+        raise UserError(
+            "ENV_SEALED",
+            f"{record.env_id} is a sealed exam: asking {away} would send its tasks away",
+            hint="Ask models that are loaded here; compare with that one on another environment.",
+            field="models",
+        )
     heldout = record.rows.get("heldout", 0)
     asked_otherwise = {
         "task_indices": bool(request.task_indices),
         "perturb": bool(request.perturb),
         "split": request.split != "heldout",
         "rows": request.rows < heldout,
-        # A cap of models behind a URL may end the run within the exam.
-        "settings": any(request.settings.get(name) for name in ("max_calls", "max_cost")),
     }
     wrong = [name for name, is_wrong in asked_otherwise.items() if is_wrong]
     if wrong:
-        without = (
-            "task_indices",
-            "perturb",
-            "split",
-            *(("settings",) if "settings" in wrong else ()),
-        )
+        without = ("task_indices", "perturb", "split")
         raise UserError(
             "ENV_SEALED",
             f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
