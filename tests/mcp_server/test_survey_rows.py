@@ -129,7 +129,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     13: (
         "a split to choose by, and families on one side",
         (
-            "engine/worker/evaluation/test_heldout.py::"
+            "engine/runs/evaluation/test_exam.py::"
             "test_dev_tasks_choose_and_every_held_out_task_is_reported",
             "engine/environments/test_task_rows.py::test_rows_of_one_group_are_stored_on_one_side",
             "engine/evidence/stats/test_families.py::"
