@@ -72,7 +72,7 @@ class PushReply(ReplyBase):
         rows: per split; `split` says where the split came from.
         files: number of stored files.
         left_out: "path (reason)" of the files that were not stored.
-        audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json, without fresh_process if it is ok.
+        audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json.
         secrets, network: the secrets the environment names, and whether it needs the network.
     """
 
@@ -479,8 +479,6 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     """
     audit = record.audit.as_written()
     shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
-    if audit.get("verdict") == "ok":  # a new process paid the same: nothing to read
-        shown_audit.pop("fresh_process", None)
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
     problems = [redact.text(problem.message) for problem in record.version.problems]
     return PushReply(

@@ -42,7 +42,7 @@ def done(home: Home, queued: dict[str, Any]) -> tuple[RunDir, dict[str, Any]]:
     while status["state"] == "running":  # a loaded machine
         status = lifecycle.wait(home, queued["run_id"], "end", 5)
     assert status["state"] == "done", status
-    return home.run(queued["run_id"]), status["result"]
+    return home.run(queued["run_id"]), status["result"] | {"summary": status["summary"]}
 
 
 def rows_of(run: RunDir, index: int = 0) -> list[dict[str, Any]]:
