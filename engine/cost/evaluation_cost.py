@@ -13,10 +13,9 @@ from engine.cost import estimate, flops
 from engine.cost.flops import SamplingPlan, Seen
 from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
 from engine.cost.throughput import Speed
-from engine.endpoints.references import is_priced
+from engine.endpoints.references import cost_of, is_priced
 from engine.environments.env_facts import EnvFacts
 from engine.home.run_dir import Home
-from engine.home.user_config import Endpoint
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
@@ -29,7 +28,6 @@ from engine.sizing.plan import Job
 _USUAL_RANK = 16  # assumed for an adapter that is evaluated
 _BETWEEN_TURNS = 32  # tokens of the environment's reply and of the chat format
 _UNKNOWN_PROMPT = 200  # tokens, where no row was counted
-_PER_MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -200,16 +198,10 @@ def endpoint_cost(models: Sequence[ModelRef], asking: Asking) -> EndpointCost | 
     for level in ("low", "likely", "high"):
         turns, tokens_in, tokens_out = _of_one_answer(asking, level)
         calls[level] = round(len(endpoints) * answers * turns, 1)
-        each = [_money(endpoint, tokens_in, tokens_out) for _, endpoint in endpoints]
+        each = [cost_of(endpoint, tokens_in, tokens_out) for _, endpoint in endpoints]
         money[level] = round(answers * sum(each), 6)
     unpriced = tuple(ref for ref, endpoint in endpoints if not is_priced(endpoint))
     return EndpointCost(Range(**calls), Range(**money), unpriced)
-
-
-def _money(endpoint: Endpoint, tokens_in: float, tokens_out: float) -> float:
-    """The money for so many tokens."""
-    prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
-    return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
 
 
 def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from engine.core.hints import Call, Hint
 from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -113,7 +113,6 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         run_id, _, step_name = ref.partition("@")
         with Store(home) as store:
             row = store.get_run(run_id)
-        refuse_run_of_sealed(home.run(row.run_id), "its answers cannot be trained on")
         sources.append(_load_source(home, ref, row, step_name))
     _refuse_run_beside_its_steps(sources)
     return sources
@@ -173,6 +172,7 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """
     run = home.run(row.run_id)
     config = run.read_config()
+    refuse_if_of_sealed(config, "its answers cannot be trained on")
     stored_attempts = _StoredAttempts()
     for file in _answer_files(run, row, config, ref, step_name):
         stored_attempts.read(run, row, file)
@@ -396,8 +396,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    refuse_run_of_sealed(run, "its answers cannot be scored again")
     config = run.read_config()
+    refuse_if_of_sealed(config, "its answers cannot be scored again")
     _require_complete_answers(row)
     files, warnings = _files_to_regrade(run, config, split)
     sampling = _sampling_of(run, config, split)

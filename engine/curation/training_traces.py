@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, write_text
 from engine.core.reply import ReplyBase
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.run_dir import Home
 from engine.records.lines.trajectory_record import (
     SampledIds,
@@ -42,7 +42,7 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     written.
     """
     run = home.run(run_id)
-    refuse_run_of_sealed(run, "its answers cannot be read")
+    refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
     traces = [
         trace
         for step in run.rollout_steps()

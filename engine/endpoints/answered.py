@@ -13,10 +13,8 @@ from pathlib import Path
 
 from engine.core.files import Appender
 from engine.records.lines.endpoint_call import EndpointCall
-from engine.records.run_config import EndpointEntry
 from envs.json_types import JsonObject
 
-_PER_MILLION = 1e6
 # Tokens that a chat format may add to a message or a tool, for the most that a prompt can hold.
 _ADDED_TOKENS = 16
 
@@ -144,12 +142,6 @@ def hash_of(request: JsonObject) -> str:
     """A hash of what is sent."""
     text = json.dumps(request, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def cost_of(endpoint: EndpointEntry, tokens_in: int, tokens_out: int) -> float:
-    """The money for so many tokens; what has no price costs nothing."""
-    prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
-    return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
 
 
 def most_tokens_in(request: JsonObject) -> int:

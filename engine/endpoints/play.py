@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from engine.endpoints.answered import (
     Answered,
     OutOfBudget,
-    cost_of,
     hash_of,
     most_tokens_in,
 )
 from engine.endpoints.chat_client import Cancelled, ChatClient, Refused, to_openai
+from engine.endpoints.references import cost_of
 from engine.records.lines.answer import StopReason
 from engine.records.lines.endpoint_call import EndpointCall
 from engine.records.lines.evaluation_row import EvaluationRow

@@ -5,6 +5,8 @@ from engine.home.run_dir import Home
 from engine.home.user_config import PREFIX, Endpoint, key_of
 from engine.records.run_config import EndpointEntry
 
+_PER_MILLION = 1e6
+
 
 def is_endpoint(ref: str) -> bool:
     """Whether a model reference names an endpoint."""
@@ -69,16 +71,13 @@ def require_key(home: Home, key_env: str, ref: str, field: str) -> None:
 def entry_of(endpoint: Endpoint) -> EndpointEntry:
     """What config.json of a run stores of an endpoint, so that its prices stay those of the
     submit."""
-    return EndpointEntry(
-        name=endpoint.name,
-        url=endpoint.url,
-        model=endpoint.model,
-        key_env=endpoint.key_env,
-        price_in=endpoint.price_in,
-        price_out=endpoint.price_out,
-        max_concurrency=endpoint.max_concurrency,
-        timeout_s=endpoint.timeout_s,
-    )
+    return EndpointEntry(**{name: getattr(endpoint, name) for name in EndpointEntry.model_fields})
+
+
+def cost_of(endpoint: Endpoint | EndpointEntry, tokens_in: float, tokens_out: float) -> float:
+    """The money for so many tokens of prompts and of answers; what has no price costs nothing."""
+    prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
+    return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
 
 
 def is_priced(endpoint: Endpoint) -> bool:

@@ -256,15 +256,7 @@ def _refuse_unfit_exam(home: Home, record: EnvRecord) -> None:
             field="env_id",
         )
     with Store(home) as store:
-        rows = store.list_runs(limit=_ALL_RUNS)
-    open_runs = [row.run_id for row in rows if row.env_id == record.env_id and row.state in OPEN]
-    if open_runs:
-        raise UserError(
-            "RUN_STATE",
-            f"{open_runs[0]} still uses {record.env_id}",
-            hint="Seal it when that run is over, or cancel the run.",
-            field="env_id",
-        )
+        _refuse_if_open(record, _runs_on(store, record), then="seal it")
 
 
 def _uses_before(home: Home, record: EnvRecord) -> list[str]:
@@ -286,7 +278,7 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """
     record = find_env(home, ref, sealed=True)
     with Store(home) as store:
-        runs = [row for row in store.list_runs(limit=_ALL_RUNS) if row.env_id == record.env_id]
+        runs = _runs_on(store, record)
         _refuse_if_used(record, runs, force)
         # This file goes first: without it the folder counts as no version.
         (record.dir / FACTS).unlink(missing_ok=True)
@@ -303,15 +295,25 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
 def _refuse_if_used(record: EnvRecord, runs: list[RunRow], force: bool) -> None:
     """Raise UserError RUN_STATE if one of the `runs` that use the version has not ended, or if any
     run uses it and `force` is not given."""
-    open_runs = [row.run_id for row in runs if row.state in OPEN]
-    if open_runs:
-        wait_call = Call("wait_run", {"run_id": open_runs[0]})
-        raise _in_use(
-            record, open_runs, Hint("Wait for them or cancel them, then delete it.", wait_call)
-        )
+    _refuse_if_open(record, runs, then="delete it")
     if runs and not force:
         run_ids = [row.run_id for row in runs]
         raise _in_use(record, run_ids, "Keep it, or delete it with --force.")
+
+
+def _runs_on(store: Store, record: EnvRecord) -> list[RunRow]:
+    """All runs on the version, the newest first."""
+    return [row for row in store.list_runs(limit=_ALL_RUNS) if row.env_id == record.env_id]
+
+
+def _refuse_if_open(record: EnvRecord, runs: list[RunRow], then: str) -> None:
+    """Raise UserError RUN_STATE if one of the `runs` on the version has not ended; `then` says what
+    can be done once it has."""
+    open_runs = [row.run_id for row in runs if row.state in OPEN]
+    if open_runs:
+        wait_call = Call("wait_run", {"run_id": open_runs[0]})
+        hint = Hint(f"Wait for them or cancel them, then {then}.", wait_call)
+        raise _in_use(record, open_runs, hint)
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
@@ -347,7 +349,7 @@ def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
 
 
 def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
-    """The error for a version that cannot be deleted because `runs` use it."""
+    """The error for a version that cannot be deleted or sealed because `runs` use it."""
     names = ", ".join(runs[:_MOST_RUNS_NAMED])
     if len(runs) > _MOST_RUNS_NAMED:
         names += ", ..."

@@ -12,6 +12,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.home.run_dir import RunDir
 from engine.records.env_version import SEAL, Seal
+from engine.records.run_config import RunConfig
 
 
 def pinned_steps(run: RunDir) -> set[int]:
@@ -59,15 +60,16 @@ def refuse_if_sealed(folder: Path, env_id: str, request: str) -> None:
         )
 
 
-def refuse_run_of_sealed(run: RunDir, request: str) -> None:
-    """Raise UserError ENV_SEALED if a run asked the tasks of a sealed version. `request` as for
-    `refuse_if_sealed`."""
-    config = run.find_config()  # None without a readable config, and then without tasks
+def refuse_if_of_sealed(config: RunConfig | None, request: str) -> None:
+    """Raise UserError ENV_SEALED if the run of this config asked the tasks of a sealed version.
+
+    A run without a readable config (None) has no tasks that could be shown. `request` as for
+    `refuse_if_sealed`.
+    """
     if config is not None and config.env_dir:
         refuse_if_sealed(Path(config.env_dir), config.env_id, request)
 
 
-def is_of_sealed(run: RunDir) -> bool:
-    """Whether a run asked the tasks of a sealed version."""
-    config = run.find_config()
+def is_of_sealed(config: RunConfig | None) -> bool:
+    """Whether the run of this config asked the tasks of a sealed version."""
     return config is not None and bool(config.env_dir) and seal_in(Path(config.env_dir)) is not None

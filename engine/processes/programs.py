@@ -29,7 +29,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "trainer": "engine.worker",
     "rank": "engine.worker.helper",
     "smoke": "engine.worker.smoke",
-    "regrader": "engine.runs.regrade",
+    "regrader": "engine.runs.evaluation.regrade",
     "asker": "engine.runs.evaluation.asking",
     "speed_probe": "engine.worker.probe_speed",
     "fast_paths": "engine.worker.fast_paths",

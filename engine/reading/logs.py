@@ -8,7 +8,7 @@ searched or shown.
 from collections.abc import Sequence
 
 from engine.core.errors import UserError
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -61,9 +61,9 @@ def read_logs(
         if cursor:
             return new_steps_page(run, row, keys, limit, cursor)
         return curves_page(run, row, keys, matches, limit)
-    refuse_run_of_sealed(run, "of its logs only the metrics can be read")
     # None if the config is gone or damaged; the logs are readable all the same.
     config = run.find_config()
+    refuse_if_of_sealed(config, "of its logs only the metrics can be read")
     redact = redactor_for(home, config.env_dir if config else None)
     reader = TextReader(run, row, redact, limit, matches)
     return _text_page(reader, view, keys, cursor)

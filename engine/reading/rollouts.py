@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from engine.core.hints import Call
 from engine.core.reply import ReplyBase
 from engine.home.halves import ABOUT_HALF
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -87,9 +87,9 @@ def _reading_of(home: Home, query: RolloutQuery) -> Reading:
     with Store(home) as store:
         row = store.get_run(query.run_id)
     run = home.run(row.run_id)
-    refuse_run_of_sealed(run, "its answers cannot be read")
     # None if the config is gone or damaged; the rows are readable all the same.
     config = run.find_config()
+    refuse_if_of_sealed(config, "its answers cannot be read")
     return Reading(
         query=query,
         start=start_of(query),

@@ -11,6 +11,5 @@ with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations sha
     rerun.py           a training run once more, with the same versions and settings
     plan_status.py     where a plan stands: a verdict per step
     run_status.py      where a run stands, as a client sees it
-    regrade.py         stored answers scored again by another reward; a process without torch
     stored_answers.py  stored answers scored by an env process; a sample of the last exam again
 """

@@ -450,7 +450,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
     compared = Call("compare_runs", {"ids": models, "env_id": row.env_id})
-    if is_of_sealed(run):
+    if is_of_sealed(config):
         return [compared.to_json()] if len(models) > 1 else []
     calls = [Call("read_rollouts", {"run_id": row.run_id})]
     if len(models) > 1:

@@ -152,11 +152,14 @@ def expects(field: FieldInfo) -> str:
 
 
 def range_in_brief(field: FieldInfo) -> str:
-    """The same for a table, where every word is read by every agent: "2 to 512, whole"."""
-    words = expects(field)
-    if words.startswith("a whole number "):
-        return f"{words.removeprefix('a whole number ').removeprefix('from ')}, whole"
-    return words.removeprefix("a number ").removeprefix("from ").removeprefix("one of ")
+    """The same for a table, where every agent reads every word: "2 to 512, whole"."""
+    plain_type = _plain_type(field.annotation)
+    if get_origin(plain_type) is Literal:
+        return ", ".join(str(value) for value in get_args(plain_type))
+    if plain_type not in (int, float):
+        return expects(field)
+    limits = _range_in_words(field).removeprefix("from ")
+    return f"{limits}, whole" if plain_type is int else limits
 
 
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:

@@ -39,7 +39,7 @@ from engine.evidence.verdict.contamination import (
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
 from engine.evidence.verdict.sides import tasks_left_out_sentence
-from engine.home.owner_marks import is_of_sealed, refuse_run_of_sealed
+from engine.home.owner_marks import is_of_sealed, refuse_if_of_sealed
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import json_chars
 
@@ -168,7 +168,8 @@ def _compare_answers(
         candidates = by_metric(candidates, metric)
     first, later_candidates = candidates[0], candidates[1:]
     if group_by:
-        refuse_run_of_sealed(home.run(first.source), "its results cannot be told by metadata")
+        config = home.run(first.source).find_config()
+        refuse_if_of_sealed(config, "its results cannot be told by metadata")
     if not later_candidates:
         return of_one_model(home, first, group_by, metric, warnings)
     return _compare_with_first(home, candidates, metric, group_by, warnings)
@@ -218,7 +219,7 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     diagnosis_calls = remarks.diagnosis(home, main.other, main.comparison)
     changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     flips = flip_examples(main.comparison, main.first.rows, main.other.rows, redact)
-    is_sealed = is_of_sealed(home.run(main.first.source))
+    is_sealed = is_of_sealed(home.run(main.first.source).find_config())
     return Standing(
         candidates=[candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,

@@ -29,7 +29,7 @@ from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.regression import again_with_keep
 from engine.evidence.verdict.row_facts import read_row_facts
 from engine.evidence.verdict.verdict import Verdict, run_verdict
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
@@ -125,13 +125,13 @@ def diagnose(home: Home, run_id: str) -> Reply:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    refuse_run_of_sealed(home.run(row.run_id), "what went wrong would show its tasks")
     return _within_limit(_diagnosis(home.run(row.run_id), row)).to_json()
 
 
 def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
     """The findings on a run with all their examples, which may be too long for a reply."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
+    refuse_if_of_sealed(config, "what went wrong would show its tasks")
     redact = redactor_for(run.home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)

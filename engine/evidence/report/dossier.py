@@ -30,7 +30,7 @@ from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.evidence.verdict.provenance import Provenance, read_provenance
 from engine.evidence.verdict.sides import Sides, evaluation_sides, training_sides
 from engine.evidence.verdict.verdict import Verdict, run_verdict
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
@@ -228,8 +228,8 @@ def gather(home: Home, run_id: str) -> Dossier:
         row = store.get_run(run_id)
         reported = number_to_report(home, store, row)
     run = home.run(row.run_id)
-    refuse_run_of_sealed(run, "a report would show its tasks")
     config = run.find_config()
+    refuse_if_of_sealed(config, "a report would show its tasks")
     redact = redactor_for(home, config.env_dir if config else None)
     is_training = row.kind == "train"
     sides = training_sides(run) if is_training else evaluation_sides(run, config)

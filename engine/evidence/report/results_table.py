@@ -16,7 +16,7 @@ from engine.core.hints import Hint
 from engine.core.reply import ReplyBase
 from engine.core.split import prompt_key
 from engine.evidence.stats.results import answer_text, load_rows, text_of
-from engine.home.owner_marks import refuse_run_of_sealed
+from engine.home.owner_marks import refuse_if_of_sealed
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
@@ -72,7 +72,7 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
     cannot be written, or parquet is asked for and pyarrow is not installed.
     """
     run = home.run(run_id)
-    refuse_run_of_sealed(run, "its answers cannot be read")
+    refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
     rows = list(_rows(run))
     if not rows:
         raise UserError(

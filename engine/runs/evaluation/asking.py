@@ -4,38 +4,33 @@ The trainer of an evaluation that loads no model: it needs neither torch nor a d
 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
-import contextlib
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import Appender, JsonObject, write_json
+from engine.core.files import Appender, JsonObject
 from engine.core.format import counted
-from engine.core.hints import hint_of
 from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
 from engine.endpoints.play import Table
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
-from engine.home.sanitize import redactor_for
-from engine.home.store import Store
 from engine.processes.lifeline import end_with_supervisor
-from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
+from engine.processes.outcome import EXIT_DONE
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig
 from engine.runs import stored_answers
 from engine.runs.evaluation import exam
 from engine.runs.evaluation.endpoint_models import Asked, ask_endpoints
+from engine.runs.evaluation.process import Explanation, carry_out
 from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words
-from envs.config.problem import EnvProblem
 from envs.host.judge_budget import JudgeBudget
 from envs.host.process import EnvProcess
 
@@ -186,59 +181,25 @@ def _read_config(run: RunDir) -> EvaluateConfig:
 
 
 def main(folder: Path) -> int:
-    """Carry out the evaluation in the run folder `folder`.
-
-    Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
-    is written), 4 stopped on request.
-    """
-    run = RunDir(folder)
-    job: Asking | None = None
-    try:
-        job = Asking(folder)
-        with Store(run.home) as store:
-            store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
-        result = job.go()
-    except Cancelled:
-        # The event is for people; without it the exit status says the same.
-        with contextlib.suppress(OSError):
-            if job is not None:
-                job.event("stopped", "stopped on request")
-        return EXIT_STOPPED
-    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
-        redact = redactor_for(run.home, job.record.dir if job else None)
-        print(redact.text(traceback.format_exc()), file=sys.stderr)  # noqa: T201 - the console log
-        write_json(run.failure, redact.value(_failure_record(error).to_json()))
-        return EXIT_FAILED
-    write_json(run.result, result)
-    seal(run)
-    return EXIT_DONE
+    """Carry out the evaluation in the run folder `folder`; returns the exit status of the
+    process."""
+    status = carry_out(folder, Asking, "asking", Cancelled, _explained)
+    if status == EXIT_DONE:
+        seal(RunDir(folder))
+    return status
 
 
-def _failure_record(error: Exception) -> Failure:
-    """Make the content of failure.json for the exception that ended the run."""
-    if isinstance(error, EnvProblem):
-        kind = "env_import"
-        message = "The environment could not be started."
-        hint = "Push a version that loads, and evaluate on that."
-    elif isinstance(error, Refused):
-        kind, message = "config", "The endpoint refuses to be asked."
+def _explained(error: Exception) -> Explanation | None:
+    """What went wrong with an endpoint or its money; None for any other failure."""
+    if isinstance(error, Refused):
         hint = "Correct its url, model or key_env in config.toml, or the settings, and ask again."
-    elif isinstance(error, EndpointDown):
-        kind, message = "infra", "The endpoint does not answer."
+        return "config", "The endpoint refuses to be asked.", hint
+    if isinstance(error, EndpointDown):
         hint = "Wait until it does, then ask again; lower max_concurrency where it says 429."
-    elif isinstance(error, UserError):
-        kind = "budget" if error.code == "BUDGET" else "config"
-        message, hint = error.message, error.advice
-    elif isinstance(error, OSError):
-        kind = "infra"
-        message = "A file of the run could not be read or written."
-        hint = "Free disk space or mend the home folder, then call again."
-    else:
-        kind = "internal"
-        message = "The asking stopped on a fault."
-        hint = "Read the end of the console log."
-    evidence = f"{type(error).__name__}: {error}"[:500]
-    return Failure(kind, message, evidence, hint_of(hint))
+        return "infra", "The endpoint does not answer.", hint
+    if isinstance(error, UserError) and error.code == "BUDGET":
+        return "budget", error.message, error.advice
+    return None
 
 
 if __name__ == "__main__":

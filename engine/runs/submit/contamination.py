@@ -148,8 +148,9 @@ def _compare_all(
 
 def _counts_alone(overlap: Overlap) -> Overlap:
     """The overlap without examples, which name a held-out task and the row that holds it."""
-    counts_text, _, _ = str(overlap["headline"]).partition(", such as ")
-    return {**overlap, "examples": [], "headline": counts_text}
+    total = sum(overlap[kind] for kind in _KINDS)
+    headline = f"{total} of {overlap['heldout']} held-out tasks overlap with training rows"
+    return {**overlap, "examples": [], "headline": headline}
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.endpoints.answered import Answered, OutOfBudget, cost_of, most_tokens_in
+from engine.endpoints.answered import Answered, OutOfBudget, most_tokens_in
+from engine.endpoints.references import cost_of
 from engine.records.lines.endpoint_call import EndpointCall
 from engine.records.run_config import EndpointEntry
 

@@ -1,25 +1,22 @@
-"""Stored answers scored again by another reward: `python -P -m engine.runs.regrade RUN_FOLDER`.
+"""Stored answers scored again by another reward: `python -P -m engine.runs.evaluation.regrade RUN`.
 
 The trainer of an evaluation whose config names a run in `regrade`. Nothing is generated and no
 model is loaded, so neither torch nor a GPU is needed; answers of several turns are replayed.
 Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
-import contextlib
 import hashlib
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import Appender, write_json
+from engine.core.files import Appender
 from engine.core.format import counted, decimal
-from engine.core.hints import hint_of
 from engine.core.reply import Reply
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
@@ -28,17 +25,15 @@ from engine.evidence.signal.preview import preview
 from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
-from engine.home.store import Store
 from engine.processes.lifeline import end_with_supervisor
-from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
 from engine.records.lines.answer import present_stop_reason
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RegradeConfig
 from engine.runs import stored_answers
+from engine.runs.evaluation.process import carry_out
 from engine.runs.stored_answers import score_stored
-from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import ScoreReply
 
@@ -336,50 +331,9 @@ def _digest(path: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    """Carry out the regrade (the scoring of stored answers once more) of the run folder `folder`.
-
-    Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
-    is written), 4 stopped on request.
-    """
-    run = RunDir(folder)
-    job: Regrade | None = None
-    try:
-        job = Regrade(folder)
-        with Store(run.home) as store:
-            store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
-        result = job.go()
-    except Stopped:
-        # The event is for people; without it the exit status says the same.
-        with contextlib.suppress(OSError):
-            if job is not None:  # None: stopped while the job was being prepared
-                job.event("stopped", "stopped on request")
-        return EXIT_STOPPED
-    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
-        traceback.print_exc()
-        write_json(run.failure, _failure_record(error).to_json())
-        return EXIT_FAILED
-    write_json(run.result, result)
-    return EXIT_DONE
-
-
-def _failure_record(error: Exception) -> Failure:
-    """Make the content of failure.json for the exception that ended the regrade."""
-    if isinstance(error, EnvProblem):
-        kind = "env_import"
-        message = "The environment could not be started."
-        hint = "Push a version that loads, and regrade with that."
-    elif isinstance(error, UserError):
-        kind, message, hint = "config", error.message, error.advice
-    elif isinstance(error, OSError):
-        kind = "infra"
-        message = "A file of the run could not be read or written."
-        hint = "Free disk space or mend the home folder, then call again."
-    else:
-        kind = "internal"
-        message = "The regrading stopped on a fault."
-        hint = "Read the end of the console log."
-    evidence = f"{type(error).__name__}: {error}"[:500]
-    return Failure(kind, message, evidence, hint_of(hint))
+    """Carry out the regrade (the scoring of stored answers once more) of the run folder `folder`;
+    returns the exit status of the process."""
+    return carry_out(folder, Regrade, "regrading", Stopped)
 
 
 if __name__ == "__main__":

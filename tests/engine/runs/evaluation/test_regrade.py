@@ -126,7 +126,7 @@ def test_the_process_loads_no_torch_and_needs_no_interpreter_with_it(home: Home,
     config = json.loads(run.config.read_text())
     assert launcher.trainer_command(home, config["algorithm"])[0] == sys.executable
     code = (
-        "import sys; from pathlib import Path; from engine.runs.regrade import main; "
+        "import sys; from pathlib import Path; from engine.runs.evaluation.regrade import main; "
         "status = main(Path(sys.argv[1])); "
         "print(status, [n for n in sys.modules if n.split('.')[0] in ('torch', 'transformers')])"
     )
