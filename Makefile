@@ -104,9 +104,19 @@ fix: setup
 quick: setup
 	$(PY) tests/quick.py
 
-test: check
+# Types take a minute of one core. They are checked beside the tests, at the lowest priority, and
+# reported after them.
+test: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	@report=$$(mktemp); nice -n 19 $(VENV)/bin/pyright >"$$report" 2>&1 & types=$$!; \
+	trap 'kill $$types' INT TERM; \
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
+		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"; \
+	tests=$$?; wait $$types; typed=$$?; \
+	echo "pyright:"; cat "$$report"; rm -f "$$report"; \
+	test $$tests -eq 0 && test $$typed -eq 0
 
 docs: setup
 	$(PY) docs/generate.py

@@ -1,5 +1,5 @@
 """Real runs with a planted trouble: the first finding is the cause, its lever the cure. All of them
-stand in benchmarks/scenarios.py; these are the quickest."""
+stand in benchmarks/scenarios.py; these are the quickest, and one of them is always run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,10 @@ pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 @pytest.mark.parametrize(
     "name",
     [
-        "reference_too_long_and_paid",  # row 7 of the survey of agents
+        # Row 7 of the survey of agents.
+        pytest.param("reference_too_long_and_paid", marks=pytest.mark.evidence),
         "reward_halved",  # rows 21 and 22: with an alert within ten steps
-        "plateau_from_the_start",  # row 31
+        pytest.param("plateau_from_the_start", marks=pytest.mark.evidence),  # row 31
     ],
 )
 def test_a_planted_trouble_is_named_first_with_its_cure(
