@@ -86,7 +86,7 @@ def wait(
 ) -> Reply:
     """Wait until a run or a plan has reached `until` or has ended, at most `timeout_s` seconds.
 
-    Returns its status with the added key `reached`: whether it has reached `until`.
+    Returns its status with the added key `until_met`: whether it has reached `until`.
 
     Args:
         until: "end", "first_step", "next_eval", "alert", or "news": an alert, the end, or the end
@@ -127,7 +127,7 @@ class _PlanGoal:
 def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> Reply:
     """Wait until a plan has reached the goal or is over, or the deadline has passed.
 
-    Returns its status with `reached`; with a cursor only what has changed since then.
+    Returns its status with `until_met`; with a cursor only what has changed since then.
     """
     marks = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
     # Times of the monotonic clock: when to look for dead processes, and when to report progress.
@@ -138,7 +138,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
         now = time.monotonic()
         if reached or snapshot.is_over or now >= goal.deadline:
             status = plan_status.status_of(home, store, snapshot, has_cursor=bool(goal.cursor))
-            return status | {"reached": reached}
+            return status | {"until_met": reached}
         if goal.on_progress is not None and now >= report_at:
             goal.on_progress(plan_status.progress_of(home, snapshot))
             report_at = now + _REPORT_S
@@ -220,7 +220,7 @@ def _reply_after_wait(snapshot: _Snapshot, until: str, status: Reply) -> Reply:
     return (
         status
         | extra_fields
-        | {"reached": snapshot.has_reached, "cursor": str(snapshot.events_end)}
+        | {"until_met": snapshot.has_reached, "cursor": str(snapshot.events_end)}
     )
 
 

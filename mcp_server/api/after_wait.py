@@ -18,7 +18,7 @@ def suggest(tool: str, **arguments: Any) -> Reply:
 
 # What a status says of a run that does not change while it goes on.
 _STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "heldout"})
-_EXPECTED = ("summary", "next", "warnings", "reached", "state", "run_id")  # even where empty
+_EXPECTED = ("summary", "next", "warnings", "until_met", "state", "run_id")  # even where empty
 _EMPTY = (None, "", [], {})
 # What a metrics line says of the machine and not of the model.
 _OF_THE_MACHINE = frozenset(
@@ -95,7 +95,7 @@ def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:
         requested_s: seconds that the caller wanted to wait.
         waited_s: seconds that the server was ready to wait.
     """
-    if waited_s >= requested_s or status.get("reached") or status.get("state") in TERMINAL:
+    if waited_s >= requested_s or status.get("until_met") or status.get("state") in TERMINAL:
         return status
     warning = (
         f"the wait was cut from {requested_s:.0f} to {waited_s:.0f} s: this client asks for no "
@@ -133,7 +133,7 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     """
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
-    reached = until if reply.get("reached") else ""
+    reached = until if reply.get("until_met") else ""
     # There is only one first step; another evaluation or alert may follow.
     wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached in ("alert", "news"):  # of one run nothing but an alert is news before its end

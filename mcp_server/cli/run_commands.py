@@ -494,7 +494,7 @@ def _wait_until(
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # no event between two waits is missed
         # For "end" the state below tells whether it was reached.
-        is_reached = until != "end" and bool(reply.get("reached"))
+        is_reached = until != "end" and bool(reply.get("until_met"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
             return reply, is_over

@@ -152,7 +152,7 @@ class WaitTasks(Extension):
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
-        """The status of a run now, without waiting, with `reached`: whether `until` has come.
+        """The status of a run now, without waiting, with `until_met`: whether `until` has come.
         Raises UserError as `wait_run` does.
 
         `since` is the cursor from which events count; "" for those from now on.
@@ -254,7 +254,7 @@ def _is_over(status: Reply, until: str) -> bool:
         return True
     if until == "end":
         return False
-    return bool(status.get("reached"))
+    return bool(status.get("until_met"))
 
 
 def _task_fields(wait: Wait, state: str, status: Reply) -> Reply:

@@ -36,7 +36,7 @@ PIPED_WIDTH = 200  # columns where the output is not a terminal
 COLUMN_GAP = 2  # spaces between two columns
 SPARKS = "▁▂▃▄▅▆▇█"
 # Fields of a run that only programs need.
-PAPERWORK = ("estimate", "result", "metrics_uri", "cursor", "reached", "kind", "queue_position")
+PAPERWORK = ("estimate", "result", "metrics_uri", "cursor", "until_met", "kind", "queue_position")
 # Fields of a page of logs that are printed below its table.
 _LOG_FIELDS = ("error", "heldout", "next_cursor", "older_cursor")
 # Metrics that are shown first, so that a narrow terminal still shows them.

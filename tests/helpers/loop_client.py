@@ -50,7 +50,7 @@ class Agent:
                 "wait_run", run_id=run_id, until=until, timeout_s=5, cursor=cursor
             )
             cursor = answer["cursor"]
-            if answer["state"] in TERMINAL or (until != "end" and answer.get("reached")):
+            if answer["state"] in TERMINAL or (until != "end" and answer.get("until_met")):
                 return answer
             assert time.monotonic() < deadline, f"{run_id} is still {answer['state']}"
 

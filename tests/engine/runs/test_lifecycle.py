@@ -46,7 +46,7 @@ def test_a_submit_answers_in_under_a_second_and_the_run_ends_with_a_verdict(benc
     assert said["run_id"] == "sums-sft-3" and said["state"] in ("queued", "preparing")
     assert said["metrics_uri"] == "run://sums-sft-3/metrics" and said["estimate"]["fits"]
     found = lifecycle.wait(bench.home, "sums-sft-3", timeout_s=20)
-    assert (found["state"], found["verdict"], found["reached"]) == ("done", "better", True)
+    assert (found["state"], found["verdict"], found["until_met"]) == ("done", "better", True)
     bench.until(lambda: not launcher.is_alive(bench.home.run("sums-sft-3")), "all is over")
 
 
@@ -333,7 +333,7 @@ def test_a_wait_is_over_with_its_time_and_says_where_the_run_is(bench):
     began = time.monotonic()
     found = lifecycle.wait(bench.home, run.id, timeout_s=0.3)
     assert 0.2 < time.monotonic() - began < 2.0
-    assert (found["reached"], found["state"], found["step"], found["total_steps"]) == (
+    assert (found["until_met"], found["state"], found["step"], found["total_steps"]) == (
         False,
         "running",
         3,
@@ -341,14 +341,14 @@ def test_a_wait_is_over_with_its_time_and_says_where_the_run_is(bench):
     )
     assert found["metrics"]["loss"] == pytest.approx(1 / 3) and found["eta_s"] is not None
     bench.go(run)
-    assert lifecycle.wait(bench.home, run.id, timeout_s=20)["reached"]
+    assert lifecycle.wait(bench.home, run.id, timeout_s=20)["until_met"]
     bench.until(lambda: not launcher.is_alive(run), "the supervisor is gone")
 
 
 def test_a_wait_for_the_first_step_ends_with_it(bench):
     run = bench.start(steps=5, hold_at=2)
     found = lifecycle.wait(bench.home, run.id, until="first_step", timeout_s=20)
-    assert found["reached"] and found["step"] >= 1 and found["state"] == "running"
+    assert found["until_met"] and found["step"] >= 1 and found["state"] == "running"
     bench.go(run)
     bench.until_state(run, "done")
 
@@ -358,13 +358,13 @@ def test_what_happened_since_the_cursor_returns_at_once(bench, until, event):
     run = bench.start(steps=5, hold_at=2)
     bench.until_step(run, 1)
     first = lifecycle.wait(bench.home, run.id, until, timeout_s=0)
-    assert not first["reached"]
+    assert not first["until_met"]
     append_line(run.events, {"event": event, "message": "m", "step": 1, "time": time.time()})
     found = lifecycle.wait(bench.home, run.id, until, timeout_s=20, cursor=first["cursor"])
-    assert found["reached"] and found["state"] == "running"
+    assert found["until_met"] and found["state"] == "running"
     assert len(found["alerts"]) == (1 if event == "alert" else 0)
     later = lifecycle.wait(bench.home, run.id, until, timeout_s=0, cursor=found["cursor"])
-    assert not later["reached"] and later["alerts"] == []
+    assert not later["until_met"] and later["alerts"] == []
     bench.go(run)
     bench.until_state(run, "done")
 
@@ -375,12 +375,12 @@ def test_what_was_reached_before_the_first_wait_is_not_skipped(bench, until, eve
     bench.until_step(run, 1)
     append_line(run.events, {"event": event, "message": "m", "step": 1, "time": time.time()})
     found = lifecycle.wait(bench.home, run.id, until, timeout_s=20)
-    assert found["reached"] and found["state"] == "running"
+    assert found["until_met"] and found["state"] == "running"
     assert until != "next_eval" or found["evaluation"] == {"step": 1}
     (said,) = found["warnings"]
     assert said.startswith("this was reached before the call; cursor=")
     later = lifecycle.wait(bench.home, run.id, until, timeout_s=0, cursor=found["cursor"])
-    assert not later["reached"] and later["warnings"] == []
+    assert not later["until_met"] and later["warnings"] == []
     bench.go(run)
     bench.until_state(run, "done")
 
@@ -406,7 +406,7 @@ def test_an_alert_of_an_earlier_attempt_is_no_news_of_the_present_one(bench):
     bench.go(run)
     lifecycle.submit(bench.home, TrainRequest(resume=run.id))
     done = lifecycle.wait(bench.home, run.id, "alert", timeout_s=20)
-    assert done["state"] == "done" and not done["reached"]
+    assert done["state"] == "done" and not done["until_met"]
     bench.until(lambda: not launcher.is_alive(run), "the supervisor is gone")
 
 
@@ -420,7 +420,7 @@ def test_a_wait_for_an_evaluation_brings_it_although_its_line_of_metrics_is_not_
     append_line(run.events, started)
     append_line(run.events, said | {"time": time.time()})
     found = lifecycle.wait(bench.home, run.id, "next_eval", timeout_s=20, cursor=first["cursor"])
-    assert found["reached"] and found["metrics"]["step"] == 0
+    assert found["until_met"] and found["metrics"]["step"] == 0
     assert found["evaluation"] == {"step": 1, "heldout_success": 0.75} and found["step"] == 1
     words = "Evaluated at step 1: success 75.0 % on the 5 held-out tasks that choose."
     assert found["summary"].endswith(words)

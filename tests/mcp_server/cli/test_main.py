@@ -305,7 +305,7 @@ def test_wait_says_by_its_status_how_the_run_stands(
 
 
 def test_waiting_for_an_evaluation_ends_when_it_came(home: Home, monkeypatch: pytest.MonkeyPatch):
-    reply = {"run_id": "r-1", "state": "running", "reached": True, "cursor": "9"}
+    reply = {"run_id": "r-1", "state": "running", "until_met": True, "cursor": "9"}
     seen = spy(monkeypatch, "wait_run", reply)
     assert call("wait", "r-1", "--until", "next_eval", "--json").exit_code == 0
     assert len(seen) == 1

@@ -29,7 +29,7 @@ class Run:
         return {
             "run_id": run_id,
             "state": self.state,
-            "reached": self.reached,
+            "until_met": self.reached,
             "cursor": "77",
             "summary": f"r-1 is {self.state}.",
         }

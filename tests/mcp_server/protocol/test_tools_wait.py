@@ -161,7 +161,7 @@ async def test_a_caller_with_a_cursor_is_told_what_has_changed_and_what_to_call_
         "alerts": [],
         "eta_s": None,
         "cursor": "9",
-        "reached": False,
+        "until_met": False,
     }
     monkeypatch.setattr("engine.runs.lifecycle.wait", lambda *_, **__: dict(status))
 
@@ -176,7 +176,7 @@ async def test_a_caller_with_a_cursor_is_told_what_has_changed_and_what_to_call_
         last = await client.call_tool("wait_run", call, progress_callback=heard)
     assert first.structured_content["env_id"] == "sums@0"
     assert set(later.structured_content) == {
-        *("summary", "next", "warnings", "run_id", "state", "step", "cursor", "reached")
+        *("summary", "next", "warnings", "run_id", "state", "step", "cursor", "until_met")
     }
     assert later.structured_content["next"] == [{"tool": "wait_run", "arguments": call}]
     assert last.structured_content["env_id"] == "sums@0"
@@ -229,12 +229,12 @@ def test_a_wait_suggests_what_its_state_asks_for(
 def test_after_the_first_step_a_wait_suggests_to_look_and_to_wait_for_the_end(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    reply = {"state": "running", "cursor": "7", "reached": True}
+    reply = {"state": "running", "cursor": "7", "until_met": True}
     monkeypatch.setattr("engine.runs.lifecycle.wait", lambda *a, **k: dict(reply))
     after = verbs.wait_run(home, "r", until="first_step")["next"]
     assert [call["tool"] for call in after] == ["read_rollouts", "read_logs", "wait_run"]
     assert after[-1]["arguments"] == {"run_id": "r", "until": "end", "cursor": "7"}
-    reply["reached"] = False
+    reply["until_met"] = False
     (again,) = verbs.wait_run(home, "r", until="first_step")["next"]
     assert again["arguments"]["until"] == "first_step"
 
@@ -291,12 +291,12 @@ def test_a_relative_folder_is_found_in_a_root(tmp_path, monkeypatch: pytest.Monk
 def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    reply = {"state": "running", "reached": True, "cursor": "9", "alerts": [{"id": "truncation"}]}
+    reply = {"state": "running", "until_met": True, "cursor": "9", "alerts": [{"id": "truncation"}]}
     monkeypatch.setattr("engine.runs.lifecycle.wait", lambda *_, **__: dict(reply))
     look, on = verbs.wait_run(home, "r-1", "alert")["next"]
     assert look == {"tool": "diagnose", "arguments": {"run_id": "r-1"}}
     assert on["arguments"] == {"run_id": "r-1", "until": "alert", "cursor": "9"}
-    reply["reached"] = False
+    reply["until_met"] = False
     (on,) = verbs.wait_run(home, "r-1", "alert")["next"]
     assert on["tool"] == "wait_run"
 
@@ -304,7 +304,7 @@ def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(
 async def test_a_wait_that_is_cut_says_so_and_why(home: Home, monkeypatch: pytest.MonkeyPatch):
     def wait(home, run_id, until, timeout_s, cursor, on_progress=None):
         state = states.pop()
-        return {"run_id": run_id, "state": state, "reached": False, "warnings": ["first"]}
+        return {"run_id": run_id, "state": state, "until_met": False, "warnings": ["first"]}
 
     states = ["done", "running", "running"]
     monkeypatch.setattr(verbs, "wait_run", wait)

@@ -88,7 +88,7 @@ def test_a_chain_is_queued_at_once_and_gets_done_without_anybody_waiting(bench, 
 def test_every_step_says_how_it_ended(bench, env):
     plan(bench, env, then=[GRPO])
     status = waited(bench)
-    assert (status["state"], status["reached"], status["kind"]) == ("done", True, "plan")
+    assert (status["state"], status["until_met"], status["kind"]) == ("done", True, "plan")
     assert [(step["run_id"], step["verdict"]) for step in status["steps"]] == [
         ("sums-sft-1", "better"),
         ("sums-grpo-1", "better"),
@@ -236,12 +236,12 @@ def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, 
         first.events, {"time": 1.0, "event": "alert", "id": "flat", "message": "it is flat"}
     )
     news = lifecycle.wait(bench.home, "sums-plan-1", until="news", cursor=now["cursor"])
-    assert news["reached"] and news["alerts"][0]["run_id"] == "sums-sft-1"
+    assert news["until_met"] and news["alerts"][0]["run_id"] == "sums-sft-1"
     assert [call["tool"] for call in news["next"]] == ["diagnose", "wait_run"]
     again = lifecycle.wait(
         bench.home, "sums-plan-1", until="news", timeout_s=0, cursor=news["cursor"]
     )
-    assert not again["reached"] and again["alerts"] == []
+    assert not again["until_met"] and again["alerts"] == []
     # Whoever has no cursor has seen no alert yet.
     for look in (
         lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0),
@@ -253,16 +253,16 @@ def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, 
 
 def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, held):
     plan(bench, env)
-    assert not lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=0)["reached"]
+    assert not lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=0)["until_met"]
     now = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0)
     held.unlink()
-    assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["reached"]
+    assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["until_met"]
     event = {"time": 1.0, "event": "evaluated", "step": 3, "heldout_success": 0.5}
     append_line(bench.home.run("sums-sft-1").events, event)
     arguments = {"until": "next_eval", "timeout_s": 0}
     since = lifecycle.wait(bench.home, "sums-plan-1", cursor=now["cursor"], **arguments)
-    assert since["reached"]
-    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["reached"], "it is not skipped"
+    assert since["until_met"]
+    assert lifecycle.wait(bench.home, "sums-plan-1", **arguments)["until_met"], "it is not skipped"
 
 
 def test_a_wait_reports_how_far_the_whole_is(bench, env, held):
@@ -456,12 +456,12 @@ def test_a_lost_database_still_knows_the_plan(bench, env, held):
 def test_a_wait_for_news_returns_when_a_step_has_ended_and_says_only_that(bench, env, held):
     plan(bench, env)
     now = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0)
-    assert len(now["steps"]) == 3 and not now["reached"]
+    assert len(now["steps"]) == 3 and not now["until_met"]
     held.unlink()
     news = lifecycle.wait(
         bench.home, "sums-plan-1", until="news", timeout_s=30, cursor=now["cursor"]
     )
-    assert news["reached"]
+    assert news["until_met"]
     assert "sums-sft-1" in [step["run_id"] for step in news["steps"] if step["state"] == "done"]
     whole = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=40, cursor=news["cursor"])
     assert whole["state"] == "done" and len(whole["steps"]) == 3
