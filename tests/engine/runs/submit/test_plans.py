@@ -253,10 +253,12 @@ def test_an_alert_of_any_run_ends_a_wait_for_news_and_is_diagnosed_first(bench, 
 
 def test_the_first_step_of_any_run_and_an_evaluation_are_waited_for(bench, env, held):
     plan(bench, env)
-    assert not lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=0)["until_met"]
+    early = lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=0)
+    assert not early["until_met"]
     now = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0)
     held.unlink()
-    assert lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)["until_met"]
+    late = lifecycle.wait(bench.home, "sums-plan-1", until="first_step", timeout_s=30)
+    assert late["until_met"]
     event = {"time": 1.0, "event": "evaluated", "step": 3, "heldout_success": 0.5}
     append_line(bench.home.run("sums-sft-1").events, event)
     arguments = {"until": "next_eval", "timeout_s": 0}
