@@ -11,7 +11,8 @@ from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.outcome import sentence_case
 from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
-from engine.evidence.verdict.contamination import Contamination, SharedRows
+from engine.evidence.stats.twins import TWIN_KINDS
+from engine.evidence.verdict.contamination import Contamination, SharedPair, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.provenance import SealedLink
 from engine.home.rows import TERMINAL
@@ -203,10 +204,17 @@ def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
 def _match_facts(sources: Sequence[SharedRows]) -> list[tuple[str, str]]:
     """(held-out task, training row that contains it) for each example of a match."""
     return [
-        (f"held-out {match.heldout}", f"in row {match.train} ({match.kind}, {match.part})")
+        (f"held-out {match.heldout}", _match_text(match))
         for source in sources
         for match in source.examples
     ]
+
+
+def _match_text(match: SharedPair) -> str:
+    """Where a held-out task stands, or which row is its twin."""
+    if match.kind in TWIN_KINDS:
+        return f"has a twin in row {match.train} ({match.kind})"
+    return f"in row {match.train} ({match.kind}, {match.part})"
 
 
 def _source_row(source: SharedRows) -> list[str]:

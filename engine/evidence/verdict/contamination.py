@@ -1,6 +1,8 @@
 """Held-out tasks that stand in the training rows of a run's models: `contamination.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
 
 from engine.evidence.stats.overlap import Kind
 from engine.home.run_dir import RunDir
@@ -25,6 +27,7 @@ class SharedRows(Record):
         run_id: the earlier run that trained on it; "" for this run itself.
         train, heldout: how many training rows and held-out tasks were compared.
         exact, normalised, ngram: how many held-out tasks stand in the rows, by kind of match.
+        twins: how many further ones have a twin among the rows, by kind of twin.
         examples: a few of them.
     """
 
@@ -35,6 +38,7 @@ class SharedRows(Record):
     exact: int = 0
     normalised: int = 0
     ngram: int = 0
+    twins: Mapping[str, int] = Field(default_factory=dict)
     examples: tuple[SharedPair, ...] = ()
 
     def count(self, kind: Kind) -> int:

@@ -199,6 +199,7 @@ def _overlaps(
 def _severity(overlap: Overlap) -> tuple[int, int]:
     """A sort key for overlaps, the worst last: by verdict, then by the number of matching tasks."""
     match_count = sum(overlap[kind] for kind in _KINDS)
+    match_count += sum(overlap.get("twins", {}).values())  # not counted by older versions
     return (_VERDICTS.index(overlap["verdict"]), match_count)
 
 

@@ -1,0 +1,145 @@
+"""Training rows that ask a held-out task in other words, with other numbers or with other names."""
+
+import random
+import time
+from typing import Any
+
+from engine.evidence.stats.overlap import scan
+from engine.evidence.stats.twins import Text, find_twins
+
+NAMES = (
+    "Amina Boris Chiara Dmitri Elif Farid Greta Hiro Imani Jonas Katya Leila Mateo Nadia".split()
+)
+THINGS = "apples marbles stamps lemons candles shells buttons ribbons pencils tickets".split()
+PLACES = "bakery library harbour museum school garden factory market workshop station".split()
+FORMS = (
+    "{name} has {a} {thing} and buys {b} more at the {place}. How many {thing} does she have?",
+    "A {place} sells {a} {thing} on Monday and {b} on Tuesday to {name}. How many did it sell?",
+)
+# The same with nothing but the numbers and names in common.
+OTHER_WORDS = "After a trip to the {place}, where {b} {thing} were added to {a}, what owns {name}?"
+
+
+def drawn(rng: random.Random, form: str, **given: Any) -> str:
+    words = {
+        "name": rng.choice(NAMES),
+        "thing": rng.choice(THINGS),
+        "place": rng.choice(PLACES),
+        "a": rng.randint(2, 90),
+        "b": rng.randint(2, 90),
+    }
+    return form.format(**(words | given))
+
+
+def texts(prefix: str, questions: list[str]) -> list[Text]:
+    return [Text(f"{prefix}{n}", question) for n, question in enumerate(questions)]
+
+
+def named(train: list[str], heldout: list[str]) -> list[tuple[str, str]]:
+    twins = find_twins(texts("t", train), texts("h", heldout))
+    return [(twin.kind, twin.heldout) for twin in twins]
+
+
+def exam_and_rows(rows_form: str) -> tuple[list[str], list[str]]:
+    """40 tasks of the first form, and 160 rows of another one."""
+    rng = random.Random(7)
+    exam = [drawn(rng, FORMS[0]) for _ in range(40)]
+    return exam, [drawn(rng, rows_form) for _ in range(160)]
+
+
+def test_a_task_in_other_words_is_found_by_what_few_rows_share():
+    exam, rows = exam_and_rows(FORMS[0])
+    slots = {"name": "Yusuf", "thing": "walnuts", "place": "chapel", "a": 97, "b": 98}
+    exam[3] = FORMS[0].format(**slots)
+    assert named(rows, exam) == []
+    assert named([*rows, OTHER_WORDS.format(**slots)], exam) == [("paraphrase", "h3")]
+
+
+def test_other_numbers_or_another_answer_are_no_paraphrase():
+    exam, rows = exam_and_rows(FORMS[0])
+    slots = {"name": "Yusuf", "thing": "walnuts", "place": "chapel", "a": 97, "b": 98}
+    exam[3] = FORMS[0].format(**slots)
+    assert named([*rows, OTHER_WORDS.format(**(slots | {"a": 11, "b": 12}))], exam) == []
+    heldout = [*texts("h", exam[:3]), Text("h3", exam[3], "195")]
+    train = [*texts("t", rows), Text("twin", OTHER_WORDS.format(**slots), "1")]
+    assert find_twins(train, heldout) == []
+
+
+def test_a_task_with_other_numbers_is_found_where_rows_of_its_source_differ_by_more():
+    exam, rows = exam_and_rows(FORMS[1])
+    twins = [drawn(random.Random(n), FORMS[0]) for n in range(2)]
+    assert {kind for kind, _ in named([*rows, *twins], exam)} == {"template"}
+    exam[5] = FORMS[0].format(name="Yusuf", thing="walnuts", place="chapel", a=41, b=42)
+    renumbered = FORMS[0].format(name="Yusuf", thing="walnuts", place="chapel", a=51, b=52)
+    assert ("numbers", "h5") in named([*rows, renumbered], exam)
+
+
+def test_rows_of_one_template_are_no_twins_of_each_other():
+    exam, rows = exam_and_rows(FORMS[0])
+    assert named(rows, exam) == []
+    sums = [f"What is {a} + {b}?" for a in range(10, 40) for b in range(10, 20)]
+    random.Random(1).shuffle(sums)
+    assert named(sums[:240], sums[240:]) == []
+
+
+def test_a_sum_behind_another_frame_is_a_paraphrase():
+    sums = [f"What is {a} + {b}?" for a in range(10, 40) for b in range(10, 20)]
+    random.Random(1).shuffle(sums)
+    numbers = sums[240].removeprefix("What is ").removesuffix("?")
+    assert named([*sums[:240], f"Kindly work out {numbers} for me."], sums[240:]) == [
+        ("paraphrase", "h0")
+    ]
+
+
+def test_copies_are_left_to_the_search_for_copies():
+    exam, rows = exam_and_rows(FORMS[1])
+    assert named([*rows, exam[0].upper()], exam[:1]) == []
+
+
+def test_nothing_to_compare_and_no_time_name_nothing():
+    exam, rows = exam_and_rows(FORMS[1])
+    assert named([], exam) == named(rows, []) == named([], []) == []
+    assert find_twins(texts("t", exam), texts("h", exam), time.monotonic() - 1) == []
+
+
+def row(ident: str, prompt: str) -> dict[str, Any]:
+    return {"id": ident, "prompt": [{"role": "user", "content": prompt}], "answer": None}
+
+
+def stored(prefix: str, questions: list[str]) -> list[dict[str, Any]]:
+    return [row(f"{prefix}{n}", question) for n, question in enumerate(questions)]
+
+
+def three_of_an_exam() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """(an exam, training rows, rows that ask its first three tasks in other words)."""
+    exam, rows = exam_and_rows(FORMS[1])
+    others = zip("Yusuf Zofia Rosa".split(), "walnuts coins beads".split(), strict=True)
+    slots = [
+        {"name": name, "thing": thing, "place": "chapel", "a": 91 + n, "b": 97 + n}
+        for n, (name, thing) in enumerate(others)
+    ]
+    exam[:3] = [FORMS[0].format(**each) for each in slots]
+    twins = [OTHER_WORDS.format(**each) for each in slots]
+    return stored("h", exam), stored("t", rows), stored("w", twins)
+
+
+def test_a_scan_counts_twins_and_says_so():
+    exam, rows, twins = three_of_an_exam()
+    result = scan([*rows, *twins], exam)
+    assert result["twins"] == {"paraphrase": 3}
+    assert result["verdict"] == "overlap" and result["leaked"] == []
+    said = "3 held-out tasks have a twin among the training rows (3 paraphrase)"
+    assert said in result["headline"] and result["examples"][0]["kind"] == "paraphrase"
+
+
+def test_a_scan_counts_a_task_that_is_copied_as_a_copy_alone():
+    exam, rows, twins = three_of_an_exam()
+    copy = row("c", exam[0]["prompt"][0]["content"])
+    result = scan([*rows, *twins, copy], exam)
+    assert result["exact"] == 1 and result["twins"] == {"paraphrase": 2}
+
+
+def test_one_twin_may_be_chance_and_is_not_named():
+    exam, rows, twins = three_of_an_exam()
+    result = scan([*rows, *twins[:1]], exam)
+    assert result["twins"] == {} and result["verdict"] == "clean"
