@@ -1,5 +1,5 @@
-"""A scorer with a hole, used by a real GRPO run: the alert comes in time, and a second scorer, which
-has no hole, finds the model no better (make evidence)."""
+"""A scorer with a hole, used by a real GRPO run: the alert comes in time, and a second scorer,
+which has no hole, finds the model no better (make evidence)."""
 
 from pathlib import Path
 from typing import Any
