@@ -11,7 +11,7 @@ from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.outcome import sentence_case
 from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
-from engine.evidence.stats.twins import TWIN_KINDS
+from engine.evidence.stats.twins.search import TWIN_KINDS
 from engine.evidence.verdict.contamination import Contamination, SharedPair, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.provenance import SealedLink

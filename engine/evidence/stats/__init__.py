@@ -12,6 +12,6 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
     results.py        evaluation rows as sides that can be compared
     text_metrics.py   what can be measured on answers as text
     thresholds.py     when a detector speaks, each number with its reason
-    twins.py          training rows that ask a held-out task in other words, numbers or names
+    twins/            training rows that ask a held-out task in other words, numbers or names
     words.py          a text as normalised words, and its lines, sentences and word sequences
 """

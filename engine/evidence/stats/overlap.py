@@ -11,7 +11,7 @@ row, or when its reference answer does and is long enough to be told from others
 Word sequences that several held-out tasks share are their common form and are not counted, so
 tasks made from one template do not accuse each other. Short tasks are compared exactly and
 normalised only. Twins, which hold none of a task's texts and teach it all the same, are those of
-twins.py. Standard library and pure functions: nothing is read or written here.
+the package twins. Standard library and pure functions: nothing is read or written here.
 """
 
 import math
@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from engine.core.format import whole_percent
-from engine.evidence.stats.results import content_of
-from engine.evidence.stats.twins import TWIN_KINDS, Text, Twin, find_twins
+from engine.evidence.stats.basics.row_texts import answer_of, question_of
+from engine.evidence.stats.twins import scan as twin_scan
+from engine.evidence.stats.twins.scan import RowTexts
 from engine.evidence.stats.words import (
     GRAM_WORDS,
     MOST_CHARS,
@@ -33,7 +34,6 @@ from engine.evidence.stats.words import (
     segments,
     tokens_of,
 )
-from envs.json_types import ChatMessage
 
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
@@ -47,10 +47,7 @@ LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a who
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
 MOST_COMPARED = 200_000  # rows of one side that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
-TWINS_BY_CHANCE = 0.01  # up to this share of the held-out tasks has twins by chance...
-FEWEST_TWINS = 2  # ...and fewer than these are not worth a word
 SHOWN = 5  # examples in a result
-TWIN_CHARS = 4000  # of a text that is looked at for twins
 ID_CHARS = 60  # of an id in a sentence
 
 _COMMON = -1  # in the index of sequences: several held-out tasks have this one
@@ -398,7 +395,13 @@ def scan(
     matches = scan_result.matches
     counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
     leaked_ids = sorted(match.heldout for match in matches if match.spoils)
-    twins = _twins_in_time(train, heldout, matches, deadline)
+    twins = twin_scan.twins_in_time(
+        _texts(train, others=heldout),
+        _texts(heldout, others=train),
+        heldout_count=len(heldout),
+        copied={match.heldout for match in matches},
+        deadline=deadline,
+    )
     return {
         "verdict": _verdict_of_scan(len(matches) + len(twins), len(leaked_ids), len(heldout)),
         "train": len(train),
@@ -407,7 +410,7 @@ def scan(
         "leaked": leaked_ids,
         "compared": list(scan_result.shares),
         "unindexed": scan_result.unindexed,
-        "twins": _counts_of_twins(twins),
+        "twins": twin_scan.counts_by_kind(twins),
         "examples": [
             *(match.to_json() for match in matches[:SHOWN]),
             *({"part": "prompt", **asdict(twin)} for twin in twins[:SHOWN]),
@@ -420,58 +423,14 @@ def scan(
             compared_shares=scan_result.shares,
             unindexed=scan_result.unindexed,
         )
-        + _headline_of_twins(twins),
+        + twin_scan.sentence(twins),
     }
 
 
-def _twins_in_time(
-    train: Sequence[Mapping[str, Any]],
-    heldout: Sequence[Mapping[str, Any]],
-    matches: Sequence[Match],
-    deadline: float,
-) -> list[Twin]:
-    """The held-out tasks without a match that have a twin among the training rows, one twin each.
-
-    [] where they are so few that it may be chance. Rows are read until half of the time up to
-    `deadline` (monotonic time) is over, in random order.
-    """
-    now = time.monotonic()
-    matched = {match.heldout for match in matches}
-    texts: list[list[Text]] = []
-    for quarter, (rows, others) in enumerate(((heldout, train), (train, heldout)), start=1):
-        until = now + (deadline - now) * quarter / 4
-        side: list[Text] = []
-        for row in _random_rows(rows, others=others):
-            if time.monotonic() > until:
-                break
-            text = Text(
-                str(row.get("id")), question_of(row)[:TWIN_CHARS], answer_of(row)[:TWIN_CHARS]
-            )
-            if text.content:  # read now, while time is looked at
-                side.append(text)
-        texts.append(side)
-    tasks, rows_of_training = texts
-    twins = find_twins(rows_of_training, tasks, deadline)
-    named = [twin for twin in twins if twin.heldout not in matched]
-    return named if len(named) >= max(FEWEST_TWINS, TWINS_BY_CHANCE * len(heldout)) else []
-
-
-def _counts_of_twins(twins: Sequence[Twin]) -> dict[str, int]:
-    """How many twins there are of each kind that has some."""
-    counts = {kind: sum(twin.kind == kind for twin in twins) for kind in TWIN_KINDS}
-    return {kind: count for kind, count in counts.items() if count}
-
-
-def _headline_of_twins(twins: Sequence[Twin]) -> str:
-    """What a headline says of twins; "" without any."""
-    if not twins:
-        return ""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in _counts_of_twins(twins).items())
-    task_id, row_id = twins[0].heldout[:ID_CHARS], twins[0].train[:ID_CHARS]
-    return (
-        f"; {len(twins)} held-out tasks have a twin among the training rows ({kinds}), such as "
-        f"{task_id!r} in {row_id!r}"
-    )
+def _texts(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> RowTexts:
+    """Yield (id, question, answer) of rows, in the random order that `_random_rows` gives."""
+    for row in _random_rows(rows, others=others):
+        yield str(row.get("id")), question_of(row), answer_of(row)
 
 
 def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
@@ -609,21 +568,6 @@ def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
     return f" ({'; '.join(restrictions)})" if restrictions else ""
 
 
-def question_of(row: Mapping[str, Any]) -> str:
-    """The text of a task's prompt without its system messages; `row` is a stored task row."""
-    turns = [message for message in row.get("prompt") or [] if message.get("role") != "system"]
-    return "\n".join(content_of(turn) for turn in turns).strip()
-
-
-def answer_of(row: Mapping[str, Any]) -> str:
-    """The text of a task's reference answer; "" where it has none. `row` is a stored task row.
-
-    Only the assistant's messages count; those of tools or users between them are left out.
-    """
-    turns = [turn for turn in _messages_after_prompt(row) if turn.get("role") == "assistant"]
-    return "\n".join(content_of(turn) for turn in turns).strip()
-
-
 def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether the shorter of two answers (as tokens) stands in the longer one.
 
@@ -645,11 +589,3 @@ def _random_rows(
     chance = random.Random(f"{len(rows)} {len(others)}")  # the seed
     order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
     return (rows[index] for index in order)
-
-
-def _messages_after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
-    """The messages after the prompt: those of the gold conversation, else of the stored answer."""
-    gold = row.get("gold")
-    if isinstance(gold, list):  # the gold conversation begins with the prompt
-        return gold[len(row.get("prompt") or []) :]
-    return row.get("answer") or []

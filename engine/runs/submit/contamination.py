@@ -148,7 +148,7 @@ def _compare_all(
 
 def _counts_alone(overlap: Overlap) -> Overlap:
     """The overlap without examples, which name a held-out task and the row that holds it."""
-    total = sum(overlap[kind] for kind in _KINDS)
+    total = _overlapping_tasks(overlap)
     headline = f"{total} of {overlap['heldout']} held-out tasks overlap with training rows"
     return {**overlap, "examples": [], "headline": headline}
 
@@ -198,9 +198,13 @@ def _overlaps(
 
 def _severity(overlap: Overlap) -> tuple[int, int]:
     """A sort key for overlaps, the worst last: by verdict, then by the number of matching tasks."""
-    match_count = sum(overlap[kind] for kind in _KINDS)
-    match_count += sum(overlap.get("twins", {}).values())  # not counted by older versions
-    return (_VERDICTS.index(overlap["verdict"]), match_count)
+    return (_VERDICTS.index(overlap["verdict"]), _overlapping_tasks(overlap))
+
+
+def _overlapping_tasks(overlap: Overlap) -> int:
+    """Count the held-out tasks that stand in training rows or have a twin among them."""
+    # Overlaps that older versions of this program stored do not count twins.
+    return sum(overlap[kind] for kind in _KINDS) + sum(overlap.get("twins", {}).values())
 
 
 def _compare(

@@ -5,7 +5,8 @@ import time
 from typing import Any
 
 from engine.evidence.stats.overlap import scan
-from engine.evidence.stats.twins import Text, find_twins
+from engine.evidence.stats.twins.search import find_twins
+from engine.evidence.stats.twins.texts import Text
 
 NAMES = (
     "Amina Boris Chiara Dmitri Elif Farid Greta Hiro Imani Jonas Katya Leila Mateo Nadia".split()

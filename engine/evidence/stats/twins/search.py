@@ -11,21 +11,19 @@ alone. So twins that are equal under a mask are named only where training rows a
 pair otherwise than each of them pairs among itself, as rows drawn from one source would; and what
 the rows of one form have in common tells nothing of a paraphrase.
 
-Standard library and pure functions. Words of grammar are those of English; in other languages the
-kind template is not looked for, and the two other ones work on numbers and rare words as they are.
+Standard library and pure functions. Words of grammar are those of English. In other languages the
+kind template is not looked for; the other two kinds work on numbers and rare words as they are.
 """
 
 import heapq
 import math
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
-from engine.evidence.stats.words import tokens_of
+from engine.evidence.stats.twins.texts import ANY_NUMBER, Text, is_sign, stem
 
 TwinKind = Literal["paraphrase", "numbers", "template"]
 TWIN_KINDS: tuple[TwinKind, ...] = ("paraphrase", "numbers", "template")  # the strongest first
@@ -46,72 +44,6 @@ FEW_PAIRS = 5
 SAME_NUMBERS = 0.75  # of the numbers of both texts, that a paraphrase shares
 MOST_ROWS = 20_000  # of one side that are compared
 MOST_POSTINGS = 3_000  # training rows behind one word that are looked at
-_STEM_CHARS = 5  # "buy" and "buys", "apple" and "apples" are one word
-
-_GRAMMAR = frozenset(
-    (
-        "a the this that these those some any each every all both no not more less fewer most "
-        "least much many few other another same such one i you he she it we they me him her us "
-        "them my your his its our their who whom whose which what when where why how is are was "
-        "were be been being am do does did done has have had having can could will would shall "
-        "should may might must of in on at by for with from to into onto over under between "
-        "among after before during until than then there here as if so and or but because while "
-        "also only just again up down out off per about left right now total"
-    ).split()
-)
-_PRONOUNS = frozenset("he she him her his hers himself herself they them their".split())
-_NUMBER_WORDS = frozenset(
-    (
-        "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-        "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-        "hundred thousand million"
-    ).split()
-)
-_NUMBER = re.compile(r"[-+]?\d")
-_ANY, _PERSON = "#", "he"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A question and its reference answer, "" where it has none; `row` is the id of its row."""
-
-    row: str
-    question: str
-    answer: str = ""
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The words, numbers and operators of the question."""
-        return tokens_of(self.question)
-
-    @cached_property
-    def answer_tokens(self) -> list[str]:
-        """Those of the answer."""
-        return tokens_of(self.answer)
-
-    @cached_property
-    def content(self) -> frozenset[str]:
-        """What the task is about: numbers, stems of words that are not of grammar, the answer."""
-        words = frozenset(_content(self.tokens))
-        answer = " ".join(self.answer_tokens)
-        if not answer or words.issuperset(_content(self.answer_tokens)):
-            return words  # an answer that stands in the question tells nothing more
-        return words | {f"= {answer}"}
-
-    @cached_property
-    def numbers(self) -> Counter[str]:
-        """The numbers of the question, each as often as it stands there."""
-        return Counter(token for token in self.tokens if _is_number(token))
-
-    @cached_property
-    def without_numbers(self) -> tuple[str, ...]:
-        """The question with each number as a place."""
-        return tuple(_ANY if _is_number(token) else token for token in self.tokens)
-
-    @cached_property
-    def grammar(self) -> tuple[str, ...]:
-        """The words of grammar in their order, with a place for each row of numbers."""
-        return tuple(_grammar(self.tokens))
 
 
 @dataclass(frozen=True)
@@ -134,16 +66,17 @@ class _Cluster:
 def find_twins(
     train: Sequence[Text], heldout: Sequence[Text], deadline: float = math.inf
 ) -> list[Twin]:
-    """One twin at most of each held-out task, of the strongest kind; in the order of the tasks.
+    """Return at most one twin of each held-out task, in the order of the tasks.
 
-    Training rows that ask a held-out task in its own words are no twins of any task: those are
-    found as copies. After `deadline` (monotonic time) no further kind is looked for, nor a
-    paraphrase of a further task.
+    A task with twins of several kinds gets one of the strongest kind. Training rows that ask a
+    held-out task in its own words are left out: overlap.py finds them as copies. After `deadline`
+    (seconds of the monotonic clock) no further kind is looked for, and no paraphrase of a further
+    task.
     """
     heldout = heldout[:MOST_ROWS]
     asked = {tuple(text.tokens) for text in heldout}
     train = [row for row in train[:MOST_ROWS] if tuple(row.tokens) not in asked]
-    found: dict[str, Twin] = {}
+    twin_of_task: dict[str, Twin] = {}
     weights = _Weights(train, heldout)
     kinds = (
         lambda: _masked("paraphrase", train, heldout, weights),
@@ -155,8 +88,8 @@ def find_twins(
         if time.monotonic() > deadline:
             break
         for twin in twins_of_kind():
-            found.setdefault(twin.heldout, twin)
-    return [found[text.row] for text in heldout if text.row in found]
+            twin_of_task.setdefault(twin.heldout, twin)
+    return [twin_of_task[text.row] for text in heldout if text.row in twin_of_task]
 
 
 # --- by a mask ------------------------------------------------------------------------------------
@@ -165,10 +98,9 @@ def find_twins(
 def _masked(
     kind: TwinKind, train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
 ) -> Iterator[Twin]:
-    """The twins that are equal where a kind's mask hides the rest: all but the signs for a
-    paraphrase, numbers, or all but the grammar.
+    """Yield the pairs of task and row that have equal masks of a kind (see `_mask`).
 
-    None where the two sides pair as rows of one source do.
+    Yields nothing if tasks and rows pair as often as rows of one source do.
     """
     clusters: dict[tuple[str, ...], _Cluster] = defaultdict(_Cluster)
     for side, texts in (("heldout", heldout), ("train", train)):
@@ -186,7 +118,12 @@ def _masked(
 
 
 def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
-    """What of a text must be equal in a twin of this kind; () where it is too little."""
+    """Return the part of a text that must be equal in a twin of this kind.
+
+    That is: for a paraphrase its numbers, operators and telling words, for `numbers` all but its
+    numbers, for `template` its words of grammar. Returns () if that part is too short to tell one
+    text from another.
+    """
     if kind == "paraphrase":
         payload = weights.payload(text)
         return payload if len(payload) >= FEWEST_SIGNS else ()
@@ -195,19 +132,24 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
         if kind == "numbers"
         else (text.grammar, FEWEST_GRAMMAR)
     )
-    return mask if sum(part != _ANY for part in mask) >= fewest else ()
+    return mask if sum(part != ANY_NUMBER for part in mask) >= fewest else ()
 
 
 def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
-    """Whether rows that are equal under the mask of a kind are twins."""
+    """Return whether a task and a row with equal masks of this kind are twins."""
     return kind != "paraphrase" or _may_be_paraphrases(text, row)
 
 
 def _is_by_nature(clusters: Iterable[_Cluster], train: int, heldout: int) -> bool:
-    """Whether training rows are equal to held-out tasks about as often as rows of one source are.
+    """Return whether rows pair with held-out tasks about as often as rows of one source would.
 
-    How often those are is seen within the held-out tasks, and within the training rows that are
-    equal to none of these. `train` and `heldout` are how many there are of each.
+    A pair is two texts with the same mask. How often texts of one source pair is measured among the
+    held-out tasks and, if they give too few pairs, also among the training rows that pair with no
+    task.
+
+    Args:
+        clusters: the texts with the same mask, for every mask.
+        train, heldout: how many training rows and held-out tasks there are.
     """
     across = of_tasks = of_rows = 0  # pairs of equal rows
     rows_apart = 0  # training rows that are equal to no held-out task
@@ -233,7 +175,8 @@ def _is_by_nature(clusters: Iterable[_Cluster], train: int, heldout: int) -> boo
 def _paraphrases(
     train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights", deadline: float
 ) -> Iterator[Twin]:
-    """The twins that share much more of what few rows have than other rows do."""
+    """Yield the pairs of task and row that share far more rare words than the task shares with
+    other rows."""
     rows_of_word: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(train):
         for word in weights.telling(row):
@@ -282,7 +225,7 @@ class _Weights:
         self._of_tasks = frozenset().union(*(self.telling(text) for text in heldout))
 
     def telling(self, text: Text) -> frozenset[str]:
-        """What of a text's content is neither of its form nor in very many rows."""
+        """Return the words of a text that are neither part of its form nor in very many rows."""
         if text.row not in self._telling:
             self._telling[text.row] = frozenset(
                 word
@@ -292,70 +235,33 @@ class _Weights:
         return self._telling[text.row]
 
     def payload(self, text: Text) -> tuple[str, ...]:
-        """Numbers, operators and the telling words of held-out tasks, in the order of the text."""
+        """Return in order a text's numbers, operators and words that tell held-out tasks apart."""
         return tuple(
             word
-            for word in map(_stem, text.tokens)
-            if _is_sign(word) or (word in self._of_tasks and word in self.telling(text))
+            for word in map(stem, text.tokens)
+            if is_sign(word) or (word in self._of_tasks and word in self.telling(text))
         )
 
     def of(self, word: str) -> float:
-        """The weight of a word."""
+        """Return the weight of a word in nats: log(rows / rows that have it)."""
         return math.log(self._rows / self._rows_of_word[word])
 
     def sum(self, words: Iterable[str]) -> float:
-        """The weight of words together."""
+        """Return the sum of the weights of the words, in nats."""
         return math.fsum(self.of(word) for word in words)
 
 
 def _may_be_paraphrases(text: Text, row: Text) -> bool:
-    """Whether neither numbers nor answers speak against it."""
+    """Return whether numbers and answers allow that the row asks the task in other words."""
     both, either = (text.numbers & row.numbers).total(), (text.numbers | row.numbers).total()
     same_numbers = both >= SAME_NUMBERS * either
     return same_numbers and _answers_fit(text, row)
 
 
 def _answers_fit(text: Text, row: Text) -> bool:
-    """Whether the answers may be to one question: equal, or one of them not known."""
+    """Return whether two answers may be to one question: one holds the other, or one is unknown."""
     ours, theirs = text.answer_tokens, row.answer_tokens
     if not ours or not theirs:
         return True
     shorter, longer = sorted((ours, theirs), key=len)
     return set(shorter) <= set(longer)
-
-
-def _content(tokens: Iterable[str]) -> Iterator[str]:
-    for token in tokens:
-        if _is_number(token):
-            yield token
-        elif token not in _GRAMMAR and token not in _PRONOUNS:
-            yield _stem(token)
-
-
-def _stem(token: str) -> str:
-    return token[:_STEM_CHARS] if token.isalpha() and not _is_number(token) else token
-
-
-def _grammar(tokens: Iterable[str]) -> Iterator[str]:
-    last = ""
-    for token in tokens:
-        if _is_number(token):
-            part = _ANY
-        elif token in _PRONOUNS:
-            part = _PERSON
-        elif token in _GRAMMAR:
-            part = token
-        else:
-            continue
-        if part != _ANY or last != _ANY:
-            yield part
-        last = part
-
-
-def _is_number(token: str) -> bool:
-    return token[0].isdigit() or token in _NUMBER_WORDS
-
-
-def _is_sign(token: str) -> bool:
-    """Whether a token is a number, or an operator or bracket."""
-    return _is_number(token) or not token[0].isalnum()

@@ -1,0 +1,123 @@
+"""A question and its answer as what twins are told by: its words, numbers, signs and grammar.
+
+The words of grammar are those of English.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.evidence.stats.words import tokens_of
+
+_STEM_CHARS = 5  # "buy" and "buys", "apple" and "apples" are one word
+
+_GRAMMAR = frozenset(
+    (
+        "a the this that these those some any each every all both no not more less fewer most "
+        "least much many few other another same such one i you he she it we they me him her us "
+        "them my your his its our their who whom whose which what when where why how is are was "
+        "were be been being am do does did done has have had having can could will would shall "
+        "should may might must of in on at by for with from to into onto over under between "
+        "among after before during until than then there here as if so and or but because while "
+        "also only just again up down out off per about left right now total"
+    ).split()
+)
+_PRONOUNS = frozenset("he she him her his hers himself herself they them their".split())
+_NUMBER_WORDS = frozenset(
+    (
+        "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+        "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
+        "hundred thousand million"
+    ).split()
+)
+_NUMBER = re.compile(r"[-+]?\d")
+ANY_NUMBER, _PERSON = "#", "he"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A question and its reference answer, "" where it has none; `row` is the id of its row."""
+
+    row: str
+    question: str
+    answer: str = ""
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The words, numbers and operators of the question."""
+        return tokens_of(self.question)
+
+    @cached_property
+    def answer_tokens(self) -> list[str]:
+        """Those of the answer."""
+        return tokens_of(self.answer)
+
+    @cached_property
+    def content(self) -> frozenset[str]:
+        """What the task is about: numbers, stems of words that are not of grammar, the answer."""
+        words = frozenset(_content(self.tokens))
+        answer = " ".join(self.answer_tokens)
+        if not answer or words.issuperset(_content(self.answer_tokens)):
+            return words  # an answer that stands in the question tells nothing more
+        return words | {f"= {answer}"}
+
+    @cached_property
+    def numbers(self) -> Counter[str]:
+        """The numbers of the question, each as often as it stands there."""
+        return Counter(token for token in self.tokens if is_number(token))
+
+    @cached_property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The question with each number as a place."""
+        return tuple(ANY_NUMBER if is_number(token) else token for token in self.tokens)
+
+    @cached_property
+    def grammar(self) -> tuple[str, ...]:
+        """The words of grammar in their order, with a place for each row of numbers."""
+        return tuple(_grammar(self.tokens))
+
+
+def _content(tokens: Iterable[str]) -> Iterator[str]:
+    """Yield what the tokens are about: numbers as they are, and stems of words outside grammar."""
+    for token in tokens:
+        if is_number(token):
+            yield token
+        elif token not in _GRAMMAR and token not in _PRONOUNS:
+            yield stem(token)
+
+
+def stem(token: str) -> str:
+    """Return the first characters of a word, so that "buy" and "buys" are one; a number whole."""
+    return token[:_STEM_CHARS] if token.isalpha() and not is_number(token) else token
+
+
+def _grammar(tokens: Iterable[str]) -> Iterator[str]:
+    """Yield the words of grammar, "he" for every pronoun and one "#" for each row of numbers.
+
+    `how many apples has she 3 4` gives how, many, has, he, #.
+    """
+    last = ""
+    for token in tokens:
+        if is_number(token):
+            part = ANY_NUMBER
+        elif token in _PRONOUNS:
+            part = _PERSON
+        elif token in _GRAMMAR:
+            part = token
+        else:
+            continue
+        if part != ANY_NUMBER or last != ANY_NUMBER:
+            yield part
+        last = part
+
+
+def is_number(token: str) -> bool:
+    """Return whether a token is a number in digits or in English words."""
+    return token[0].isdigit() or token in _NUMBER_WORDS
+
+
+def is_sign(token: str) -> bool:
+    """Return whether a token is a number, an operator or a bracket."""
+    return is_number(token) or not token[0].isalnum()
