@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.twin_texts import GENERATORS, SYNONYMS, Item
-from engine.evidence.stats.twins.search import TWIN_KINDS, find_twins
-from engine.evidence.stats.twins.texts import Text
+from engine.evidence.overlap.twin_texts import Text
+from engine.evidence.overlap.twins import TWIN_KINDS, find_twins
 
 PLANTED_EVERY = 5
 _NUMBER = re.compile(r"\d+")

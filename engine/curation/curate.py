@@ -33,7 +33,7 @@ from engine.curation.sources import (
 )
 from engine.environments import registry
 from engine.environments.push import PushReply
-from engine.evidence.stats.overlap import HeldOut
+from engine.evidence.overlap.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, clip, json_chars

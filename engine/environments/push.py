@@ -29,8 +29,8 @@ from engine.environments import (
 from engine.environments.draft import Draft, database_row, publish, staging
 from engine.environments.indexed.build import Indexed
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
-from engine.evidence.stats import overlap
-from engine.evidence.stats.families import family_hint
+from engine.evidence.overlap import overlap
+from engine.evidence.overlap.families import family_hint
 from engine.home.database import reports_unwritable_disk
 from engine.home.owner_marks import refuse_if_sealed
 from engine.home.run_dir import Home

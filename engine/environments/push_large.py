@@ -11,7 +11,7 @@ from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.environments.indexed import build
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
-from engine.evidence.stats import overlap
+from engine.evidence.overlap import overlap
 from engine.home.run_dir import Home
 from engine.records.data_index import DataIndex, FaultyLine
 from engine.records.env_version import EnvVersion

@@ -10,8 +10,8 @@ from pathlib import Path
 from engine.core import split
 from engine.core.errors import UserError
 from engine.environments.draft import Draft
-from engine.evidence.stats import overlap
-from engine.evidence.stats.leaks import asked_once, leaking_pairs
+from engine.evidence.overlap import overlap
+from engine.evidence.overlap.leaks import asked_once, leaking_pairs
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import SCORERS

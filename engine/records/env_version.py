@@ -31,7 +31,7 @@ class EnvVersion(Record):
         rows: split (train, dev where there is one, heldout) -> number of task rows.
         split: where the split came from, in words.
         contamination: what training rows share with held-out tasks
-            (engine/evidence/stats/overlap.py); empty where they were not compared.
+            (engine/evidence/overlap/overlap.py); empty where they were not compared.
         data: files that are part of the version and stay where they are, with the number of
             training rows in each; empty where all rows are stored.
         distinct_prompts: of the training rows in `data`.

@@ -132,9 +132,9 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "engine/runs/evaluation/test_exam.py::"
             "test_dev_tasks_choose_and_every_held_out_task_is_reported",
             "engine/environments/test_task_rows.py::test_rows_of_one_group_are_stored_on_one_side",
-            "engine/evidence/stats/test_families.py::"
+            "engine/evidence/overlap/test_families.py::"
             "test_prompts_of_the_same_words_in_another_order_are_named_with_the_group_to_give",
-            "engine/evidence/stats/test_families.py::test_one_noun_in_many_templates_is_named",
+            "engine/evidence/overlap/test_families.py::test_one_noun_in_many_templates_is_named",
         ),
     ),
     14: (

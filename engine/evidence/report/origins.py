@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.format import counted, percent, size
+from engine.evidence.overlap.overlap import KINDS
+from engine.evidence.overlap.twins import TWIN_KINDS
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Cell, Code, Line, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.outcome import sentence_case
 from engine.evidence.report.values import duration, value_text
-from engine.evidence.stats.overlap import KINDS
-from engine.evidence.stats.twins.search import TWIN_KINDS
 from engine.evidence.verdict.contamination import Contamination, SharedPair, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.provenance import SealedLink

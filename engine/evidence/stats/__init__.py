@@ -1,17 +1,12 @@
-"""Numbers without a judgement: intervals, tests, power, rows as sides, shared rows. The ground of
+"""Numbers without a judgement: intervals, tests, power, rows as sides. The ground of
 the other folders of the evidence; start with `inference.py` and `results.py`.
 
     any_of_k.py       pass@k of one model, and its paired change
     bootstrap.py      a mean over tasks, with interval and p by resampling
     inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict
-    families.py       rows that are likely of one family, on both sides of the split
-    leaks.py          training rows that teach a held-out task, each with the task
     learnability.py   what sampled answers of a base say about training on them
-    overlap.py        held-out tasks in training rows: exact, normalised, by word sequences
     power.py          how many tasks or attempts would show a change; the power of a test
     results.py        evaluation rows as sides that can be compared
     text_metrics.py   what can be measured on answers as text
     thresholds.py     when a detector speaks, each number with its reason
-    twins/            training rows that ask a held-out task in other words, numbers or names
-    words.py          a text as normalised words, and its lines, sentences and word sequences
 """

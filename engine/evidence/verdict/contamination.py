@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from engine.evidence.stats.overlap import Kind
+from engine.evidence.overlap.overlap import Kind
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import Record

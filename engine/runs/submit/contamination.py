@@ -15,7 +15,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.environments.registry import EnvRecord, find_env, read_tasks
 from engine.evidence.compare.settings_diff import ancestors, making_of_run
-from engine.evidence.stats.overlap import scan
+from engine.evidence.overlap.overlap import scan
 from engine.evidence.verdict.lineage import trained_by
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home

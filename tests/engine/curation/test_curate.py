@@ -12,7 +12,7 @@ from engine.curation import curate as curation
 from engine.curation.curated import Choices
 from engine.environments.pairs import pair_of
 from engine.environments.registry import find_env, read_tasks
-from engine.evidence.stats import overlap
+from engine.evidence.overlap import overlap
 from engine.home.run_dir import Home
 
 pytestmark = pytest.mark.timeout(20)

@@ -4,9 +4,9 @@ import random
 import time
 from typing import Any
 
-from engine.evidence.stats.overlap import scan
-from engine.evidence.stats.twins.search import find_twins
-from engine.evidence.stats.twins.texts import Text
+from engine.evidence.overlap.overlap import scan
+from engine.evidence.overlap.twin_texts import Text
+from engine.evidence.overlap.twins import find_twins
 
 NAMES = (
     "Amina Boris Chiara Dmitri Elif Farid Greta Hiro Imani Jonas Katya Leila Mateo Nadia".split()

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from engine.core.format import whole_percent
-from engine.evidence.stats.basics.row_texts import answer_of, question_of
-from engine.evidence.stats.twins import scan as twin_scan
-from engine.evidence.stats.twins.scan import RowTexts
-from engine.evidence.stats.words import (
+from engine.evidence.overlap import twin_scan
+from engine.evidence.overlap.row_texts import answer_of, question_of
+from engine.evidence.overlap.twin_scan import RowTexts
+from engine.evidence.overlap.words import (
     GRAM_WORDS,
     MOST_CHARS,
     grams_of,

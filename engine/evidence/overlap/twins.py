@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.evidence.stats.twins.texts import ANY_NUMBER, Text, is_sign, stem
+from engine.evidence.overlap.twin_texts import ANY_NUMBER, Text, is_sign, stem
 
 TwinKind = Literal["paraphrase", "numbers", "template"]
 TWIN_KINDS: tuple[TwinKind, ...] = ("paraphrase", "numbers", "template")  # the strongest first

@@ -2,7 +2,7 @@
 
 import random
 
-from engine.evidence.stats.families import family_hint
+from engine.evidence.overlap.families import family_hint
 
 
 def row(prompt: str, split: str, group: str = "") -> dict:

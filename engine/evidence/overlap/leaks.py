@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.evidence.stats.overlap import HeldOut, Match
+from engine.evidence.overlap.overlap import HeldOut, Match
 
 
 def leaking_pairs(

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Collection, Iterable, Sequence
 
-from engine.evidence.stats.twins.search import TWIN_KINDS, Twin, find_twins
-from engine.evidence.stats.twins.texts import Text
+from engine.evidence.overlap.twin_texts import Text
+from engine.evidence.overlap.twins import TWIN_KINDS, Twin, find_twins
 
 BY_CHANCE = 0.01  # up to this share of the held-out tasks has twins by chance
 FEWEST = 2  # fewer twins than these are not worth a warning

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.format import counted, percent
-from engine.evidence.stats.words import tokens_of
+from engine.evidence.overlap.words import tokens_of
 
 _MOST_ROWS = 20_000  # of both sides together; more are not looked at
 _FEWEST_EXAM = 10  # rows of the exam; fewer show nothing

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evidence.stats import overlap
-from engine.evidence.stats.overlap import HeldOut, scan, tokens_of
+from engine.evidence.overlap import overlap
+from engine.evidence.overlap.overlap import HeldOut, scan, tokens_of
 
 STORY = (
     "A ferry leaves the old harbour at nine in the morning with 140 passengers and drops 35 of "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.evidence.stats.words import tokens_of
+from engine.evidence.overlap.words import tokens_of
 
 _STEM_CHARS = 5  # "buy" and "buys", "apple" and "apples" are one word
 
