@@ -1,6 +1,5 @@
-"""Held-out tasks whose score differs between two evaluations: `pick="changed"`.
-
-The two are evaluations of one run before and after training, or of two models."""
+"""Finds held-out tasks whose score differs between two evaluations (`pick="changed"` of
+read_rollouts). They are evaluations of one run before and after training, or of two models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,15 +32,16 @@ from engine.records.lines.curves import short
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import skipped_lines
 
-_TASK_CHARS = 120  # of a task's id
-_LEAST_CHARS = 40  # that a text keeps, however little room there is
+_TASK_CHARS = 120  # characters that are shown of a task's id
+_LEAST_CHARS = 40  # characters that a text keeps at least, however little room there is
 
 
 @dataclass(frozen=True)
 class ChangedItem:
-    """One task whose score changed, with both answers; `change` is the score after minus before.
+    """One task whose score changed, with both answers. `change` is the score after minus the score
+    before.
 
-    `before` and `after` lack task, half, group and model: these are equal in both.
+    `before` and `after` lack task, half, group and model, because these are equal in both.
     """
 
     task: str
@@ -53,10 +53,10 @@ class ChangedItem:
 
 @dataclass(frozen=True)
 class ChangedPage(ReplyBase):
-    """Tasks whose score changed, the largest change first; `matching` counts those on all pages.
+    """Tasks whose score changed, the largest change first. `matching` counts those on all pages.
 
     Attributes:
-        step: the second evaluation: its training step, or the index of its model.
+        step: the training step of the second evaluation, or the index of its model.
         before, after: the names of the two evaluations.
     """
 
@@ -78,7 +78,7 @@ class _Comparison:
 
     Attributes:
         before, after: the answers of the first and of the second evaluation.
-        names: their names in the same order, as ("step 0", "step 40") or two models.
+        names: their names in the same order: ("step 0", "step 40"), or two models.
         step: training step of the second evaluation, or the index of its model.
         skipped: number of damaged lines in both files.
     """
@@ -100,10 +100,12 @@ class _Change:
 
 
 def changed_page(reading: Reading) -> ChangedPage:
-    """A page of the tasks whose score differs between two evaluations, the largest change first.
+    """Make a page of the tasks whose score differs between two evaluations, the largest change
+    first. The query's `where` filters the answers of the second evaluation.
 
-    The query's `where` filters the answers of the second evaluation. Raises UserError NO_EVALUATION
-    or BAD_ARGUMENT if there is nothing to compare with, BAD_ARGUMENT for an invalid `where`.
+    Raises UserError:
+        NO_EVALUATION if one of the evaluations has not been made yet; BAD_ARGUMENT if only one
+            model was evaluated, the step has no evaluation, or `where` is invalid.
     """
     evaluations = _choose_evaluations(reading)
     changes = _changes(evaluations, reading.query.where)
@@ -121,8 +123,8 @@ def changed_page(reading: Reading) -> ChangedPage:
         reading,
         [_changed_item(reading, change) for change in reading.shown_part(changes)],
         total=len(changes),
-        # The number of the step, also where the latest was asked for: the run may have a later
-        # step by the time the next page is read.
+        # The cursor names the step, even if the latest was asked for, because the run may have a
+        # later step by the time the next page is read.
         step_mark=mark_of(evaluations.step),
         page_of=lambda items: replace(page, changed=items),
         shorten=with_shorter_texts,
@@ -136,10 +138,9 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """How many answers changed between the two evaluations, and how many of them for the better.
-
-    The sentence calls them tasks; with several attempts at a task, each attempt is counted.
-    """
+    """Say how many answers changed between the two evaluations, and how many of them for the
+    better. The sentence calls them tasks; with several attempts at a task, each attempt is
+    counted."""
     before, after = evaluations.names
     shared_count = _count_of_shared_attempts(evaluations)
     better_count = sum(change.score > 0 for change in changes)
@@ -150,18 +151,17 @@ def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
 
 
 def _count_of_shared_attempts(evaluations: _Comparison) -> int:
-    """How many attempts at a task both evaluations have; with one attempt each, how many tasks."""
+    """Count the attempts at a task that both evaluations have. With one attempt each, that is the
+    number of tasks."""
     before = {_attempt_key(row) for row in evaluations.before}
     after = {_attempt_key(row) for row in evaluations.after}
     return len(before & after)
 
 
 def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
-    """The answers whose score differs between the two evaluations, the largest change first.
-
+    """List the answers whose score differs between the two evaluations, the largest change first.
     Equal changes come in the order of their tasks. `where` filters the answers of the second
-    evaluation.
-    """
+    evaluation."""
     before_by_key = {_attempt_key(row): row for row in evaluations.before}
     changes = []
     for after in matching(evaluations.after, where):
@@ -174,10 +174,11 @@ def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
 
 
 def _choose_evaluations(reading: Reading) -> _Comparison:
-    """The two evaluations to compare: two steps of a training run, or two models of an evaluation.
+    """Choose the two evaluations to compare: two steps of a training run, or two models of an
+    evaluation.
 
-    Raises UserError NO_EVALUATION if there are no answers yet, BAD_ARGUMENT if only one model was
-    evaluated or the step is unknown.
+    Raises UserError NO_EVALUATION if an evaluation that is needed has not been made yet,
+    BAD_ARGUMENT if only one model was evaluated or the step has no evaluation.
     """
     if reading.row.kind == "train":
         return _training_evaluations(reading)
@@ -185,10 +186,11 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 
 
 def _evaluations_of_models(reading: Reading) -> _Comparison:
-    """The answers of the first model of an evaluation and those of the requested model.
+    """Read the answers of the first model of an evaluation and of the requested model. If no model
+    is requested, that is the last one; if the first is requested, it is compared with the second.
 
-    If no model is requested, it is the last one. If the first is requested, it is compared with the
-    second. Raises UserError NO_EVALUATION or BAD_ARGUMENT.
+    Raises UserError NO_EVALUATION if no model has answers yet, BAD_ARGUMENT if only one model was
+    evaluated or the requested one has no answers.
     """
     run, models = reading.run, reading.models
     answers = model_answers(reading)
@@ -199,7 +201,7 @@ def _evaluations_of_models(reading: Reading) -> _Comparison:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
-    requested_index = answers.step  # of an evaluation this is the index of a model
+    requested_index = answers.step  # for an evaluation, `step` is the index of a model
     other_index = 1 if requested_index == 0 else 0
     before = EvaluationRow.read_file(run.model_evals(other_index))
     after = EvaluationRow.read_file(run.model_evals(requested_index))
@@ -213,11 +215,11 @@ def _evaluations_of_models(reading: Reading) -> _Comparison:
 
 
 def _training_evaluations(reading: Reading) -> _Comparison:
-    """The evaluation at step 0 and the one at the requested step of a training run. Where the
-    filter is about earlier skills: their answers before and after the training.
+    """Read the evaluation at step 0 of a training run and the one at the requested step. If the
+    filter is about earlier skills, read the answers on them before and after the training instead.
 
     Raises UserError NO_EVALUATION if step 0 or every later step is not evaluated yet, BAD_ARGUMENT
-    for a step without an evaluation.
+    if the requested step has no evaluation.
     """
     run, row = reading.run, reading.row
     if asks_for_kept_skills(reading.query.where):
@@ -242,8 +244,8 @@ def _training_evaluations(reading: Reading) -> _Comparison:
 
 
 def _kept_skills_before_and_after(reading: Reading) -> _Comparison:
-    """The answers to tasks of earlier skills, before and after the training. Raises UserError
-    NO_EVALUATION before both were asked."""
+    """Read the answers to tasks of earlier skills, before and after the training. Raises UserError
+    NO_EVALUATION until both have been asked."""
     run, row = reading.run, reading.row
     if not run.kept("before").exists() or not run.kept("after").exists():
         raise UserError(
@@ -262,12 +264,11 @@ def _kept_skills_before_and_after(reading: Reading) -> _Comparison:
 
 
 def _later_step(reading: Reading, steps: Sequence[int]) -> int:
-    """The step to compare with step 0; `steps` are the evaluated steps after 0.
+    """Choose the step to compare with step 0; `steps` are the evaluated steps after 0. It is the
+    requested step. If none is requested (-1), it is the step that the run's verdict is about, or
+    without a verdict the last of `steps`.
 
-    It is the requested step. If none is requested (-1), it is the step that the run's verdict is
-    about; without a verdict it is the last of `steps`.
-
-    Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
+    Raises UserError BAD_ARGUMENT if the requested step is not in `steps`.
     """
     requested_step = reading.start.step
     if requested_step != -1:
@@ -277,16 +278,15 @@ def _later_step(reading: Reading, steps: Sequence[int]) -> int:
 
 
 def _attempt_key(row: EvaluationRow) -> str:
-    """A text such as "add-7 #0" that identifies one attempt at one task in both evaluations."""
+    """Make a text that identifies one attempt at one task in both evaluations, such as "add-7
+    #0"."""
     return f"{row.task} #{row.attempt or 0}"
 
 
 def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
-    """The score after minus the score before: change of success, else of the reward.
-
-    The reward (without one, the loss with its sign changed) decides if success is the same in both
-    or unknown in one. 0 if either answer could not be scored.
-    """
+    """Compute the score after minus the score before. It is the change of success, and if that is 0
+    or unknown, the change of the reward (without rewards, of the loss with its sign changed). It is
+    0 if either answer could not be scored."""
     if before.error or after.error:
         return 0.0
     if before.success is not None and after.success is not None:
@@ -297,10 +297,8 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
-    """One changed task with both answers, as a page shows it.
-
-    The prompt gets a third of the query's characters.
-    """
+    """Make the item that a page shows for a changed task, with both answers. The prompt gets a
+    third of the query's characters."""
     redact = reading.redact
     prompt = turns_of(redact, change.after.prompt)
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_CHARS)
@@ -314,10 +312,8 @@ def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
 
 
 def _answer_item(reading: Reading, row: EvaluationRow) -> RolloutItem:
-    """One of the two answers to a changed task, as a page shows it.
-
-    It gets half of the query's characters, and lacks what the ChangedItem or the page says already.
-    """
+    """Make the item for one of the two answers to a changed task. It gets half of the query's
+    characters, and lacks the fields that the ChangedItem or the page has already."""
     query = reading.query
     chars = max(query.max_chars // 2, _LEAST_CHARS)
     texts = Texts(chars, with_prompt=False, with_tokens=query.tokens)

@@ -1,4 +1,5 @@
-"""Cursors of `read_logs`: the view, the attempt (console only), a byte offset and the direction.
+"""Cursors of `read_logs`. A cursor holds the view, the attempt (console only), a byte offset and
+the direction.
 
 Examples: `metrics:4096`, `events:4096:older`, `console:2:4096`. A byte offset stays valid when the
 server restarts.
@@ -9,15 +10,15 @@ from dataclasses import dataclass
 from engine.core.errors import UserError
 
 _OLDER = "older"
-_MOST_DIGITS = 15  # of an attempt or an offset; no file is larger
+_MOST_DIGITS = 15  # of an attempt or an offset; no file has an offset with more
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a page begins.
+    """The place where a page begins.
 
     Attributes:
-        attempt: whose console is read; 0 in other views.
+        attempt: the attempt whose console is read; 0 in other views.
         offset: byte in the file, at the start of a line; None stands for the end of the file.
         older: whether the page has the lines before the offset instead of those after it.
     """
@@ -28,12 +29,11 @@ class Cursor:
 
 
 def parse_cursor(text: str, view: str) -> Cursor:
-    """Parse `text`, a cursor that a page of `view` ("metrics", "events" or "console") gave out.
+    """Parse `text`, a cursor from a page of `view` ("metrics", "events" or "console"). It is the
+    view, for the console the attempt, and the offset in bytes, such as "events:512" or
+    "console:2:4096". A cursor for going backwards ends with ":older".
 
-    It is the view, for the console the attempt, and the offset in bytes, such as "events:512" or
-    "console:2:4096"; a cursor for going backwards ends with ":older".
-
-    Raises UserError BAD_CURSOR for a cursor of another view and for any other text.
+    Raises UserError BAD_CURSOR if `text` is a cursor of another view or no cursor at all.
     """
     view_of_cursor, *numbers = text.split(":")
     older = bool(numbers) and numbers[-1] == _OLDER
@@ -54,5 +54,5 @@ def parse_cursor(text: str, view: str) -> Cursor:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is a number from 0, in ASCII digits and not too long."""
+    """Whether the text is a number from 0, in ASCII digits, of at most `_MOST_DIGITS` digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

@@ -1,8 +1,8 @@
 """Reads the logs of a run page by page: metrics, events, console, error.
 
-Cursors are byte offsets, so they stay valid when the server or the machine restarts. Pages are
-read by seeking (engine/core/paging.py). Text is cleaned and its secrets are hidden before it is
-searched or shown.
+Cursors are byte offsets, so they stay valid when the server or the machine restarts. A page is read
+by seeking to its offset (engine/core/paging.py). Text is cleaned and its secrets are hidden before
+it is searched or shown.
 """
 
 from collections.abc import Sequence
@@ -39,18 +39,21 @@ def read_logs(
     limit: int = 50,
     cursor: str = "",
 ) -> LogsPage:
-    """One page of a run's metrics, events, console or error.
+    """Read one page of a run's metrics, events, console or error.
 
     Args:
         view: one of VIEWS.
         keys: columns of metrics, or names of events; empty means the main metrics, or all events.
         grep: a pattern with `|`, `.*`, `^` and `$` that lines must match; for view "metrics", the
-            names of columns. "" shows all.
+            names of columns must match it. "" shows all.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
         cursor: `next_cursor` or `older_cursor` of an earlier page. "" for the first page: the whole
             curves, or the newest events or lines.
 
-    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR, ENV_SEALED.
+    Raises UserError:
+        RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT if an argument has a value that is not
+            allowed; BAD_CURSOR if the cursor is not of this view; ENV_SEALED if the owner has
+            sealed the run's tasks, so that only metrics may be read.
     """
     _check_arguments(view, limit)
     matches = matcher(grep) if grep else None  # None: no search
@@ -70,7 +73,7 @@ def read_logs(
 
 
 def _check_arguments(view: str, limit: int) -> None:
-    """Raises UserError BAD_ARGUMENT for a view that does not exist, or a limit out of range."""
+    """Raise UserError BAD_ARGUMENT if the view does not exist or the limit is out of range."""
     if view not in VIEWS:
         raise _bad_argument("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
     if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
@@ -80,9 +83,9 @@ def _check_arguments(view: str, limit: int) -> None:
 def _text_page(
     reader: TextReader, view: str, keys: Sequence[str], cursor: str
 ) -> EventsPage | ConsolePage | ErrorPage:
-    """A page of a view that shows text: events, console or error. `keys` are names of events.
+    """Make a page of a view that shows text: events, console or error. `keys` are names of events.
 
-    Raises UserError BAD_CURSOR.
+    Raises UserError BAD_CURSOR if `cursor` is not a cursor of this view.
     """
     if view == "events":
         return events_page(reader, keys, cursor)
@@ -92,5 +95,5 @@ def _text_page(
 
 
 def _bad_argument(field: str, message: str, hint: str) -> UserError:
-    """The error BAD_ARGUMENT for the argument `field`."""
+    """Make the error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

@@ -31,9 +31,11 @@ from engine.records.lines.curves import (
 )
 from engine.records.lines.line_record import skipped_lines
 
-_MOST_KEYS = 14  # two extremes of each, the first and the last step: 30 points
+# The most metrics on a page. With two extremes of each, the first and the last step, a page then
+# needs 30 points.
+_MOST_KEYS = 14
 _DEFAULT_KEYS = 10  # metrics that are shown if none are named
-_MOST_AVAILABLE = 60  # names of metrics that are not shown
+_MOST_AVAILABLE = 60  # a page lists at most so many names of metrics that it does not show
 _LISTED_IN_ERROR = 40  # names of metrics in an error message
 _IN_SENTENCE = 3  # curves that the summary describes
 
@@ -50,7 +52,8 @@ class CurvesPage(ReplyBase):
         curves: first, last and extreme values of each shown metric, over all steps.
         available: names of logged metrics that are not shown.
         steps_logged: number of all logged steps.
-        heldout: the tasks that `heldout_*` is measured on; None if no such metric is shown.
+        heldout: the held-out tasks that the `heldout_*` metrics are measured on; None if no such
+            metric is shown.
     """
 
     summary: str
@@ -70,7 +73,7 @@ class CurvesPage(ReplyBase):
 
 @dataclass(frozen=True)
 class NewStepsPage(ReplyBase):
-    """The steps logged since a cursor, each in full; `columns` and `rows` as in CurvesPage."""
+    """The steps logged since a cursor, each in full. `columns` and `rows` are as in CurvesPage."""
 
     summary: str
     run_id: str
@@ -93,12 +96,12 @@ class _Table:
 
 @dataclass(frozen=True)
 class _ShownCurves:
-    """What a page shows of a run's metrics.
+    """The part of a run's metrics that a page shows.
 
     Attributes:
-        selected_count: how many metrics were selected; the first of them are shown.
+        selected_count: how many metrics were selected; only the first of them are shown.
         columns: the names of the metrics that are shown.
-        measured_count: at how many steps any of the columns was measured.
+        measured_count: the number of steps at which any of the columns was measured.
         lines: the logged lines of the steps that are shown, each with a value in some column.
         curves: (step, value) of every logged point, by metric.
     """
@@ -113,20 +116,20 @@ class _ShownCurves:
 def curves_page(
     run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
 ) -> CurvesPage:
-    """A page with the curves of a run, from its first step to its last.
+    """Make a page with the curves of a run, from its first step to its last.
 
     Args:
         keys: the metrics to show; empty for the main ones.
-        matches: a test of names; if given, the logged metrics that pass it are shown instead of
-            `keys`.
+        matches: a test of names, or None. If it is given, the logged metrics that pass the test are
+            shown instead of `keys`.
         limit: the largest number of points of a curve; never more than 30 are shown.
 
-    Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
+    Raises UserError BAD_ARGUMENT if `keys` has a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
     shown_curves = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
     choosing_half = _half_behind_heldout_metrics(run, shown_curves.columns)
-    if run.deleted.exists():  # the files of the run are gone on purpose
+    if run.deleted.exists():  # the user deleted the run's files
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
         summary = _curve_sentence(row, metrics, shown_curves, choosing_half)
@@ -150,7 +153,8 @@ def curves_page(
 
 
 def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
-    """The first of the selected columns, with at most `limit` steps and never more than 30."""
+    """Select what a page shows: the first of the selected columns, with at most `limit` steps and
+    never more than 30."""
     columns = list(selected_columns[:_MOST_KEYS])
     measured = [line for line in metrics.lines if _has_any(line, columns)]
     return _ShownCurves(
@@ -163,46 +167,45 @@ def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int)
 
 
 def _has_any(line: JsonObject, columns: Sequence[str]) -> bool:
-    """Whether any of the metrics `columns` was measured at the step of a logged line, be it as no
-    finite number."""
+    """Whether a logged line has a value for any of the metrics `columns`, even one that is not
+    finite."""
     return any(name in line for name in columns)
 
 
 def _table_of_curves(shown: _ShownCurves) -> _Table:
-    """The shown metrics, step by step; with the model in an evaluation of several models."""
+    """Make the table of the shown metrics, step by step. In an evaluation of several models it has
+    a column with the model."""
     with_model = any("model" in line for line in shown.lines)
     return _table(shown.lines, shown.columns, with_model=with_model)
 
 
 def _summaries(shown: _ShownCurves) -> dict[str, CurveSummary]:
-    """First, last and extreme values of each shown metric that has a point."""
+    """Compute first, last and extreme values of each shown metric that has a point, by name."""
     curves = shown.curves.items()
     return {clean_text(name): summary_of(points) for name, points in curves if points}
 
 
 def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
-    """The names of the first 60 logged metrics that are not shown."""
+    """List logged metrics that are not shown, at most 60 names."""
     names = [clean_text(name) for name in metrics.columns if name not in shown_columns]
     return names[:_MOST_AVAILABLE]
 
 
 def _half_behind_heldout_metrics(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
-    """The half of the held-out tasks on which the `heldout_*` metrics are measured.
-
-    It is also the half by which the run chooses its checkpoint. None if no such metric is among
-    `columns`.
-    """
+    """Return the half of the held-out tasks on which the `heldout_*` metrics are measured, which is
+    also the half by which the run chooses its best checkpoint. Returns None if no such metric is
+    among `columns`."""
     shows_heldout = any(name.startswith("heldout_") for name in columns)
     return choosing(run) if shows_heldout else None
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
-    """The metrics that a reader asked for, without a limit to their number.
+    """List the metrics that a reader asked for, however many.
 
-    With `matches` the logged ones whose name matches, else `keys`; where that gives no name at all,
-    the main metrics.
+    They are the logged metrics whose name passes `matches`; without `matches`, they are `keys`. If
+    that gives no name at all, they are the main metrics.
 
-    Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
+    Raises UserError BAD_ARGUMENT if `keys` has a name that is neither logged nor a known metric.
     """
     if matches is not None:
         keys = [name for name in metrics.columns if matches(name)]
@@ -212,7 +215,7 @@ def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | 
 
 
 def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
-    """Warnings about columns, steps and lines that a page of curves leaves out.
+    """List warnings about columns, steps and lines that a page of curves leaves out.
 
     `selected_count` is how many columns the page would show if it had room for all.
     """
@@ -227,9 +230,10 @@ def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
 def new_steps_page(
     run: RunDir, row: RunRow, keys: Sequence[str], limit: int, cursor: str
 ) -> NewStepsPage:
-    """A page with the steps logged since the cursor of an earlier page, at most `limit`.
+    """Make a page with the steps logged since the cursor of an earlier page, at most `limit` of
+    them. The page shows the metrics `keys`, or the main ones if `keys` is empty.
 
-    It shows the metrics `keys`, or the main ones if `keys` is empty. Raises UserError BAD_CURSOR.
+    Raises UserError BAD_CURSOR if `cursor` is not a cursor of metrics.
     """
     offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
@@ -249,31 +253,32 @@ def new_steps_page(
 
 
 def _without_empty_rows(page: NewStepsPage) -> NewStepsPage:
-    """The page without steps at which nothing that is shown was measured. Its cursor is after
-    them too."""
-    first_cell = page.columns.index("step") + 1
+    """Drop the steps at which none of the shown metrics was measured. The page's cursor stays
+    behind all steps, dropped ones included."""
+    first_cell = page.columns.index("step") + 1  # the cells after the step's number
     return replace(page, rows=[row for row in page.rows if set(row[first_cell:]) - {None}])
 
 
 def _cursor_after(run: RunDir, row: RunRow, end: int) -> str:
-    """The cursor of the steps logged after the byte `end`; "" if there are none and the run has
-    ended."""
+    """Make the cursor for the steps logged after the byte `end`. Returns "" if there are none and
+    the run has ended."""
     has_more = end < complete_size(run.metrics) or row.state not in TERMINAL
     return f"metrics:{end}" if has_more else ""
 
 
 def _table_of_new_steps(lines: Sequence[JsonObject], keys: Sequence[str]) -> _Table:
-    """The metrics `keys` of the logged lines, or the main ones if `keys` is empty."""
+    """Make the table of the logged lines, with the metrics `keys`, or the main ones if `keys` is
+    empty."""
     # Names are not checked: these few lines may lack a metric that is logged now and then.
     columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
     return _table(lines, columns, with_model=False)
 
 
 def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
-    """(the byte of the metrics file at which a page of new steps starts, warnings).
+    """Return (the byte of the metrics file at which a page of new steps starts, warnings).
 
-    Where the file has become shorter than the cursor says, the page starts at the start of the file
-    and warns of it. Raises UserError BAD_CURSOR.
+    If the file has become shorter than the cursor's offset, the page starts at the beginning of the
+    file, with a warning. Raises UserError BAD_CURSOR if `cursor` is not a cursor of metrics.
     """
     offset = parse_cursor(cursor, "metrics").offset or 0
     if offset <= complete_size(run.metrics):
@@ -282,10 +287,10 @@ def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
 
 
 def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage:
-    """The page with at most `BODY_CHARS` characters, if one step can be that short.
+    """Shorten the page to at most `BODY_CHARS` characters, if one step can be that short.
 
-    The later half of its steps is left out until it fits; the next page then starts with them.
-    `lines` are the lines of the log that the page was read from.
+    The later half of its steps is dropped until it fits, and the cursor moves back, so that the
+    next page starts with them. `lines` are the lines of the log that the page was read from.
     """
     while json_chars(page.to_json()) > BODY_CHARS and len(page.rows) > 1:
         rows = page.rows[: len(page.rows) // 2]
@@ -296,11 +301,8 @@ def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage
 
 
 def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
-    """The names of the metrics in `lines`.
-
-    First ours, in the order of METRICS, then those of the environment, in the order in which they
-    appear.
-    """
+    """List the names of the metrics in `lines`: first ours, in the order of METRICS, then those of
+    the environment, in the order in which they appear."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     ours = [name for name in METRICS if name in names]
     not_of_env = {*METRICS, "step", "time", "model"}
@@ -311,7 +313,7 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     """Return `keys` without duplicates.
 
     Raises UserError BAD_ARGUMENT for a name that is neither in `available` (what the run logged)
-    nor one of our own metrics. One of those may be logged later.
+    nor one of our own metrics. One of our own may be logged later.
     """
     for key in keys:
         if key not in available and key not in METRICS:
@@ -328,7 +330,8 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
 
 
 def _table(lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool) -> _Table:
-    """The metrics `columns` of the logged lines; `with_model` adds a column with the model."""
+    """Make the table of the logged lines with the metrics `columns`. `with_model` adds a column
+    with the model."""
     return _Table(
         heads=_column_heads(columns, with_model),
         rows=[_table_row(line, columns, with_model) for line in lines],
@@ -336,16 +339,16 @@ def _table(lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: b
 
 
 def _column_heads(names: Sequence[str], with_model: bool) -> list[str]:
-    """The heads of the table: "step", with `with_model` also "model", then the metrics."""
+    """List the heads of the table: "step", with `with_model` also "model", then the metrics."""
     first_heads = ["step", "model"] if with_model else ["step"]
     return first_heads + [clean_text(name) for name in names]
 
 
 def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
-    """One row of the table for one logged line, such as [3, 0.41, None].
+    """Make one row of the table from one logged line, such as [3, 0.41, None].
 
     The cells are the step, the model (only with `with_model`), and the rounded value of each of
-    `columns`; None for a metric that the line does not have.
+    `columns`. A metric that the line does not have is None.
     """
     cells: list[Cell] = [line["step"]]
     if with_model:
@@ -357,8 +360,8 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _heldout_note(choosing_half: ChoosingHalf) -> str:
-    """How many tasks the curves `heldout_*` are measured on, to put behind them, such as
-    " (heldout_*: 50 of 100 tasks, which choose)"."""
+    """Say how many held-out tasks the curves `heldout_*` are measured on, such as " (heldout_*: 50
+    of 100 tasks, which choose)". The note follows the curves in the summary."""
     of_all = "dev" if choosing_half.side == "dev" else f"of {choosing_half.of}"
     return f" (heldout_*: {choosing_half.tasks} {of_all} tasks, which choose)"
 
@@ -366,11 +369,12 @@ def _heldout_note(choosing_half: ChoosingHalf) -> str:
 def _curve_sentence(
     row: RunRow, metrics: Metrics, shown_curves: _ShownCurves, choosing_half: ChoosingHalf | None
 ) -> str:
-    """The summary: the state of the run and the first and last value of its first three curves.
+    """Write the summary: the state of the run and the first and last value of its first three
+    curves.
 
     Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on; a note says
-    how many tasks it has. None where no such metric is shown.
+    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on, whose size a
+    note gives. It is None if no such metric is shown.
     """
     lines = metrics.lines
     if not lines:
@@ -387,7 +391,7 @@ def _curve_sentence(
 
 
 def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) -> list[str]:
-    """The first and last value of each of the first three curves, such as "kl 0 to 0.02"."""
+    """Write the first and last value of each of the first three curves, such as "kl 0 to 0.02"."""
     changes = []
     for name, points in list(curves.items())[:_IN_SENTENCE]:
         values = [value for _, value in points]
@@ -397,11 +401,9 @@ def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) ->
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
-    """The page with at most `BODY_CHARS` characters, if one metric column can be that short.
-
-    First names in `available` are left out, then columns.
-    """
-    # It can be too long because an environment may give its metrics names of any length.
+    """Shorten the page to at most `BODY_CHARS` characters, if one metric column can be that short.
+    First names in `available` are dropped, then columns."""
+    # A page can be too long because an environment may give its metrics names of any length.
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])
     # "step" and one metric always stay.
@@ -411,7 +413,7 @@ def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
 
 
 def _without_last_column(page: CurvesPage) -> CurvesPage:
-    """The page without its last metric."""
+    """Drop the last metric from the page."""
     *columns, dropped = page.columns
     curves = {name: curve for name, curve in page.curves.items() if name != dropped}
     rows = [cells[:-1] for cells in page.rows]

@@ -1,6 +1,7 @@
-"""One SFT row as the trainer will see it: the rendered text, what is trained on, where it is cut.
+"""Shows one SFT row as the trainer will see it: the rendered text, which parts are trained on, and
+where the row is cut.
 
-It needs no torch; the token counts are those of the worker's renderer (see
+No torch is needed; the token counts equal those of the worker's renderer (see
 engine/models/chat_format.py).
 """
 
@@ -18,15 +19,15 @@ from engine.records.settings import SFTSettings
 from envs.json_types import TaskRow, ToolSchema
 from envs.tool_schemas import tools_of
 
-_MAX_ROWS = 300  # that are searched for one that is cut
-_MAX_PIECES, _PIECE_CHARS = 8, 160  # of the text that is shown
-_LOST_CHARS = 200  # of the text after the cut
-_TASK_CHARS = 120  # of a task's id
+_MAX_ROWS = 300  # at most so many conversations are searched for a row that is cut
+_MAX_PIECES, _PIECE_CHARS = 8, 160  # stretches of text that are shown, and characters of each
+_LOST_CHARS = 200  # characters that are shown of the text after the cut
+_TASK_CHARS = 120  # characters that are shown of a task's id
 
 
 @dataclass(frozen=True)
 class LostText:
-    """The end of a row, after `max_length`, which is not trained on."""
+    """The end of a row, after `max_length` tokens, which is cut off and not trained on."""
 
     tokens: int
     text: str
@@ -34,10 +35,10 @@ class LostText:
 
 @dataclass(frozen=True)
 class RowPreview(ReplyBase):
-    """One training row as it is trained.
+    """One training row, as it is trained.
 
-    A conversation is one row, or several where the chat template writes earlier turns differently
-    once more messages follow; each turn is then trained after exactly the prompt it has in use.
+    A conversation is one row, or several if the chat template writes earlier turns differently once
+    more messages follow. Each turn is then trained after exactly the prompt that it has in use.
 
     Attributes:
         task: id of the task.
@@ -67,11 +68,12 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row of the first 300 conversations.
+    """Make a preview of one training row from the first 300 conversations. Returns None if no
+    conversation can be rendered.
 
-    It is the first row that is cut at `max_length`, because that shows a fault of the settings. If
-    no row is cut, it is the last row of the first conversation, because that shows what the
-    template leaves of earlier turns. None if no conversation can be rendered.
+    The first row that is cut at `max_length` is chosen, because that shows a fault of the settings.
+    If no row is cut, it is the last row of the first conversation, because that shows what the
+    template leaves of earlier turns.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -79,7 +81,7 @@ def sft_row(
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
-    # A generator, so that of a large dataset only the rows that are looked at are read.
+    # A generator, so that only the rows that are needed are read from a large dataset.
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)
@@ -96,10 +98,8 @@ def sft_row(
 
 
 def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
-    """The first row of a conversation that is longer than `max_length` tokens.
-
-    Else the last row; None if there is no row.
-    """
+    """Choose the row of a conversation to show: the first that is longer than `max_length` tokens,
+    else the last. Returns None if there is no row."""
     too_long = (chat for chat in chats if len(chat.ids) > max_length)
     return next(too_long, chats[-1] if chats else None)
 
@@ -107,10 +107,8 @@ def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedC
 def _with_row_number(
     preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
 ) -> RowPreview:
-    """The preview, with the place of the shown row: "row 2 of 3", say, of its conversation.
-
-    `chats` are the rows of that conversation; where it is only one, the preview stays as it is.
-    """
+    """Add the place of the shown row in its conversation to the preview, such as "row 2 of 3".
+    `chats` are the rows of that conversation; if there is only one, the preview stays as it is."""
     if len(chats) == 1:
         return preview
     return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
@@ -119,10 +117,8 @@ def _with_row_number(
 def _tokenized_turns(
     row: TaskRow, tools: list[ToolSchema], tokenizer: tokens.ChatTokenizer, settings: SFTSettings
 ) -> list[TokenizedChat]:
-    """The training rows (tokens) of one conversation; [] where the chat template refuses it.
-
-    `tools` are the environment's tool schemas, for a row that has none of its own.
-    """
+    """Tokenise the training rows of one conversation. Returns [] if the chat template refuses the
+    conversation. `tools` are the environment's tool schemas, for a row that has none of its own."""
     tools_of_row = tools_of(row, tools)
     try:
         return tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
@@ -137,7 +133,8 @@ def _preview(
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
-    """The preview of a row of the task `task_id`; `chat` holds the row's tokens, before the cut."""
+    """Make the preview of a row of the task `task_id`. `chat` holds the row's tokens before the
+    cut."""
     limit = settings.max_length
     ids = chat.ids[:limit]
     mask = chat.mask(settings.loss_on)[:limit]

@@ -1,4 +1,4 @@
-"""Pages of whole groups of rollouts, which are the answers to one task: `pick="group"`."""
+"""Pages of whole groups of rollouts (the answers to one task): `pick="group"` of read_rollouts."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from engine.reading.transcripts import (
 from engine.records.lines.curves import short
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
-_TASK_CHARS = 120  # of a task's id
-_LEAST_MEMBER_CHARS, _LEAST_PROMPT_CHARS = 60, 40  # however little room there is
+_TASK_CHARS = 120  # characters that are shown of a task's id
+_LEAST_MEMBER_CHARS, _LEAST_PROMPT_CHARS = 60, 40  # kept at least, however little room there is
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GroupItem:
 
 @dataclass(frozen=True)
 class GroupsPage(ReplyBase):
-    """Groups with the widest spread of rewards first; `matching` counts those on all pages."""
+    """Groups, the widest spread of rewards first. `matching` counts those on all pages."""
 
     summary: str
     run_id: str
@@ -66,11 +66,9 @@ class GroupsPage(ReplyBase):
 
 
 def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> GroupsPage:
-    """A page with every group of `source` that has at least one member among `matching_rows`.
-
+    """Make a page with every group of `source` that has at least one member among `matching_rows`.
     A group is shown whole, with the members that do not match. Groups with the widest spread of
-    rewards come first.
-    """
+    rewards come first."""
     groups = _groups_by_spread(matching_rows, source.rows)
     empty_page = GroupsPage(
         summary="",  # written below, once it is known how many groups fit
@@ -98,7 +96,8 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
 
 
 def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int) -> str:
-    """How many of the groups the page shows (`shown_count`), and in how many rewards are equal."""
+    """Say how many of the groups the page shows (`shown_count`), and in how many all rewards are
+    equal."""
     uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return (
         f"{shown_count} of {len(groups)} groups among the {page.source} in {page.run_id}, the "
@@ -107,10 +106,9 @@ def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int
 
 
 def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
-    """The groups of `rows` that have a member among `matching_rows`, each with all its members.
-
-    The widest spread of rewards comes first; equal spreads are in the order of the groups' keys.
-    """
+    """Collect the groups of `rows` that have a member among `matching_rows`, each with all its
+    members. The widest spread of rewards comes first; equal spreads are in the order of the groups'
+    keys."""
     chosen_groups = {_group_key(row) for row in matching_rows}
     rows_by_group: dict[str, list[Row]] = {}
     for row in rows:
@@ -122,10 +120,11 @@ def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list
 
 
 def _group_key(row: Row) -> str:
-    """A text that identifies a row's group, such as "000000003 000000012" or "task add-7".
+    """Make a text that identifies a row's group, such as "000000003 000000012" or "task add-7 of
+    base".
 
-    In training it is the step and the number of the group. Both have zeros in front, so that
-    sorting by the text gives the order of training. In an evaluation it is the task and the model.
+    In training it is the step and the number of the group, with zeros in front, so that sorting by
+    the text gives the order of training. In an evaluation it is the task and the model.
     """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
@@ -133,11 +132,8 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group (the answers to one task at one step) as a page shows it.
-
-    The prompt and the answers of all members share the characters that the query allows for one
-    rollout (`max_chars`).
-    """
+    """Make the item that a page shows for one group. The prompt and the answers of all members
+    share the characters that the query allows for one rollout (`max_chars`)."""
     redact = reading.redact
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)
@@ -157,16 +153,15 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
 
 
 def _reward_mean(rows: Sequence[Row]) -> float | None:
-    """The mean reward of the rows that were scored, with few digits; None if none was."""
+    """Compute the mean reward of the rows that were scored, rounded to few digits. Returns None if
+    none was scored."""
     rewards = rewards_of(rows)
     return short(math.fsum(rewards) / len(rewards)) if rewards else None
 
 
 def _member_items(reading: Reading, rows: Sequence[Row]) -> list[RolloutItem]:
-    """The members of one group as a page shows them, without what is the same for all of them.
-
-    Two thirds of the query's characters are divided among their answers.
-    """
+    """Make the items of the members of one group, without the fields that are the same for all of
+    them. Two thirds of the query's characters are divided among their answers."""
     chars = max(_LEAST_MEMBER_CHARS, reading.query.max_chars * 2 // (3 * len(rows)))
     texts = reading.texts(chars, with_prompt=False)
     items = [rollout_item(reading.redact, row, texts) for row in rows]
@@ -185,7 +180,7 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
     while len(item.members) > 1 and chars_of(item) > chars:
         excess_chars = chars_of(item) - chars
         count = len(item.members)
-        # As many members as take up the excess, if all are equally long.
+        # The number of members that take up the excess characters, if all are equally long.
         members_in_excess = excess_chars * count // json_chars(as_json(item.members))
         drop_count = max(1, min(count - 1, members_in_excess))  # at least one, but not all
         item = replace(
@@ -197,10 +192,8 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
 
 
 def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
-    """The item with at most `chars` characters of JSON, or without any metrics.
-
-    The metrics of its members are left out one after the other, from the first member on.
-    """
+    """Drop the metrics of the members, one after the other from the first, until the item has at
+    most `chars` characters of JSON or no metrics are left."""
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)

@@ -19,10 +19,10 @@ from engine.reading.transcripts import Decode, Texts, chars_of
 from engine.records.run_config import RunConfig
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
-_ALL_STEPS = "all"  # in a cursor, before the last step that is read
+_ALL_STEPS = "all"  # a cursor that begins "all40" reads all steps up to 40
 _MOST_DIGITS = 9  # of a number in a cursor
-_SUMMARY_CHARS = 400  # kept free for the summary, which is written once all else is known
-_CUT_CHARS = 600  # kept free for everything beside a single item that is cut
+_SUMMARY_CHARS = 400  # kept free for the summary, which is written after all else is known
+_CUT_CHARS = 600  # kept free for the rest of the page if a single item has to be cut
 
 T = TypeVar("T")
 
@@ -33,14 +33,14 @@ class RolloutQuery:
 
     Attributes:
         pick: which rollouts to show and in what order; one of `PICKS`.
-        step: training step, -1 for the latest; in an evaluation the index of the model, -1 for
-            all of them. For `changed` the evaluated step that is compared with step 0, or the model
-            with the first one, -1 for the last. If it is -1 and `where` names `step`, all steps
-            are read.
+        step: training step, -1 for the latest; in an evaluation the index of the model, -1 for all
+            models. For `changed` the evaluated step that is compared with step 0, or the model that
+            is compared with the first; -1 for the last. If it is -1 and `where` names `step`, all
+            steps are read.
         where: an expression over step, task, group, reward, success, advantage, length,
             stop_reason, error, model and named metrics (see engine.core.filters).
         tokens: whether to show token ids with their loss mask, if they were kept.
-        limit: rollouts or groups of a page, 1 to MOST_ROLLOUTS.
+        limit: the most rollouts or groups of a page, 1 to MOST_ROLLOUTS.
         max_chars: characters of text per rollout, LEAST_ROLLOUT_CHARS to MOST_ROLLOUT_CHARS.
         cursor: `next_cursor` of the page before; "" for the first page.
     """
@@ -68,8 +68,9 @@ class RolloutQuery:
 
 
 def _check_within(field: str, value: int, least: int, most: int) -> None:
-    """Raise UserError BAD_ARGUMENT, with the nearest value that is allowed, for one that is not."""
-    # True is an int in Python, but no number here.
+    """Raise UserError BAD_ARGUMENT if `value` is not from `least` to `most`. The hint names the
+    nearest value that is allowed."""
+    # A bool is refused: in Python True is an int, but a caller who passes it means no number.
     if isinstance(value, bool) or not least <= value <= most:
         raise _bad_argument(
             field,
@@ -80,7 +81,7 @@ def _check_within(field: str, value: int, least: int, most: int) -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a page begins.
+    """The place where a page begins.
 
     Attributes:
         skip: number of rollouts (groups, tasks) on earlier pages.
@@ -94,10 +95,10 @@ class Position:
 
 
 def start_of(query: RolloutQuery) -> Position:
-    """Where the page begins, from the query's cursor, or from its step if it has no cursor.
+    """Return where the page begins: at the query's cursor, or at its step if it has no cursor. A
+    cursor is "pick:step:skip", such as "worst:40:3", or "worst:all40:3" for all steps up to 40.
 
-    A cursor is "pick:step:skip", such as "worst:40:3", or "worst:all40:3" for all steps up to 40.
-    Raises UserError BAD_CURSOR for a cursor of another pick, or one that was changed.
+    Raises UserError BAD_CURSOR if the cursor is of another pick or was changed.
     """
     if not query.cursor:
         return Position(skip=0, step=query.step, all_steps=False)
@@ -118,19 +119,19 @@ def start_of(query: RolloutQuery) -> Position:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is a number from 0, in ASCII digits and not too long."""
+    """Whether the text is a number from 0, in ASCII digits, of at most `_MOST_DIGITS` digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A query with the run that it reads.
+    """A query, with the run that it reads.
 
     Attributes:
         start: where the page begins.
         config: the run's config; None if it is gone or damaged, which does not stop the reading.
-        decode: turns token ids into text; None if the query wants no tokens, or if the tokenizer
-            is gone.
+        decode: turns token ids into text; None if the query wants no tokens, or if the tokenizer is
+            gone.
     """
 
     query: RolloutQuery
@@ -147,17 +148,18 @@ class Reading:
         return self.config.model_refs if self.config else []
 
     def texts(self, chars: int, *, with_prompt: bool = True) -> Texts:
-        """How much text of a row is shown: `chars` characters, with or without the prompt."""
+        """Say how much text of a row is shown: `chars` characters, with or without the prompt."""
         return Texts(chars, with_prompt, with_tokens=self.query.tokens, decode=self.decode)
 
     def shown_part(self, items: Sequence[T]) -> Sequence[T]:
-        """The items after those of earlier pages, at most `limit` of them."""
+        """The items of this page: those after the items of earlier pages, at most `limit` of
+        them."""
         return items[self.start.skip : self.start.skip + self.query.limit]
 
 
 @dataclass(frozen=True)
 class Fitted(Generic[T]):
-    """The items that a page has room for; `next_cursor` is "" on the last page."""
+    """The items that fit into a page. `next_cursor` is "" on the last page."""
 
     items: list[T]
     warnings: list[str]
@@ -172,15 +174,13 @@ def fit(
     page_of: Callable[[list[T]], object],
     shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """Keep as many of the first items as a reply has room for.
-
-    Where not even one fits, it is shortened. A page that comes short of what it could show has a
-    warning that says so.
+    """Keep as many of the first items as fit into a reply. If not even one fits, it is shortened. A
+    warning says so if the page has fewer items than it could show, or a shortened one.
 
     Args:
         total: number of all matching items, on all pages.
         step_mark: the step or steps that were read, as `mark_of` writes them into a cursor.
-        page_of: builds the page with the given items, so that it can be measured.
+        page_of: builds the page with the given items, so that its length can be measured.
         shorten: shortens an item to a number of characters of JSON.
     """
     shown_items = list(items)
@@ -202,22 +202,23 @@ def fit(
 
 
 def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str) -> str:
-    """The cursor of the page after one with `shown_count` items; "" if nothing follows.
+    """Make the cursor of the page after one with `shown_count` items; "" if nothing follows.
 
-    `total` is the number of all matching items, on all pages; `step_mark` the step or steps that
+    `total` is the number of all matching items, on all pages. `step_mark` is the step or steps that
     were read, as `mark_of` writes them.
     """
     next_skip = reading.start.skip + shown_count
-    if not shown_count or next_skip >= total:  # an empty page would lead to itself
+    if not shown_count or next_skip >= total:  # after an empty page, the cursor would not advance
         return ""
     return f"{reading.query.pick}:{step_mark}:{next_skip}"
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:
-    """The steps that were read, as a cursor stores them: "40", or "all40" for all up to 40."""
+    """Write the steps that were read as a cursor stores them: "40", or "all40" for all steps up to
+    40."""
     return f"{_ALL_STEPS}{step}" if all_steps else str(step)
 
 
 def _bad_argument(field: str, message: str, hint: str) -> UserError:
-    """The error BAD_ARGUMENT for the argument `field`."""
+    """Make the error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

@@ -23,9 +23,9 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 Row = TrajectoryRecord | EvaluationRow
 AnyRow = TypeVar("AnyRow", bound=Row)
 
-_ALL_BYTES = 48_000_000  # of rollout files that are read at most when a filter needs all steps
-_KEPT = "kept"  # the half of answers to what a model could do before
-_REPORT = "report"  # the half of the held-out answers that is reported
+_ALL_BYTES = 48_000_000  # the most bytes of rollout files that are read if a filter needs all steps
+_KEPT = "kept"  # the value of `half` in answers that test what a model could do before
+_REPORT = "report"  # the value of `half` in held-out answers that are reported and choose nothing
 _NEAREST = 5  # steps that an error message names
 FILTER_NAMES = (
     "step",
@@ -54,7 +54,7 @@ class Source:
     """The rows that a page chooses from.
 
     Attributes:
-        description: of the rows, as "rollouts of step 3".
+        description: names the rows, such as "rollouts of step 3".
         step: their training step, or in an evaluation the index of the (last) model.
         skipped: number of damaged lines that could not be read.
         all_steps: whether the rows are those of all steps, or models, up to `step`.
@@ -78,7 +78,7 @@ class Source:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about lines and steps that were not read."""
+        """Warnings about lines that could not be read and steps that were not read."""
         warnings = skipped_lines(self.skipped)
         if self.unread_steps:
             warnings.append(
@@ -89,11 +89,10 @@ class Source:
 
 
 def source_of(reading: Reading) -> Source:
-    """Read the rows that the query chooses from.
+    """Read the rows that the query chooses from: the rollouts of all steps if the query names no
+    step but its filter uses `step`, else the rows of one step.
 
-    They are the rollouts of all steps if the query names no step but its filter uses `step`, else
-    the rows of one step. Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a
-    step without rows.
+    Raises UserError NO_EVALUATION if there are no rows yet, BAD_ARGUMENT if the step has no rows.
     """
     start = reading.start  # where the page begins: from the cursor, else from the query
     names_no_step = start.step == -1
@@ -106,14 +105,14 @@ def source_of(reading: Reading) -> Source:
 def _rows_of_one_step(reading: Reading) -> Source:
     """Read the rows of one step.
 
-    - of a training run that samples (GRPO): its rollouts of the step;
-    - of a training run without rollouts (SFT), or whose filter uses the name `half`: its held-out
-      answers at the step;
-    - of an evaluation or probe: the answers of all models, or of the one whose index is the step;
-    - of a training run whose filter asks for them (`half == 'kept'`): its answers to what the
-      model could do before, at step 0 if that is the step, else after training.
+    - A training run that samples (GRPO) has its rollouts of the step.
+    - A training run without rollouts (SFT), or with a filter that uses the name `half`, has its
+      held-out answers at the step.
+    - An evaluation or probe has the answers of all models, or of the one whose index is the step.
+    - A training run with the filter `half == 'kept'` has its answers that test what the model
+      could do before: at step 0 if that is the step, else after training.
 
-    Raises UserError as `source_of` does.
+    Raises UserError NO_EVALUATION if there are no rows yet, BAD_ARGUMENT if the step has no rows.
     """
     run, row = reading.run, reading.row
     if run.deleted.exists():
@@ -142,9 +141,9 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
 
 def _kept_skill_answers(reading: Reading) -> Source:
-    """Read what a training run's model answered when it was asked what it could do before: at step
-    0 if the query names it, else with the chosen checkpoint, or at step 0 before there is one. The
-    rows get the half "kept".
+    """Read the answers of a training run that test what the model could do before; they get the
+    half "kept". They are those of step 0 if the query names it, else those of the chosen
+    checkpoint, or of step 0 before there is one.
 
     Raises UserError NO_EVALUATION if nothing was asked yet.
     """
@@ -168,19 +167,20 @@ def _kept_skill_answers(reading: Reading) -> Source:
 
 
 def kept_skill_rows(path: Path) -> RecordsRead[EvaluationRow]:
-    """The answers to tasks of earlier skills in a file (`RunDir.kept`), each with the half "kept".
-    Raises FileNotFoundError."""
+    """Read the answers to tasks of earlier skills from a file (`RunDir.kept`); each gets the half
+    "kept". Raises FileNotFoundError if the file does not exist."""
     answers = EvaluationRow.read_file(path)
     records = [answer.model_copy(update={"half": _KEPT}) for answer in answers.records]
     return replace(answers, records=records)
 
 
 def _held_out_answers(reading: Reading) -> Source:
-    """Read the held-out answers of a training run without rollouts (SFT, DPO).
+    """Read the held-out answers of a training run without rollouts (SFT, DPO) at the requested
+    step. -1 means the latest step, or, if the filter asks for the half "report", the latest at
+    which that half was asked.
 
-    They are those at the requested step (-1: the latest; where the filter asks for the half
-    "report", the latest at which that half was asked). Raises UserError NO_EVALUATION if nothing is
-    evaluated yet, BAD_ARGUMENT for a step without an evaluation.
+    Raises UserError NO_EVALUATION if nothing is evaluated yet, BAD_ARGUMENT if the step has no
+    evaluation.
     """
     run, row = reading.run, reading.row
     steps = run.eval_steps()
@@ -204,8 +204,8 @@ def _held_out_answers(reading: Reading) -> Source:
 
 
 def _last_reported(run: RunDir, steps: Sequence[int]) -> int:
-    """The latest of the steps whose answers hold the half "report", which is asked at the start and
-    with the best checkpoint alone; -1 where none does."""
+    """Find the latest of the steps whose answers include the half "report", which is asked only at
+    the start and with the best checkpoint. Returns -1 if there is none."""
     for step in reversed(steps):
         if any(row.half == _REPORT for row in EvaluationRow.read_file(run.evals(step)).records):
             return step
@@ -213,11 +213,9 @@ def _last_reported(run: RunDir, steps: Sequence[int]) -> int:
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
-    """Read the rollouts of all steps up to the requested one (-1: the latest).
-
-    If the files are larger than `_ALL_BYTES` together, only the newest are read, at least one;
-    `unread_steps` of the result counts the others.
-    """
+    """Read the rollouts of all steps up to the requested one (-1: the latest). If the files are
+    larger than `_ALL_BYTES` together, only the newest are read, at least one; `unread_steps` of the
+    result counts the others."""
     run = reading.run
     last_step = reading.start.step
     steps = [step for step in run.rollout_steps() if last_step == -1 or step <= last_step]
@@ -235,9 +233,7 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
 
 def _newest_rollouts(paths: Sequence[Path]) -> list[RecordsRead[TrajectoryRecord]]:
     """Read the last of the files, as many as have at most `_ALL_BYTES` together, but at least one.
-
-    The result is in the order of `paths`.
-    """
+    The result is in the order of `paths`."""
     files: list[RecordsRead[TrajectoryRecord]] = []
     bytes_left = _ALL_BYTES
     for path in reversed(paths):
@@ -249,10 +245,10 @@ def _newest_rollouts(paths: Sequence[Path]) -> list[RecordsRead[TrajectoryRecord
 
 
 def _answers_of_all_models(reading: Reading) -> Source:
-    """Read the answers of every model of an evaluation or probe; a filter by `model` chooses.
+    """Read the answers of every model of an evaluation or probe. The answers to one task stand side
+    by side, so that a page with few rows shows several models.
 
-    The answers to one task stand side by side, so that a page with few rows shows several models.
-    Raises UserError NO_EVALUATION if no model has any.
+    Raises UserError NO_EVALUATION if no model has answers yet.
     """
     with_answers = _answered_models(reading)
     files = [EvaluationRow.read_file(reading.run.model_evals(index)) for index in with_answers]
@@ -268,7 +264,7 @@ def _answers_of_all_models(reading: Reading) -> Source:
 
 
 def _answered_models(reading: Reading) -> list[int]:
-    """The indices of the models of an evaluation or probe that have answers. Raises UserError
+    """List the indices of the models of an evaluation or probe that have answers. Raises UserError
     NO_EVALUATION if there are none."""
     row, count = reading.row, len(reading.models)
     with_answers = [index for index in range(count) if reading.run.model_evals(index).exists()]
@@ -282,14 +278,14 @@ def _answered_models(reading: Reading) -> list[int]:
 
 
 def model_answers(reading: Reading) -> Source:
-    """Read the answers of one model of an evaluation or probe.
+    """Read the answers of one model of an evaluation or probe. The `step` of the query is the index
+    of the model; -1 is the last model that has answers.
 
-    The `step` of the query is the index of the model; -1 is the last one that has answers. Raises
-    UserError NO_EVALUATION if none has, BAD_ARGUMENT for the index of a model without answers.
+    Raises UserError NO_EVALUATION if no model has answers yet, BAD_ARGUMENT if the model has none.
     """
     run, models = reading.run, reading.models
     with_answers = _answered_models(reading)
-    # In an error: "there are no answers, by index of the model, of step 7".
+    # An error then says "there are no answers, by index of the model, of step 7".
     index = chosen_step(
         with_answers, reading.start.step, missing_rows="answers, by index of the model,"
     )
@@ -303,19 +299,17 @@ def model_answers(reading: Reading) -> Source:
 
 
 def wait_hint(run_id: str, **until: str) -> Hint:
-    """A hint with the call `wait_run` for a run that has no rows yet.
-
-    With until="next_eval" the call waits for the next evaluation, without it for the end of the
-    run.
-    """
+    """Make a hint with the call `wait_run` for a run that has no rows yet. With until="next_eval"
+    the call waits for the next evaluation, without it for the end of the run."""
     return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
 
 
 def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
-    """Return `step`, which must be one of `steps`, or the last of them if `step` is -1.
+    """Return `step`, which must be one of `steps`, or the last of them if `step` is -1. `steps`
+    have rows and are in ascending order; `missing_rows` names the rows in the error, such as
+    "rollouts".
 
-    `steps` have rows and are in ascending order; `missing_rows` names the rows in the error, as
-    "rollouts". Raises UserError BAD_ARGUMENT for any other step, with the nearest steps.
+    Raises UserError BAD_ARGUMENT, with the nearest steps, if `step` is not in `steps`.
     """
     if step == -1:
         return steps[-1]
@@ -337,24 +331,24 @@ def _filters_by_step(where: str) -> bool:
 
 
 def _uses_name(where: str, name: str) -> bool:
-    """Whether the filter expression uses this name of a field."""
+    """Whether the filter expression uses the field `name`."""
     return any(isinstance(node, ast.Name) and node.id == name for node in _nodes(where))
 
 
 def asks_for_kept_skills(where: str) -> bool:
     """Whether the filter expression is about earlier skills: it has the text "kept", as in "half ==
-    'kept'", or uses the name `battery`, which no other answers have."""
+    'kept'", or uses the name `battery`, a field that no other answers have."""
     return _has_text(where, _KEPT) or _uses_name(where, "battery")
 
 
 def _has_text(where: str, text: str) -> bool:
-    """Whether the filter expression compares with this text."""
+    """Whether the filter expression contains this text as a constant, as "half == 'kept'" does."""
     return any(isinstance(node, ast.Constant) and node.value == text for node in _nodes(where))
 
 
 def _nodes(where: str) -> list[ast.AST]:
-    """The parts of the filter expression; [] where it cannot be parsed: `matching` refuses it
-    later."""
+    """Parse the filter expression into its syntax nodes. Returns [] if it cannot be parsed;
+    `matching` refuses it later."""
     try:
         # "0" stands for an empty expression, which cannot be parsed and uses no name.
         tree = ast.parse(where.strip() or "0", mode="eval")
@@ -365,26 +359,24 @@ def _nodes(where: str) -> list[ast.AST]:
 
 
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
-    """The rows for which the expression `where` is true; all rows if `where` is empty.
+    """Select the rows for which the expression `where` is true; all rows if `where` is empty. The
+    expression may use the `FILTER_NAMES`, and metrics by their name or as metrics["name"].
 
-    The expression may use the `FILTER_NAMES`, and metrics by their name or as metrics["name"].
-    Raises UserError BAD_ARGUMENT for an invalid expression.
+    Raises UserError BAD_ARGUMENT if the expression is invalid.
     """
     if not where.strip():
         return list(rows)
     metrics = {name for row in rows for name in row.metrics or {}}
     # A metric whose name is not an identifier can only be written as metrics["its name"].
     names = [*FILTER_NAMES, *(name for name in metrics if name.isidentifier())]
-    # An expression may name stop reasons by the words of earlier versions.
+    # An expression may use the names that stop reasons had in earlier versions.
     rule = Where(where, names, former_values={"stop_reason": FORMER_STOP_REASONS})
     return [row for row in rows if rule.matches(_filter_values(row), row.task)]
 
 
 def _filter_values(row: Row) -> dict[str, object]:
-    """The values of a row that a filter expression can use, by name.
-
-    None for a field that this kind of row does not have. A field wins over a metric of its name.
-    """
+    """Collect the values of a row that a filter expression can use, by name. A field that this kind
+    of row does not have is None. If a metric has the name of a field, the field is used."""
     metrics: dict[str, object] = dict(row.metrics or {})
     fields = {name: getattr(row, name, None) for name in FILTER_NAMES}
     counts = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
@@ -392,9 +384,9 @@ def _filter_values(row: Row) -> dict[str, object]:
 
 
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
-    """The rows that `pick` shows, in its order.
+    """Select the rows that `pick` shows, in its order.
 
-    - truncated, error: only these rows, in the order they came in.
+    - truncated, error: only these rows, in their original order.
     - random: all rows, shuffled with `seed`.
     - median: the scored rows nearest to the median score first.
     - best, worst: the scored rows, the highest or the lowest score first.
@@ -414,43 +406,40 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
 
 
 def _scored_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a reward; the rows with a loss if no row has a reward.
-
-    An evaluation of SFT without a scorer has no rewards.
-    """
+    """Select the rows with a reward. If no row has one, as in an evaluation of SFT without a
+    scorer, select the rows with a loss."""
     scored = [row for row in rows if row.reward is not None]
     return scored or [row for row in rows if _loss(row) is not None]
 
 
 def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:
-    """The rows, at least one, by how near their scores are to the median score."""
+    """Sort the rows (at least one) by the distance of their score from the median score."""
     scores = sorted(score(row) for row in rows)
-    median = scores[len(scores) // 2]  # of two in the middle the higher one
+    median = scores[len(scores) // 2]  # with an even count, the higher of the two middle scores
     return sorted(rows, key=lambda row: abs(score(row) - median))
 
 
 def score(row: Row) -> float:
-    """The number by which rows are compared; higher is better.
-
-    It is the reward, or minus the loss for a row without a reward, or 0 for a row with neither.
-    """
+    """Return the number by which rows are compared; higher is better. It is the reward, or minus
+    the loss if the row has no reward, or 0 if it has neither."""
     if row.reward is not None:
         return row.reward
     return -(_loss(row) or 0.0)
 
 
 def _loss(row: Row) -> float | None:
-    """The loss of an evaluation's row, if it has one; rollouts of training have none."""
+    """The loss of an evaluation's row, or None. Rollouts of training have none."""
     return row.loss if isinstance(row, EvaluationRow) else None
 
 
 def rewards_of(rows: Sequence[Row]) -> list[float]:
-    """The rewards of the rows; rows without one and rows whose scoring failed are left out."""
+    """List the rewards of the rows. Rows without a reward and rows whose scoring failed are left
+    out."""
     return [row.reward for row in rows if not row.error and row.reward is not None]
 
 
 def reward_std(rows: Sequence[Row]) -> float:
-    """Population standard deviation of the rewards; 0 for fewer than two."""
+    """Population standard deviation of the rewards; 0 if fewer than two rows have one."""
     rewards = rewards_of(rows)
     if len(rewards) < 2:
         return 0.0

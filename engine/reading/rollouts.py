@@ -30,11 +30,11 @@ class About:
 
 @dataclass(frozen=True)
 class RolloutsPage(ReplyBase):
-    """Rollouts or held-out answers in the order of the pick.
+    """Rollouts or held-out answers, in the order that the query's `pick` asks for.
 
     Attributes:
         step: training step, or in an evaluation the index of the (last) model among `models`.
-        source: a description of the rows, as "rollouts of step 3".
+        source: a description of the rows, such as "rollouts of step 3".
         models: the models of an evaluation; None for a training run.
         matching: number of matching rows, on all pages.
         about: the meaning of `half` in the items; None if no item has it.
@@ -54,13 +54,15 @@ class RolloutsPage(ReplyBase):
 
 
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
-    """Read one page of the rollouts or answers that `query.pick` chooses.
+    """Read one page of the rollouts or answers that `query.pick` chooses. "group" shows whole
+    groups (the answers to one task); "changed" shows tasks whose score differs between two
+    evaluations; every other pick shows single rollouts in the order of `ordered`. If the run goes
+    on, `next` of the page suggests waiting.
 
-    "group" shows whole groups, the answers to one task; "changed" shows tasks whose score differs
-    between two evaluations; every other pick shows single rollouts, as `ordered` puts them. Of a
-    run that goes on the next call is to wait on.
-
-    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
+    Raises UserError:
+        RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT if an argument has a value that is not
+            allowed; BAD_CURSOR if the cursor is not of this pick; NO_EVALUATION if there are no
+            rows yet; ENV_SEALED if the owner has sealed the run's tasks.
     """
     query.check()
     reading = _reading_of(home, query)
@@ -68,7 +70,8 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
 
 
 def _page_of(reading: Reading) -> RolloutsPage | GroupsPage | ChangedPage:
-    """The page that the pick of the query asks for. Raises as `read_rollouts` does."""
+    """Make the page that the pick of the query asks for. Raises the UserErrors of `read_rollouts`
+    about rows and arguments: NO_EVALUATION and BAD_ARGUMENT."""
     query = reading.query
     if query.pick == "changed":
         return changed_page(reading)
@@ -80,9 +83,10 @@ def _page_of(reading: Reading) -> RolloutsPage | GroupsPage | ChangedPage:
 
 
 def _reading_of(home: Home, query: RolloutQuery) -> Reading:
-    """The query with its run and what is needed to show the run's rows.
+    """Open the run of the query, and collect what is needed to show its rows.
 
-    Raises UserError RUN_NOT_FOUND, ENV_SEALED or BAD_CURSOR.
+    Raises UserError RUN_NOT_FOUND if there is no such run, ENV_SEALED if the owner has sealed its
+    tasks, BAD_CURSOR if the cursor is not of the query's pick.
     """
     with Store(home) as store:
         row = store.get_run(query.run_id)
@@ -102,12 +106,10 @@ def _reading_of(home: Home, query: RolloutQuery) -> Reading:
 
 
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
-    """A page of single rollouts or answers.
-
-    `matching_rows` are the rows of `source` that match the query's filter. The page shows those of
-    them that the query's `pick` selects (such as "worst" or "random"), in the order of that pick.
-    """
-    # The same seed for every page, so that all pages show parts of one random order.
+    """Make a page of single rollouts or answers. `matching_rows` are the rows of `source` that
+    match the query's filter. The page shows those that the query's `pick` selects (such as "worst"
+    or "random"), in the order of that pick."""
+    # Every page uses the same seed, so that all pages show parts of one random order.
     seed = f"{reading.row.run_id} {source.step}"
     picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
     items = _shown_items(reading, picked_rows)
@@ -134,16 +136,15 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
 
 
 def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutItem]:
-    """The picked rows that this page may show, each with at most `max_chars` characters."""
+    """Make the items of the picked rows that belong on this page, each with at most `max_chars`
+    characters."""
     texts = reading.texts(reading.query.max_chars)
     return [rollout_item(reading.redact, row, texts) for row in reading.shown_part(picked_rows)]
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
-    """A page that still lacks its summary, `about`, its rollouts, its warnings and its cursor.
-
-    `picked_count` is the number of rows that the pick selects, on all pages.
-    """
+    """Make a page that still lacks its summary, `about`, rollouts, warnings and cursor.
+    `picked_count` is the number of rows that the pick selects, on all pages."""
     row = reading.row
     return RolloutsPage(
         summary="",
@@ -164,7 +165,8 @@ def _summary(
     picked_count: int,
     matching_rows: Sequence[Row],
 ) -> str:
-    """The summary, such as "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64."
+    """Write the summary, such as "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over
+    64."
 
     Args:
         shown_count: number of rows on this page.
@@ -177,11 +179,9 @@ def _summary(
 
 
 def _reward_text(rows: Sequence[Row], *, trained: bool) -> str:
-    """The mean reward and the failed scorings of rows, as the end of a sentence.
-
-    Training (`trained`) leaves rows that could not be scored out of the mean; an evaluation counts
-    each as reward 0.
-    """
+    """Write the mean reward of the rows and the number of failed scorings, as the end of a
+    sentence. In training (`trained`), rows that could not be scored are left out of the mean; in an
+    evaluation each counts as reward 0."""
     text = ""
     rewards = rewards_of(rows)
     failed_count = sum(bool(row.error) for row in rows)
@@ -196,7 +196,8 @@ def _reward_text(rows: Sequence[Row], *, trained: bool) -> str:
 
 
 def _name_of_picked_rows(pick: str, description: str) -> str:
-    """What a pick shows in words; `description` names all rows, such as "rollouts of step 8"."""
+    """Describe the rows that a pick shows. `description` names all rows, such as "rollouts of step
+    8"."""
     if pick == "error":
         return f"{description} with an error"
     if pick == "truncated":

@@ -1,4 +1,4 @@
-"""The search behind `grep` arguments: plain text with gaps, alternatives and line ends.
+"""The search of `grep` arguments: plain text with gaps, alternatives and line ends.
 
 A pattern is not a regular expression, so the time of a search grows only with the length of a line.
 """
@@ -14,10 +14,11 @@ _LONGEST = 200  # characters of a pattern
 
 
 def matcher(pattern: str) -> Matches:
-    """Compile `pattern`, such as "error|^step.*nan", into a test of a line; "" matches no line.
+    """Compile `pattern`, such as "error|^step.*nan", into a function that tests a line; "" matches
+    no line.
 
     Letter case is ignored. `|` separates alternatives, `.*` stands for any text, `^` and `$` for
-    the ends of the line. Raises UserError BAD_ARGUMENT for more than 200 characters.
+    the ends of the line. Raises UserError BAD_ARGUMENT if the pattern has more than 200 characters.
     """
     if len(pattern) > _LONGEST:
         raise UserError(
@@ -46,17 +47,15 @@ class _Alternative:
 
     @staticmethod
     def parse(text: str) -> "_Alternative":
-        """Parse one alternative, which is in lower case.
-
-        Backslashes are dropped: they come from callers who escape as in a regular expression.
-        """
+        """Parse one alternative of a pattern, in lower case, such as "^step.*nan". Backslashes are
+        dropped, because they come from callers who escape as in a regular expression."""
         from_start = text.startswith("^")
         to_end = text.endswith("$")
         body = text.removeprefix("^").removesuffix("$").replace("\\", "")
         return _Alternative(tuple(body.split(".*")), from_start, to_end)
 
     def is_in(self, line: str) -> bool:
-        """Whether a line in lower case has the parts, in this order, without overlap."""
+        """Whether a line, in lower case, contains the parts in this order, without overlap."""
         # A single part must be the whole line: "aba" has "a" at both ends, but is not "a".
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
@@ -64,7 +63,7 @@ class _Alternative:
             return False
         if self.to_end and not line.endswith(self.parts[-1]):
             return False
-        # The earliest place of each part leaves the most room for the parts after it.
+        # Take the earliest place of each part, which leaves the most room for the parts after it.
         position = 0
         for part in self.parts:
             position = line.find(part, position)

@@ -17,11 +17,11 @@ from engine.reading.cursors import Cursor, parse_cursor
 from engine.reading.search import Matches
 from engine.records.lines.line_record import skipped_lines
 
-_LINE_CHARS = 500  # of a line; longer ones are cut
+_LINE_CHARS = 500  # longer lines are cut to so many characters
 _LINES_CHARS = BODY_CHARS - 2000  # of all lines; the rest is for the other fields of a page
 _LINES_CHARS_OF_ERROR = _LINES_CHARS - 2500  # less, because the page also has the error
-_EVENT_KEYS = ("time", "event", "step")  # that are kept of an event that is too long
-_SUMMARY_CHARS, _MESSAGE_CHARS, _EVIDENCE_CHARS = 400, 600, 800  # of a failure
+_EVENT_KEYS = ("time", "event", "step")  # the fields that an event keeps if it is too long
+_SUMMARY_CHARS, _MESSAGE_CHARS, _EVIDENCE_CHARS = 400, 600, 800  # of a failure's texts
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Links:
 
     Attributes:
         next_cursor: continues the reading; "" if nothing follows.
-        older_cursor: leads to what came before the page; None if nothing did.
+        older_cursor: leads to the lines before the page; None if there are none.
     """
 
     next_cursor: str
@@ -39,7 +39,7 @@ class Links:
 
 @dataclass(frozen=True)
 class EventsPage(ReplyBase):
-    """Events of a run; each may have other fields."""
+    """Events of a run. The fields of an event depend on its name."""
 
     summary: str
     run_id: str
@@ -70,10 +70,8 @@ class ConsolePage(ReplyBase):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How the trainer's process ended: its return code, or the signal that killed it.
-
-    The other one is None; both are if nothing was recorded.
-    """
+    """How the trainer's process ended: its return code, or the signal that killed it. The other one
+    is None; both are None if nothing was recorded."""
 
     rc: int | None = None
     signal: int | None = None
@@ -81,13 +79,13 @@ class ExitStatus:
 
 @dataclass(frozen=True)
 class ShownFailure:
-    """Why a run failed; all fields are None if it has not.
+    """The reason why a run failed; all fields are None if it has not failed.
 
     Attributes:
         kind: a failure kind of engine/core/errors.py.
         evidence: what the trainer recorded about the failure.
         hint, call: what to do next, in words and as a tool call.
-        last_checkpoint: its folder name; "" if there is none.
+        last_checkpoint: the folder name of the last checkpoint; "" if there is none.
     """
 
     kind: str | None = None
@@ -101,7 +99,7 @@ class ShownFailure:
 
 @dataclass(frozen=True)
 class ErrorPage(ConsolePage):
-    """Why a run failed, with the last lines it printed."""
+    """The reason why a run failed, with the last lines that it printed."""
 
     error: ShownFailure
 
@@ -112,7 +110,7 @@ class TextReader:
     Attributes:
         run, row: the run's folder and its database row.
         redact: hides secrets.
-        limit: lines of a page.
+        limit: the most lines of a page.
         matches: the search that lines must match; None without a search.
     """
 
@@ -132,20 +130,20 @@ class TextReader:
 
     @property
     def attempts(self) -> list[int]:
-        """Numbers of the attempts that printed something; only the last attempt if none did."""
+        """The numbers of the attempts that printed something. If none did, only the last attempt's
+        number."""
         numbers = range(1, self.row.attempt + 1)
         logged = [number for number in numbers if self.run.log(number).exists()]
         return logged or [self.row.attempt]
 
     def passes(self, text: str) -> bool:
-        """Whether a line matches the search, with its secrets hidden; True without a search."""
+        """Whether a line, with its secrets hidden, matches the search. True if there is no
+        search."""
         return self.matches is None or self.matches(self.redact.text(text))
 
     def page(self, path: Path, cursor: Cursor, passes: Matches) -> Page:
-        """The lines of `path` before or after the cursor for which `passes` is true.
-
-        They are at most as many as the page was asked for (`self.limit`).
-        """
+        """Read the lines of `path` before or after the cursor for which `passes` returns True, at
+        most `self.limit` of them."""
         if cursor.offset is None:
             return page_before(path, complete_size(path), self.limit, passes)
         if cursor.older:
@@ -154,21 +152,23 @@ class TextReader:
         return page_after(path, min(cursor.offset, complete_size(path)), self.limit, passes)
 
     def shown_line(self, text: str) -> str:
-        """A line as a page shows it: secrets hidden, long lines cut."""
+        """Return a line as a page shows it: with secrets hidden, and cut if it is long."""
         return clip(self.redact.text(text), _LINE_CHARS)
 
     def warnings(self, page: Page) -> list[str]:
-        """A warning if the search stopped at the largest amount of text it may scan, else []."""
+        """Return a warning if the search stopped because it had read the most text that one call
+        may read; else []."""
         if self.matches is None or page.scanned < BUDGET:
             return []
         return [f"The search stopped after {page.scanned / 1e6:.1f} MB; the cursor continues it."]
 
 
 def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsPage:
-    """A page of events, from the cursor on; "" starts with the newest events.
+    """Make a page of events, from the cursor on; "" starts with the newest events. If `keys` is not
+    empty, only events with these names are shown. Lines that are not JSON objects are left out and
+    counted in a warning.
 
-    If `keys` is not empty, only events with these names are shown. Lines that are not JSON
-    objects are left out and counted in a warning. Raises UserError BAD_CURSOR.
+    Raises UserError BAD_CURSOR if `cursor` is not a cursor of events.
     """
     newest = Cursor(attempt=0, offset=None, older=True)
     position = parse_cursor(cursor, "events") if cursor else newest
@@ -190,7 +190,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
 
 @dataclass(frozen=True)
 class _ShownEvents:
-    """The events that a reply has room for, as it shows them.
+    """The events that fit into a reply, as the reply shows them.
 
     Attributes:
         page: the page with only their lines.
@@ -203,10 +203,8 @@ class _ShownEvents:
 
 
 def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
-    """As many events of the page as a reply has room for.
-
-    They are the first ones, or with `older` the last ones, because the reader goes backwards.
-    """
+    """Select the events of the page that fit into a reply: the first ones, or the last ones if
+    `older` is set, because the reader then goes backwards."""
     events = _events_by_offset(reader, page.lines)
     event_lines = [line for line in page.lines if line.start in events]
     shown_lines, fitted_page = _fit_lines(
@@ -223,11 +221,8 @@ def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
 
 
 def _event_filter(reader: TextReader, keys: Sequence[str]) -> Matches:
-    """The test that a line of the event log must pass to be shown.
-
-    It must match the reader's search. If `keys` is not empty, its event must have one of these
-    names too.
-    """
+    """Make the test that a line of the event log must pass to be shown: the line must match the
+    reader's search, and if `keys` is not empty, its event must have one of these names."""
 
     def passes(text: str) -> bool:
         """Whether a page shows the line `text`."""
@@ -242,10 +237,8 @@ def _event_filter(reader: TextReader, keys: Sequence[str]) -> Matches:
 
 
 def _events_by_offset(reader: TextReader, lines: Sequence[Line]) -> dict[int, JsonObject]:
-    """The events in `lines` as a page shows them; lines that are not JSON objects are left out.
-
-    The keys are the offsets at which the lines start, because equal events may occur twice.
-    """
+    """Parse the events in `lines`, as a page shows them. Lines that are not JSON objects are left
+    out. The keys are the offsets at which the lines start, because equal events may occur twice."""
     events: dict[int, JsonObject] = {}
     for line in lines:
         fields = _parse_object(line.text)
@@ -255,17 +248,15 @@ def _events_by_offset(reader: TextReader, lines: Sequence[Line]) -> dict[int, Js
 
 
 def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:
-    """The summary of a page, such as "3 events of r-1, the last is checkpoint."."""
+    """Write the summary of a page, such as "3 events of r-1, the last is checkpoint."."""
     last_event = str(events[-1].get("event", "")) if events else ""
     last_event_note = f", the last is {last_event}" if last_event else ""
     return f"{counted(len(events), 'event')} of {row.run_id}{last_event_note}."
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
-    """An event with its secrets hidden.
-
-    A very long one (over 1000 characters) keeps only its time, name, step and a shortened message.
-    """
+    """Return an event with its secrets hidden. An event of more than 1000 characters keeps only its
+    time, name, step and a shortened message."""
     event = reader.redact.value(fields)
     if json_chars(event) <= 2 * _LINE_CHARS:
         return event
@@ -274,19 +265,19 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
+    """Make a page of the lines that one attempt of the run printed, at most `max_chars` characters.
+    (A run that was resumed has several attempts.)
 
-    A run that was resumed has several attempts. `cursor` names the attempt and the place in its
-    console; "" shows the newest lines of the last attempt that printed something. Raises UserError
-    BAD_CURSOR.
+    `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
+    attempt that printed something. Raises UserError BAD_CURSOR if it is not a cursor of a console.
     """
     row = reader.row
     position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
-    # Without an offset the page has the newest lines.
+    # If the position has no offset, the page has the newest lines.
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
-    # A later page, or one with a search, may be empty although the run prints.
+    # A page with a cursor or a search may be empty although the run has printed something.
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
@@ -304,20 +295,16 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
 
 
 def _console_position(reader: TextReader, cursor: str) -> Cursor:
-    """Where a page of a console begins: at the cursor, else at the end of the last attempt.
-
-    Raises UserError BAD_CURSOR.
-    """
+    """Return where a page of a console begins: at the cursor, or without one at the end of the last
+    attempt's console. Raises UserError BAD_CURSOR if `cursor` is not a cursor of a console."""
     if cursor:
         return parse_cursor(cursor, "console")
     return Cursor(attempt=reader.attempts[-1], offset=None, older=True)
 
 
 def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:
-    """The lines of the console `path` that match the search, before or after a position.
-
-    Together they have at most `max_chars` characters, as they are shown.
-    """
+    """Read the lines of the console `path` that match the search, before or after a position. As
+    they are shown, they have at most `max_chars` characters together."""
     page = reader.page(path, position, reader.passes)
     _, fitted_page = _fit_lines(
         page.lines,
@@ -330,29 +317,23 @@ def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: 
 
 
 def _console_texts(reader: TextReader, path: Path, page: Page, *, at_newest: bool) -> list[str]:
-    """The lines of a page of the console `path` as they are shown.
-
-    A page at the newest lines also has the line that is not complete yet.
-    """
+    """Return the lines of a page of the console `path` as they are shown. If the page is
+    `at_newest` lines, a last line without a newline is added."""
     texts = [reader.shown_line(line.text) for line in page.lines]
     return texts + _unfinished_lines(reader, path) if at_newest else texts
 
 
 def _calls_without_output(row: RunRow) -> list[Call]:
-    """The call to make where a training run has printed nothing; [] for a run of another kind.
-
-    The run's curves show what it did.
-    """
+    """Suggest reading the curves of a training run that has printed nothing, since they show what
+    it did. Returns [] for a run of another kind."""
     if row.kind != "train":
         return []
     return [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
 
 
 def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
-    """The line without newline at the end of a console, such as a progress bar; [] without one.
-
-    It is read again once it is complete.
-    """
+    """Read the last line of a console if it has no newline yet, such as a progress bar; else return
+    []. A later page shows the line again once it is complete."""
     unfinished_line = torn_tail(path)
     if unfinished_line and reader.passes(unfinished_line):
         return [reader.shown_line(unfinished_line)]
@@ -360,17 +341,18 @@ def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
 
 
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
-    """A page with the run's failure, and with the same console lines as `console_page`.
+    """Make a page with the run's failure, and with the same console lines as `console_page`. If the
+    run has not failed, `error` of the page has no values. If the run left a checkpoint, `next`
+    suggests resuming it.
 
-    A run that has not failed gets a page whose `error` has no values. `next` of the page suggests
-    resuming the run if it left a checkpoint. Raises UserError BAD_CURSOR.
+    Raises UserError BAD_CURSOR if `cursor` is not a cursor of the view "error".
     """
     row = reader.row
-    # Cursors of this view are those of the console under another name: "error:2:4096".
+    # A cursor of this view, such as "error:2:4096", is a console's cursor under another name.
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    # A run that is still being stopped has no such state yet, but has the reason already.
+    # While a run is being stopped, its row has the reason, but not yet one of these states.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     failure_record = read_object(reader.run.failure)
     failure = ShownFailure()
@@ -386,7 +368,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
 
 
 def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) -> ErrorPage:
-    """A page of the console as a page of the view "error", with the run's failure."""
+    """Turn a page of the console into a page of the view "error", with the run's failure."""
     older_cursor = console.older_cursor
     return ErrorPage(
         summary=summary,
@@ -404,10 +386,8 @@ def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) ->
 
 
 def _failure_sentence(reader: TextReader, failure_record: JsonObject, kind: str | None) -> str:
-    """The summary of a failure: the run, its state, the kind of the failure and the reason.
-
-    `failure_record` is what the trainer wrote about its failure, {} if it wrote nothing.
-    """
+    """Write the summary of a failure: the run, its state, the kind of the failure and the reason.
+    `failure_record` is what the trainer wrote about its failure; {} if it wrote nothing."""
     row = reader.row
     message = row.reason or str(failure_record.get("message") or "")
     reason = reader.redact.text(message) or "no reason was recorded"
@@ -415,10 +395,10 @@ def _failure_sentence(reader: TextReader, failure_record: JsonObject, kind: str 
 
 
 def _shown_failure(reader: TextReader, failure_record: JsonObject) -> ShownFailure:
-    """The failure of a run, with texts cut and secrets hidden.
+    """Return the failure of a run, with texts cut and secrets hidden.
 
-    `failure_record` is what the trainer wrote about it, {} if it wrote nothing. Where the run's row
-    in the database has a kind, message or hint too, that of the row is shown.
+    `failure_record` is what the trainer wrote about its failure; {} if it wrote nothing. If the
+    run's database row has a kind, message or hint too, the row's is shown.
     """
     row = reader.row
     redact = reader.redact
@@ -438,14 +418,15 @@ def _shown_failure(reader: TextReader, failure_record: JsonObject) -> ShownFailu
 
 
 def _with_hint(redact: Redactor, failure: ShownFailure, hint: Hint) -> ShownFailure:
-    """The failure with a hint, in words and as a call, its text cut and its secrets hidden."""
+    """Add a hint to the failure, in words and as a call, with its text cut and its secrets
+    hidden."""
     short_hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     call = Call.from_json(redact.value(hint.call.to_json())) if hint.call else None
     return replace(failure, hint=redact.text(str(short_hint)), call=call)
 
 
 def _exit_status(reader: TextReader) -> ExitStatus:
-    """How the trainer's process ended; its values are None if that was not recorded."""
+    """Read how the trainer's process ended. Both values are None if that was not recorded."""
     exit_record = read_object(reader.run.exit_record)
     return ExitStatus(
         rc=reader.redact.value(exit_record.get("rc")),
@@ -461,15 +442,14 @@ def _fit_lines(
     chars_of_line: Callable[[Line], int],
     max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """The lines that a reply has room for, in the order of the file, and the page with only these.
-
-    The cursors of the page then lead to the other lines.
+    """Select the lines that fit into a reply. Returns (these lines in the order of the file, the
+    page with only these lines, so that its cursors lead to the others).
 
     Args:
         lines: the lines of `page` that can be shown.
-        older: keep the last lines, because the reader goes backwards; else the first ones.
-        chars_of_line: number of characters of a line in the reply.
-        max_chars: characters of all lines together.
+        older: keep the last lines, because the reader goes backwards; else keep the first ones.
+        chars_of_line: returns the number of characters of a line in the reply.
+        max_chars: the most characters of all lines together.
     """
     wanted_first = lines[::-1] if older else lines
     shown_lines = _lines_within(wanted_first, chars_of_line, max_chars)
@@ -484,14 +464,12 @@ def _fit_lines(
 def _lines_within(
     lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
 ) -> list[Line]:
-    """As many of the first lines as `max_chars` characters hold.
-
-    At least one, however long, unless `lines` are empty.
-    """
+    """Return as many of the first lines as fit into `max_chars` characters. The first line is
+    always included, however long it is."""
     shown_lines: list[Line] = []
     remaining_chars = max_chars
     for line in lines:
-        remaining_chars -= chars_of_line(line) + 1  # and a comma
+        remaining_chars -= chars_of_line(line) + 1  # 1: the comma after it
         if remaining_chars < 0 and shown_lines:
             break
         shown_lines.append(line)
@@ -501,19 +479,19 @@ def _lines_within(
 def _cursors_of_page(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
-    """The cursors that a page of `path` gives out.
+    """Make the cursors for the pages before and after a page of `path`.
 
     Args:
         cursor: the cursor that led to this page, whose direction `next_cursor` keeps; "" for a
             first page.
-        attempt: whose console `path` is; None for the events.
+        attempt: the attempt whose console `path` is; None for the events.
     """
     at_end = page.end >= complete_size(path)
     older_cursor = _older_cursor(reader, page, attempt)
     newer_cursor = _newer_cursor(reader, page, attempt, at_end=at_end)
     if cursor:
         goes_back = cursor.endswith(":older")
-    else:  # the page shows the newest lines, and an ended run gets no newer ones
+    else:  # the page shows the newest lines, and a run that has ended writes no more
         goes_back = not reader.is_alive
     return Links(
         next_cursor=older_cursor if goes_back else newer_cursor, older_cursor=older_cursor or None
@@ -521,16 +499,17 @@ def _cursors_of_page(
 
 
 def _view_in_cursor(attempt: int | None) -> str:
-    """How a cursor names what it belongs to: the console of an attempt, or the events for None."""
+    """The beginning of a cursor: "console:2" for the console of attempt 2, "events" if `attempt` is
+    None."""
     return "events" if attempt is None else f"console:{attempt}"
 
 
 def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
-    """The cursor of the lines before a page; "" if there are none.
+    """Make the cursor of the lines before a page; "" if there are none. Before an attempt's console
+    comes that of the earlier attempt.
 
     Args:
-        attempt: whose console the page shows, which follows that of the attempt before; None for
-            the events.
+        attempt: the attempt whose console the page shows; None for the events.
     """
     if page.start > 0:
         return f"{_view_in_cursor(attempt)}:{page.start}:older"
@@ -542,11 +521,11 @@ def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
 
 
 def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
-    """The cursor of the lines after a page; "" if there will be none.
+    """Make the cursor of the lines after a page; "" if there will be none. After an attempt's
+    console comes that of the next attempt.
 
     Args:
-        attempt: whose console the page shows, after which the next attempt's follows; None for the
-            events.
+        attempt: the attempt whose console the page shows; None for the events.
         at_end: whether the page reaches the end of its file.
     """
     later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
@@ -558,7 +537,7 @@ def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end
 
 
 def _parse_object(text: str) -> JsonObject | None:
-    """The JSON object that a line holds; None if it holds anything else."""
+    """Parse the JSON object in a line. Returns None if the line holds anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # RecursionError: nested too deeply

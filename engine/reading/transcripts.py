@@ -20,20 +20,21 @@ from envs.json_types import ChatMessage
 Decode = Callable[[list[int]], str]  # turns token ids into text
 T = TypeVar("T")
 
-_LEAST_PER_TURN = 60  # characters; a conversation of more turns loses its middle
-_LEAST_CHARS = 40  # of the prompt or the answer
+# Characters that each turn gets at least. If that is not possible, the middle turns are left out.
+_LEAST_PER_TURN = 60
+_LEAST_CHARS = 40  # characters that the prompt and the answer get at least
 _LEAST_CUT = 20  # characters that a cut turn keeps
-_MOST_TOKENS = 1500  # of an answer whose ids are shown
-_MOST_PROMPT_TOKENS = 375  # of its prompt
+_MOST_TOKENS = 1500  # token ids that are shown of an answer
+_MOST_PROMPT_TOKENS = 375  # token ids that are shown of its prompt
 _MOST_METRICS = 20
-_MOST_FAULTS, _FAULT_CHARS = 4, 200  # of tool calls
+_MOST_FAULTS, _FAULT_CHARS = 4, 200  # invalid tool calls, and characters of each reason
 _TASK_CHARS, _ERROR_CHARS, _METRIC_NAME_CHARS = 120, 400, 60
 _SHORTER_TEXTS = (600, 300, 150, 80)  # characters of a text, tried one after the other
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation; the role `note` stands for messages that are left out."""
+    """One message of a conversation. The role `note` stands for messages that are left out."""
 
     role: str
     content: str
@@ -41,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text, whether it is trained on, and its number of tokens."""
+    """A stretch of text, with whether it is trained on and its number of tokens."""
 
     text: str
     trained: bool
@@ -69,7 +70,8 @@ class ShownTokens:
 
 @dataclass(frozen=True)
 class NoTokens:
-    """Why a rollout has no token ids to show; in JSON `kept` says that none were stored."""
+    """The reason why a rollout has no token ids to show. In JSON, `kept` says that none were
+    stored."""
 
     why: str
     kept: bool = False
@@ -77,15 +79,15 @@ class NoTokens:
 
 @dataclass(frozen=True)
 class RolloutItem:
-    """One rollout or held-out answer as a page shows it; fields that it lacks are None.
+    """One rollout or held-out answer as a page shows it. Fields that it lacks are None.
 
     Attributes:
         step, group, member: its place in training.
         attempt, model, half: its place in an evaluation.
         length: number of tokens that the model wrote.
-        invalid_calls: why tool calls in it are invalid.
-        reason: why it earned this, in the environment's words.
-        parts: what the reward is made of, name -> [weight, value].
+        invalid_calls: the reasons why tool calls in it are invalid.
+        reason: why it earned its reward, in the environment's words.
+        parts: the parts of the reward, name -> [weight, value].
         completion: the answer if it is a single message.
         turns: the messages of a longer answer.
     """
@@ -116,13 +118,13 @@ class RolloutItem:
 
 @dataclass(frozen=True)
 class Texts:
-    """How much of a row is shown.
+    """How much text of a row is shown.
 
     Attributes:
         chars: characters of prompt and answer together; the answer gets at least two thirds.
         with_prompt: whether the prompt is shown.
         with_tokens: whether token ids and their loss mask are shown.
-        decode: turns token ids into text; None if they are shown as numbers only.
+        decode: turns token ids into text; None if ids are shown as numbers only.
     """
 
     chars: int
@@ -132,11 +134,8 @@ class Texts:
 
 
 def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
-    """A rollout or held-out answer as a page shows it.
-
-    Texts are cleaned and cut, secrets are hidden, and numbers have few digits. `texts` says how
-    much of the row is shown.
-    """
+    """Make the item that a page shows for a rollout or held-out answer. Texts are cleaned and cut,
+    secrets are hidden, and numbers have few digits. `texts` says how much of the row is shown."""
     conversation = _divide_characters(redact, row, texts)
     item = RolloutItem(
         task=clip(redact.text(row.task), _TASK_CHARS),
@@ -162,7 +161,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
 
 
 def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutItem:
-    """The item with what only a rollout of training has: its place and its advantage."""
+    """Add the fields that only a rollout of training has: its place and its advantage."""
     return replace(
         item,
         step=row.step,
@@ -173,7 +172,7 @@ def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutIt
 
 
 def _with_evaluation_fields(redact: Redactor, item: RolloutItem, row: EvaluationRow) -> RolloutItem:
-    """The item with what only an answer of an evaluation has: its place and its loss."""
+    """Add the fields that only an answer of an evaluation has: its place and its loss."""
     return replace(
         item,
         attempt=row.attempt,
@@ -190,7 +189,7 @@ class _Conversation:
     Attributes:
         prompt: cut to the length at which it is shown; None if it is not shown.
         answer: not cut yet.
-        answer_chars: characters that the answer may take.
+        answer_chars: the number of characters that the answer may have.
     """
 
     prompt: list[Turn] | None
@@ -206,14 +205,14 @@ class _Conversation:
 
     @property
     def turns(self) -> list[Turn] | None:
-        """The messages of the answer, cut, if it has several; else None."""
+        """The messages of the answer, cut, if there are several; else None."""
         return within(self.answer, self.answer_chars) if len(self.answer) > 1 else None
 
 
 def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
-    """Prompt and answer of a row, with `texts.chars` divided between them.
+    """Divide `texts.chars` characters between the prompt and the answer of a row.
 
-    The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
+    The prompt gets what the answer does not need, but at least a third; the answer gets the rest.
     Neither gets fewer than `_LEAST_CHARS`.
     """
     prompt, answer = turns_of(redact, row.prompt), _answer_turns(redact, row)
@@ -227,9 +226,10 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
 
 
 def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
-    """The messages of a row's answer, with secrets hidden."""
+    """List the messages of a row's answer, with secrets hidden. Further conversations of the same
+    rollout (`branches`) follow, each after a note."""
     answer = turns_of(redact, row.messages)
-    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
+    if not answer and row.completion is not None:  # the row stores its answer as plain text
         return [Turn("assistant", redact.text(row.completion))]
     for branch in row.branches or ():
         answer.append(Turn("note", "another conversation of the same rollout"))
@@ -240,7 +240,7 @@ def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
 def _shown_metrics(
     redact: Redactor, metrics: Mapping[str, float] | None
 ) -> dict[str, float] | None:
-    """The first 20 metrics, with few digits; None if there are none."""
+    """The first 20 metrics, rounded to few digits; None if there are none."""
     if not metrics:
         return None
     return {
@@ -252,7 +252,7 @@ def _shown_metrics(
 def _shown_parts(
     redact: Redactor, parts: Mapping[str, Sequence[float]] | None
 ) -> dict[str, list[float]] | None:
-    """The first 20 parts of a reward, with few digits; None if there are none."""
+    """The first 20 parts of a reward, rounded to few digits; None if there are none."""
     if not parts:
         return None
     return {
@@ -262,29 +262,28 @@ def _shown_parts(
 
 
 def _shown_faults(redact: Redactor, faults: Sequence[str] | None) -> list[str] | None:
-    """Why the first few invalid tool calls are invalid; None if there are none."""
+    """The reasons why the first four invalid tool calls are invalid; None if there are no invalid
+    calls."""
     if not faults:
         return None
     return [clip(redact.text(fault), _FAULT_CHARS) for fault in faults[:_MOST_FAULTS]]
 
 
 def length_in_tokens(row: Answer) -> int | None:
-    """Number of tokens that the model wrote; None if the row does not record it."""
-    # A field that was not in the file has its default, 0, which would be shown as a length.
+    """The number of tokens that the model wrote; None if the row does not record it."""
+    # If the field was not in the file, `row.tokens` is the default 0, which is no length.
     return row.tokens if "tokens" in row.model_fields_set else None
 
 
 def chars_of(item: object) -> int:
-    """Characters of `item` as compact JSON."""
+    """Count the characters of `item` as compact JSON."""
     return json_chars(as_json(item))
 
 
 def with_shorter_texts(item: T, chars: int) -> T:
     """Cut the texts of `item` shorter and shorter until its JSON has at most `chars` characters.
-
-    The texts are cut to 600, 300, 150 and at last 80 characters each. The result may still be
-    longer than `chars`.
-    """
+    They are cut to 600, 300, 150 and finally 80 characters each. The result may still be longer
+    than `chars`."""
     for text_chars in _SHORTER_TEXTS:
         if chars_of(item) <= chars:
             return item
@@ -299,10 +298,8 @@ def shorten_rollout(item: RolloutItem, chars: int) -> RolloutItem:
 
 
 def _with_short_texts(value: Any, limit: int) -> Any:
-    """A copy of `value` whose texts have at most `limit` characters each.
-
-    Lists of token ids are cut to `limit` ids. Other lists keep all their items, each shortened.
-    """
+    """Copy `value` with each text cut to at most `limit` characters. Lists of token ids are cut to
+    `limit` ids. Other lists keep all their items, each shortened."""
     if isinstance(value, str):
         return clip(value, limit)
     if isinstance(value, list):
@@ -321,10 +318,10 @@ def _with_short_texts(value: Any, limit: int) -> Any:
 
 
 def decoder_of(config: RunConfig | None) -> Decode | None:
-    """A function that turns token ids into text, with the tokenizer of a run's base model.
+    """Return a function that turns token ids into text, by the tokenizer of a run's base model.
 
-    None if there is no config, if the run did not train, or if the tokenizer's files are gone or
-    damaged.
+    Returns None if there is no config, if the run did not train, or if the tokenizer's files are
+    gone or damaged.
     """
     if not isinstance(config, TrainConfig):
         return None
@@ -336,10 +333,8 @@ def decoder_of(config: RunConfig | None) -> Decode | None:
 
 
 def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> list[Turn]:
-    """The messages as turns, with secrets hidden and tool calls written out as text.
-
-    A plain text becomes one message of the user; None gives [].
-    """
+    """Convert messages to turns, with secrets hidden and tool calls written out as text. A plain
+    text becomes one message of the user; None gives []."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return [
@@ -349,16 +344,14 @@ def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> 
 
 
 def length_of(turns: Sequence[Turn]) -> int:
-    """Number of characters in the contents of all turns together."""
+    """Count the characters in the contents of all turns together."""
     return sum(len(turn.content) for turn in turns)
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """Shorten a conversation to about `chars` characters.
-
-    If there are too many turns for 60 characters each, turns in the middle are left out. Then long
-    turns are cut, all to the same length.
-    """
+    """Shorten a conversation to about `chars` characters. If there are too many turns for 60
+    characters each, turns in the middle are left out. Then long turns are cut, all to the same
+    length."""
     shown_turns = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
     if length_of(shown_turns) <= chars:
         return shown_turns
@@ -367,10 +360,8 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
 
 
 def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
-    """The first and the last turns, with the note "[7 messages left out]" between them.
-
-    All turns if there are at most `max_turns`, which is 2 or more.
-    """
+    """Return the first and the last turns, with a note such as "[7 messages left out]" between
+    them. All turns are kept if there are at most `max_turns`, which is 2 or more."""
     if len(turns) <= max_turns:
         return list(turns)
     last_count = max_turns // 2
@@ -380,10 +371,11 @@ def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The length to cut texts of these lengths to, so that together they are at most `total` long.
+    """Compute the length to cut texts of these lengths to, so that together they are at most
+    `total` long. For lengths 10, 50 and 90 and a total of 100 it is 45.
 
-    For lengths 10, 50 and 90 and a total of 100 it is 45. A text that is cut keeps at least
-    `_LEAST_CUT`, even where the texts are then too long together.
+    A text that is cut keeps at least `_LEAST_CUT` characters, even if the texts are then too long
+    together.
     """
     remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
@@ -409,8 +401,8 @@ def pieces(
 
     Args:
         mask: for each id 1 if it is trained on, else 0.
-        max_pieces: all further stretches become one last piece with the text `…`.
-        max_chars: characters at which the text of a stretch is cut.
+        max_pieces: the most stretches; all further ones become one last piece with the text `…`.
+        max_chars: the text of a stretch is cut to this length.
     """
     stretches: list[Piece] = []
     for start, end in _spans_of_equal_mask(mask, len(ids)):
@@ -423,10 +415,8 @@ def pieces(
 
 
 def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """The (start, end) of each stretch of positions below `length` with the same mask.
-
-    A mask is set (any value but 0) or not.
-    """
+    """Divide the positions below `length` into stretches of equal mask (0, or any other value).
+    Returns the (start, end) of each stretch."""
     spans = []
     start = 0
     for position in range(1, length + 1):
@@ -437,10 +427,10 @@ def _spans_of_equal_mask(mask: Sequence[int], length: int) -> list[tuple[int, in
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask, or the reason why it has none.
+    """Return the token ids of a row with their loss mask, or the reason why it has none.
 
-    Of the answer the first 1500 ids, of the prompt the last 375. Without `decode` the ids come
-    without their text.
+    The first 1500 ids of the answer and the last 375 of the prompt are shown. Without `decode` the
+    ids come without their text.
     """
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
@@ -456,14 +446,15 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
 
 
 def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
-    """How many tokens of a prompt and an answer of these lengths are not shown; None if all are."""
+    """Count the tokens that are not shown of a prompt and an answer of these lengths; None if all
+    are shown."""
     cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)
     cut_of_answer = max(0, answer_tokens - _MOST_TOKENS)
     return (cut_of_prompt + cut_of_answer) or None
 
 
 def _with_pieces(redact: Redactor, shown_tokens: ShownTokens, decode: Decode) -> ShownTokens:
-    """The shown tokens together with their text: the end of the prompt, and what follows it."""
+    """Add the text of the shown tokens: the end of the prompt, and the answer."""
     ids = [*shown_tokens.prompt_ids, *shown_tokens.ids]
     prompt_mask = [0] * len(shown_tokens.prompt_ids)  # no token of the prompt is trained on
     return replace(
@@ -472,5 +463,5 @@ def _with_pieces(redact: Redactor, shown_tokens: ShownTokens, decode: Decode) ->
 
 
 def _few_digits(value: float | None) -> float | None:
-    """The number rounded to a few significant digits; None stays None."""
+    """Round the number to a few significant digits; None stays None."""
     return None if value is None else short(value)

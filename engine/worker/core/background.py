@@ -1,4 +1,4 @@
-"""Work that is done beside the caller's own, in threads."""
+"""Runs calls in threads, beside the caller's own work."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from engine.worker.core import pulse
 
 class BackgroundWorker:
     """A context with threads that run the calls they are given, while the caller goes on. Leaving
-    the context waits for the threads to end.
+    the context waits until the threads have ended.
 
     Args:
-        threads: how many calls run at once; of one, calls run one after another, in order.
-        lanes: further threads, each for the calls that name it, which it runs in order.
+        threads: how many calls run at once; with 1, calls run one after another, in order.
+        lanes: number of further threads. Each runs, in order, the calls that name it.
     """
 
     def __init__(self, threads: int = 1, lanes: int = 0) -> None:
@@ -23,11 +23,12 @@ class BackgroundWorker:
         self._pending: list[Future[None]] = []
 
     def __enter__(self) -> "BackgroundWorker":
+        """Return this object; its threads start with their first call."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the calls that are running. Calls that have not begun are dropped: after an
-        error nobody needs them, and otherwise `wait` has left none."""
+        """Wait for the calls that are running. Calls that have not begun are dropped: they only
+        exist after an error, because `wait` leaves none."""
         for executor in (self._threads, *self._lanes):
             executor.shutdown(wait=False, cancel_futures=True)
         for executor in (self._threads, *self._lanes):
@@ -42,11 +43,11 @@ class BackgroundWorker:
         self._pending.append(self._lanes[lane].submit(work, *arguments))
 
     def wait(self) -> float:
-        """Wait until all queued calls are done, and return the seconds that took. If calls have
-        failed, raises the exception of the first of them."""
+        """Wait until all queued calls are done, and return how many seconds that took. If calls
+        have failed, raise the exception of the first of them."""
         began = time.monotonic()
         pending = self._pending
-        self._pending = []  # also if one of the calls has failed
+        self._pending = []  # now, so that the list is empty even if a call below has failed
         for future in pending:
             future.result()
             pulse.beat()

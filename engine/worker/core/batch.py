@@ -1,7 +1,7 @@
-"""Sequences of token ids to padded microbatches of tensors.
+"""Puts sequences of token ids into padded microbatches of tensors.
 
-Rows are padded on the right: attention is causal, so what stands after a row's end never reaches
-it, and no attention mask is needed. Position ids then start at 0 in every row by themselves.
+Rows are padded on the right. Attention is causal, so a row never sees its padding, and no attention
+mask is needed. Position ids then start at 0 in every row without further work.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Row:
     """One sequence of token ids.
 
     Attributes:
-        ids: all of them, prompt and answer.
-        loss_mask: 1 for each id that is trained, else 0; 0 for the first.
-        prefix_len: how many ids at the beginning are a prompt that other rows begin with too; 0
-            if it shares none.
+        ids: all ids, prompt and answer.
+        loss_mask: 1 for each id that is trained, else 0; the first is 0.
+        prefix_len: how many ids at the beginning are a prompt that other rows begin with too; 0 if
+            the row shares none.
     """
 
     ids: Sequence[int]
@@ -54,11 +54,12 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], pad: int) -> Batch:
-    """Pad `rows` on the right with the id `pad` to the length of the longest, and list their
+    """Pad `rows` on the right with the id `pad` to the length of the longest row, and list their
     trained tokens.
 
     Raises:
-        ValueError: when a row's first token is marked as trained: nothing predicts it.
+        ValueError: if a row's first token is marked as trained, because nothing predicts that
+            token.
     """
     ids = _padded(rows, pad)
     length = ids.shape[1]
@@ -85,14 +86,17 @@ def _padded(rows: Sequence[Row], pad: int) -> torch.Tensor:
 
 
 def _int64(values: Sequence[int]) -> torch.Tensor:
-    """The values as a tensor, which is int64 even without any value."""
+    """Convert the values to an int64 tensor; an empty list would otherwise give float32."""
     return torch.tensor(values, dtype=torch.long)
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Divide rows of these lengths into microbatches whose padded size (rows x longest) is at most
-    `budget` tokens; a longer row goes alone. Returns for each microbatch the indices of its rows.
-    Rows of similar length go together, the longest first, so that little is padded."""
+    `budget` tokens; a longer row gets one of its own. Rows of similar length go together, the
+    longest first, so that little is padded.
+
+    Returns for each microbatch the indices of its rows.
+    """
     result: list[list[int]] = []
     padded_length = 0  # of the rows in the last microbatch: the length of its first row
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -105,8 +109,8 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The trajectories as rows of token ids. Prompts are not trained; `prefix_len` tells how long
-    a row's prompt is, so that the members of a group can share it."""
+    """Convert trajectories to rows of token ids. Prompts are not trained; `prefix_len` is the
+    length of a row's prompt, so that the members of a group (answers to one task) can share it."""
     rows = []
     for trajectory in trajectories:
         prompt_length = len(trajectory.prompt_ids)
@@ -117,6 +121,6 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
 
 
 def shared_prefix(prompt_length: int) -> int:
-    """The `prefix_len` of a row whose prompt has so many ids and is that of other rows too: 0 where
-    shared prompts are switched off on this device."""
+    """The `prefix_len` of a row whose prompt of `prompt_length` ids is shared with other rows. It
+    is 0 if sharing prompts is switched off on this device."""
     return 0 if switched_off.is_off("shared_prompt") else prompt_length

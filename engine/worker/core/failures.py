@@ -1,6 +1,7 @@
-"""How a worker fails: the kind of failure, its evidence, and what to try.
+"""How a worker's failure is recorded: its kind, its evidence, and what to try next.
 
-`WorkerFailure` is raised where the reason is known; `explain` finds it for any other exception.
+Code that knows the reason raises `WorkerFailure`; `explain` derives a record from any other
+exception.
 """
 
 import contextlib
@@ -27,21 +28,21 @@ HINTS: dict[str, str] = {
 }
 
 
-EVIDENCE_CHARS = 500  # kept in a failure record
+EVIDENCE_CHARS = 500  # evidence in a failure record is cut to this length
 
 
 class WorkerFailure(Exception):
-    """A run that cannot go on, with everything that is recorded about it."""
+    """Ends a run that cannot go on; holds everything that is recorded about the failure."""
 
     def __init__(
         self, kind: str, message: str, *, evidence: str = "", hint: str | Hint = ""
     ) -> None:
-        """Describe the failure. Raises ValueError for a `kind` that is not in FAILURE_KINDS.
+        """Describe the failure. Raises ValueError if `kind` is not in FAILURE_KINDS.
 
         Args:
-            message: what happened, one sentence.
+            message: what happened, in one sentence.
             evidence: numbers or a line of output that show it.
-            hint: the next move; "" takes the hint of the kind in HINTS.
+            hint: what to try next; "" takes the hint of the kind in HINTS.
         """
         if kind not in FAILURE_KINDS:
             raise ValueError(f"unknown failure kind {kind!r}")
@@ -52,7 +53,7 @@ class WorkerFailure(Exception):
         self.advice = hint_of(hint or HINTS.get(kind, ""))
 
 
-# Parts of the message of a failed CPU allocation, on Linux and with other allocators.
+# The message of a failed CPU allocation contains one of these, on Linux and with other allocators.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
@@ -65,9 +66,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure record of any exception that ended a run. An exception of no known type has kind
-    internal; its evidence names the file and line that raised it."""
-    # From the kinds that say most to those that say least.
+    """Make the failure record of any exception that ended a run. An exception of no known type gets
+    the kind internal, and evidence that names the file and line that raised it."""
+    # The order goes from the types that tell most about the failure to those that tell least.
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
@@ -82,7 +83,7 @@ def explain(error: BaseException) -> Failure:
 
 
 def _place_of(error: BaseException) -> str:
-    """Where the error was raised, such as " at sft.py:80"; "" if that is unknown."""
+    """The file and line that raised the error, such as " at sft.py:80"; "" if they are unknown."""
     if not error.__traceback__:
         return ""
     frame = traceback.extract_tb(error.__traceback__)[-1]  # the innermost call
@@ -90,11 +91,12 @@ def _place_of(error: BaseException) -> str:
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
-    """The failure (kind infra) of a run that could not write `path` (None: some file of the home
-    folder) because of `error`. Its message says how many bytes and inodes are free on that disk, if
-    that can be read."""
+    """Make the failure (kind infra) of a run that could not write `path` because of `error`; with
+    None for `path`, some file of the home folder. The message says how many bytes and inodes are
+    free on that disk, if that can be read."""
     free_space = ""
-    with contextlib.suppress(OSError, ValueError):  # no such folder; no valid path
+    # OSError: there is no such folder; ValueError: the path is not valid.
+    with contextlib.suppress(OSError, ValueError):
         disk = os.statvfs(Path(path or ".").parent)
         free_space = (
             f": {disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left there"
@@ -106,19 +108,19 @@ def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> Wo
 
 
 def is_full_or_read_only(error: BaseException) -> bool:
-    """Whether `error`, of Python or of safetensors, says that a disk is full, over quota or mounted
+    """Whether `error` (Python's or safetensors') says that a disk is full, over quota or mounted
     read-only."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
     if not isinstance(error, SafetensorError):
         return False
-    # safetensors writes in Rust: only its text has the number of the system's error.
+    # safetensors writes in Rust. The number of the system's error is only in its message.
     return any(f"os error {code})" in str(error) for code in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
-    """The failure with its evidence cut to `EVIDENCE_CHARS` characters."""
+    """Make a failure record, with the evidence cut to `EVIDENCE_CHARS` characters."""
     return Failure(kind, message, evidence[:EVIDENCE_CHARS], hint)
 
 

@@ -1,4 +1,4 @@
-"""One run as its worker sees it: where it writes, what it was asked, when it must stop."""
+"""One run as its worker sees it: where to write, what was submitted, and when to stop."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ from engine.worker.core.failures import WorkerFailure
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig, covariant=True)
 
-# What a run came to, as result.json holds it: each kind of run says something else.
+# The content of result.json; its keys depend on the kind of run.
 Result = dict[str, Any]
-# What a loop keeps in checkpoints beside weights and optimizer: counters, the best step.
+# What a training loop stores in checkpoints beside weights and optimizer: counters, the best step.
 LoopState = dict[str, Any]
 
 
 class Stopped(Exception):
-    """The run was asked to stop; a checkpoint has been written where there was one to write."""
+    """The run was asked to stop. A checkpoint has been written if there was progress to save."""
 
 
 class Job(Generic[ConfigT]):
@@ -36,14 +36,16 @@ class Job(Generic[ConfigT]):
 
     def __init__(self, folder: Path) -> None:
         """Read the config in the run folder `runs/<id>` and open its files for appending. Raises
-        DamagedRecord when config.json lacks a key or holds a wrong one."""
+        DamagedRecord if config.json lacks a key or holds a wrong one."""
         self.run = RunDir(folder)
-        # Which kind of config it is decides which loop is called with the job: see __main__.py.
+        # The kind of config decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
-        # The device reserved for this process goes first. Only training configs name one.
+        # The device that was reserved for this process takes precedence over the config's. Only
+        # training configs name one.
         configured = self._config.device if isinstance(self._config, TrainConfig) else ""
         leased = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
-        self.device = leased.split(",")[0]  # the first of several; the others are other ranks'
+        # With several devices the first is this process's; the others belong to other ranks.
+        self.device = leased.split(",")[0]
         self._metrics = Appender(self.run.metrics)
         self._events = Appender(self.run.events)
         self._stop = threading.Event()
@@ -54,11 +56,11 @@ class Job(Generic[ConfigT]):
         return self._config
 
     def listen(self) -> None:
-        """From now on SIGTERM asks for a stop at the next step, and this process exits at once if
-        its supervisor dies.
+        """From now on SIGTERM asks this run to stop at the next step, and this process exits at
+        once if its supervisor (the process that started it) dies.
 
         HONESMITH_LIFELINE_FD is the number of our end of a pipe whose other end the supervisor
-        holds. Without that variable no supervisor is watched.
+        holds. If that variable is not set, no supervisor is watched.
         """
         signal.signal(signal.SIGTERM, self._on_term)
         lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
@@ -69,15 +71,15 @@ class Job(Generic[ConfigT]):
             ).start()
 
     def check_stop(self) -> None:
-        """Raises Stopped when the run was asked to stop. Whoever waits calls it again and again, so
-        it is a sign of life too."""
+        """Raise Stopped if the run was asked to stop. Code that waits calls this again and again,
+        so it also gives a sign of life."""
         pulse.beat()
         if self._stop.is_set():
             raise Stopped
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         """Append one line to events.jsonl: the time, the event's name, a message for people, and
-        the fields that this event has."""
+        the event's own fields."""
         line = Event(time=time.time(), event=name, message=message, **fields)
         self._events.append(line.to_line())
 
@@ -87,7 +89,7 @@ class Job(Generic[ConfigT]):
 
     def rewind(self, step: int) -> None:
         """Remove the lines of metrics.jsonl after `step`; -1 removes all. A resumed run does those
-        steps again, and each step must have one line only."""
+        steps again, and each step must have only one line."""
         keep_lines(self.run.metrics, lambda line: line["step"] <= step)
         self._metrics = Appender(self.run.metrics)  # the file was replaced by a new one
 
@@ -103,12 +105,12 @@ class Job(Generic[ConfigT]):
         write_json(self.run.failure, record.to_json())
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
-        """Note that the run is asked to stop; the loop ends after its step."""
+        """Note that the run is asked to stop; the loop ends after its present step."""
         self._stop.set()
 
 
 def require(rows: Sequence[Any], rows_in_words: str, hint: str) -> None:
-    """Raises WorkerFailure (kind data) when `rows` is empty.
+    """Raise WorkerFailure (kind data) if `rows` is empty.
 
     Args:
         rows_in_words: completes the message "There are no ...".
@@ -119,12 +121,14 @@ def require(rows: Sequence[Any], rows_in_words: str, hint: str) -> None:
 
 
 def _exit_with_supervisor(descriptor: int) -> None:
-    """Wait until the other end of a pipe closes, which means that the supervisor has died, then
-    exit this process. `descriptor` is our end of the pipe. Never returns."""
+    """Wait until the other end of a pipe closes, which means that the supervisor (the process that
+    started this one) has died. Then exit this process. `descriptor` is our end of the pipe. Never
+    returns."""
     try:
         while os.read(descriptor, 1):  # b"" once the other end is closed
             pass
     except OSError:  # our end is closed or broken: nobody watches this process either
         pass
-    # At once, whatever the main thread is doing. Nobody is left who waits for the status.
+    # os._exit ends the process at once, whatever the main thread is doing. Nobody is left to read
+    # its status.
     os._exit(9)

@@ -1,5 +1,5 @@
-"""How long answers may get and how they are sampled: the fields that the settings of every kind of
-run have, and the limits that evaluations of SFT and DPO runs use instead."""
+"""Limits on the length of answers and how answers are sampled: the fields that the settings of
+every kind of run have, and the limits that evaluations of SFT and DPO runs use instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class AnswerLimits(Protocol):
-    """How long an answer may get; lengths in tokens.
+    """The limits on the length of an answer, in tokens.
 
     Attributes:
         max_tokens: of one assistant turn.
         max_turns: assistant turns of one rollout.
         max_length: of prompt and answer together.
         stop: texts that end a turn, beside the end-of-turn token.
-        score_workers: env processes that score at once.
+        score_workers: how many env processes (which run the environment's code) score at once.
     """
 
     @property
@@ -30,7 +30,7 @@ class AnswerLimits(Protocol):
 
 
 class SamplingSettings(AnswerLimits, Protocol):
-    """Limits of answers, and the distribution that tokens are drawn from."""
+    """Limits of answers, and the settings of the distribution that tokens are drawn from."""
 
     @property
     def temperature(self) -> float: ...
@@ -44,7 +44,8 @@ class SamplingSettings(AnswerLimits, Protocol):
 
 @dataclass(frozen=True)
 class EvaluationLimits:
-    """Limits of evaluations of an SFT or DPO run, whose settings have no such fields."""
+    """Limits of the answers in evaluations of an SFT or DPO run, whose settings have no such
+    fields."""
 
     max_tokens: int
     max_turns: int

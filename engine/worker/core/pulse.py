@@ -1,10 +1,10 @@
 """Signs of life of this process: what it is doing, how far it is, and how long its work takes.
 
-A process does one run, so there is one pulse, which `begin` starts; without it (in a server that
-answers chats, in a test of one loop) everything here does nothing. The innermost loops call `beat`:
-a round of the sampler, a microbatch, a scored answer. So a process that hangs falls silent, however
-long its phases are. What is written is engine/pace/heartbeat.py's; who judges the silence is
-the supervisor.
+A process does one run, so there is one pulse, which `begin` starts. Without it, as in a server that
+answers chats or in a test of one loop, everything here does nothing. The innermost loops call
+`beat`: a round of the sampler, a microbatch, a scored answer. So a process that hangs falls silent
+soon, even within a long phase. engine/pace/heartbeat.py defines what is written; the supervisor
+judges the silence.
 """
 
 import os
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from engine.home.run_dir import RunDir
 from engine.pace.heartbeat import Heartbeat, Outlook, Phase, Work, write_heartbeat
 
-WRITE_EVERY_S = 0.5  # while a phase goes on; a change of phase is written at once
+WRITE_EVERY_S = 0.5  # within a phase a heartbeat is written so often; its begin and end at once
 
 
 @dataclass
 class _Tally:
-    """The work of one phase so far; the fields mean what they mean in `Work`."""
+    """The work of one phase so far; its fields have the meanings of those in `Work`."""
 
     planned: int = 0
     done: int = 0
@@ -33,11 +33,11 @@ class _Tally:
 
 @dataclass
 class _Stretch:
-    """A phase that has begun and not ended; another one may lie inside it.
+    """A phase that has begun and not ended; another phase may lie inside it.
 
     Attributes:
-        seconds: spent in it so far, without the phases inside it.
-        done, of: units counted since it began, and of how many.
+        seconds: spent in this phase so far, without the phases inside it.
+        done, of: how many units of the phase are done, and how many there are.
     """
 
     phase: Phase
@@ -48,8 +48,8 @@ class _Stretch:
 
 @dataclass
 class _Pulse:
-    """The pulse of this process. `clock` gives seconds that only grow, `write` writes a heartbeat;
-    `lock` guards all of it, because scores come from a thread of their own."""
+    """The pulse of this process. `clock` returns seconds that only grow, `write` writes a
+    heartbeat. `lock` guards all fields, because another thread scores."""
 
     attempt: int
     write: Callable[[Heartbeat], None]
@@ -64,14 +64,16 @@ class _Pulse:
     last_write: float = 0.0
 
     def __post_init__(self) -> None:
+        """Start the clocks: no second is counted yet, and there was no silence."""
         self.counted_until = self.last_beat = self.clock()
 
     def tally(self, phase: Phase) -> _Tally:
-        """The tally of a phase; a new one before its first."""
+        """Return the tally of a phase; make a new one at the first call for it."""
         return self.tallies.setdefault(phase, _Tally())
 
     def beat(self) -> None:
-        """Note that the process works, and write it where the last time is long enough ago."""
+        """Note that the process is working. Writes a heartbeat if the last one is WRITE_EVERY_S
+        old."""
         with self.lock:
             now = self.clock()
             tally = self.tally(self.stretches[-1].phase)
@@ -81,7 +83,7 @@ class _Pulse:
                 self.write_now(now)
 
     def write_now(self, now: float) -> None:
-        """Write the heartbeat of the moment `now`, in seconds on the clock of this object."""
+        """Write a heartbeat. `now` is the time on the clock of this object, in seconds."""
         self.count_time(now)
         self.last_write = now
         stretch = self.stretches[-1]
@@ -105,8 +107,8 @@ class _Pulse:
         self.counted_until = now
 
     def advance(self, units: int) -> None:
-        """Count units of the phase under way, as done by the thread that has begun it. Another
-        thread, which samples ahead, only shows that the process works."""
+        """Count `units` of the phase under way as done. Only the thread that began the phase
+        counts; another thread, which samples ahead, only shows that the process works."""
         with self.lock:
             if threading.current_thread() is self.thread:
                 stretch = self.stretches[-1]
@@ -115,7 +117,7 @@ class _Pulse:
             self.beat()
 
     def enter(self, phase: Phase, units: int) -> None:
-        """Begin a phase of `units` units of work; 0 where nothing in it is counted."""
+        """Begin a phase of `units` units of work; 0 if its units are not counted."""
         with self.lock:
             self.beat()
             self.count_time(self.clock())
@@ -123,15 +125,14 @@ class _Pulse:
             self.write_now(self.clock())
 
     def leave(self) -> None:
-        """End the phase under way, and add its seconds to the tally of that phase.
-
-        A phase that counts nothing was one unit by itself.
-        """
+        """End the phase under way, and add its seconds to that phase's tally. A phase whose units
+        are not counted counts as one unit."""
         with self.lock:
             self.beat()
             self.count_time(self.clock())
             stretch = self.stretches.pop()
-            if stretch.phase == "sampling":  # a part of its step, whose length is to vary with it
+            # Sampling is a part of a training step, so its seconds also count to the step's length.
+            if stretch.phase == "sampling":
                 self.stretches[-1].seconds += stretch.seconds
             tally = self.tally(stretch.phase)
             if not stretch.of:
@@ -144,8 +145,8 @@ _current: _Pulse | None = None
 
 
 def begin(run: RunDir) -> None:
-    """Start the pulse of this process, in the phase "loading". A file that cannot be written, on a
-    full disk, is no reason to stop."""
+    """Start the pulse of this process, in the phase "loading". Heartbeats go to the run's file; if
+    that cannot be written, as on a full disk, the run goes on."""
     global _current
     descriptor = os.open(run.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -158,25 +159,26 @@ def begin(run: RunDir) -> None:
 
 
 def begin_for(tell: Callable[[], None]) -> None:
-    """Start the pulse of a process that helps another one: `tell` gives that one a sign of life."""
+    """Start the pulse of a process that helps another one. `tell` is called in place of writing a
+    heartbeat, and gives the other process a sign of life."""
     global _current
     _current = _Pulse(attempt=0, write=lambda _heartbeat: tell())
 
 
 def beat() -> None:
-    """Note that this process works. Cheap: the innermost loops call it."""
+    """Note that this process is working. Cheap enough for the innermost loops."""
     if _current is not None:
         _current.beat()
 
 
 def advance(units: int = 1) -> None:
-    """Note that so many units of the phase under way are done."""
+    """Note that `units` units of the phase under way are done."""
     if _current is not None:
         _current.advance(units)
 
 
 def plan(units: Mapping[Phase, int], outlook: Outlook | None = None) -> None:
-    """Note how many units of each phase this attempt will do in all, and how it may end."""
+    """Record how many units of each phase this attempt will do in all, and how it may end."""
     if _current is None:
         return
     for name, count in units.items():
@@ -186,17 +188,17 @@ def plan(units: Mapping[Phase, int], outlook: Outlook | None = None) -> None:
 
 
 def expect_end(earliest_end: int | None) -> None:
-    """Note the step at which training may end early from now on; None where it may not."""
+    """Record the step at which training may end early at the earliest; None if it cannot end
+    early."""
     if _current is not None:
         _current.outlook = replace(_current.outlook, earliest_end=earliest_end)
 
 
 @contextmanager
 def phase(name: Phase, of: int = 0) -> Iterator[None]:
-    """Context manager: this process is in the phase `name`, of `of` units that `advance` counts.
-
-    With 0 the whole context is one unit. A phase inside another stops the time of the outer one.
-    """
+    """Put this process into the phase `name` inside the context. The phase has `of` units, which
+    `advance` counts; with 0 the whole context is one unit. A phase inside another stops the time of
+    the outer one."""
     if _current is None:
         yield
         return

@@ -1,8 +1,8 @@
-"""Settings that libraries read from the environment while they are loaded (so `prepare` comes
-before every other import), and memory that the C library holds on to.
+"""Settings that libraries read from environment variables while they are loaded (so `prepare` must
+be called before every other import), and memory that the C library keeps.
 
-A step of training allocates and frees gigabytes. As glibc is set by default it would give much of
-that back to the operating system each time, and every page would be made and zeroed anew: a tenth
+A step of training allocates and frees gigabytes. With its defaults, glibc would return much of that
+to the operating system each time, and every page would be made and zeroed anew. That took a tenth
 of the first steps of a model with 135 million parameters.
 """
 
@@ -15,12 +15,12 @@ DEFAULTS = {
     # libgomp's default makes threads wait busily: 5 to 9 times slower as soon as cores are shared.
     "GOMP_SPINCOUNT": "10000",
     "TOKENIZERS_PARALLELISM": "false",
-    # oneDNN compiles code for every size of product it meets, half a megabyte each, and by default
-    # keeps a thousand of them, twice.
+    # oneDNN compiles code of half a megabyte for every size of product. By default it keeps the
+    # code of a thousand sizes, in two caches.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "48",
     "LRU_CACHE_CAPACITY": "48",
-    # Rows of other lengths in every step would otherwise leave a GPU's memory in pieces of sizes
-    # that nobody asks for again.
+    # Every step has rows of other lengths. Without this, a GPU's memory would be divided into
+    # pieces of sizes that are never asked for again.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 
@@ -32,8 +32,8 @@ MALLOC = {M_TRIM_THRESHOLD: -1, M_MMAP_THRESHOLD: 32 << 20}
 
 
 def prepare() -> None:
-    """Set each of DEFAULTS unless the variable is set already, and let the C library keep memory
-    that is freed; call before torch is imported. `release_memory` gives that memory back."""
+    """Set each variable of DEFAULTS that is not set yet, and make the C library keep freed memory.
+    Must be called before torch is imported. `release_memory` gives freed memory back."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if sys.platform == "linux":
@@ -45,11 +45,11 @@ def prepare() -> None:
 
 
 def release_memory() -> None:
-    """Return freed memory: of a GPU to its driver, for other processes there, and of the machine to
-    the operating system (does nothing without glibc).
+    """Return freed memory: a GPU's to its driver, for other processes there, and the machine's to
+    the operating system (only with glibc).
 
-    torch keeps what it has freed of a GPU, and glibc keeps freed blocks (see MALLOC). After two
-    phases that allocate blocks of different sizes, the process would hold the memory of both.
+    torch keeps freed GPU memory, and glibc keeps freed blocks (see MALLOC). Without this call, a
+    process would keep the memory of two phases that allocate blocks of different sizes.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,7 +1,7 @@
-"""Which fast paths (engine/fast_paths) this process must not use.
+"""Which fast paths (faster ways to compute, engine/fast_paths) this process must not use.
 
-Set once when a worker starts, from what was tried on its device; read where a faster and a plain
-way part.
+They are set once when a worker starts, from what was tried on its device. The code that has a
+faster and a plain way to compute asks here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,31 +13,32 @@ _reasons: dict[str, str] = {}
 
 
 def switch_off(reasons: Mapping[str, str]) -> None:
-    """Use none of these paths from now on. `reasons`: name of each, and why; a name that this
-    version does not know is left out."""
+    """Use none of these paths from now on. `reasons` maps each path's name to the reason. Names
+    that this version does not know are ignored."""
     _reasons.update({name: why for name, why in reasons.items() if name in FAST_PATHS})
 
 
 def is_off(name: str) -> bool:
-    """Whether the path of this name must not be used. Raises KeyError for a name that is not in the
-    catalogue."""
-    FAST_PATHS[name]
+    """Whether the path `name` must not be used. Raises KeyError if the catalogue has no path of
+    that name."""
+    FAST_PATHS[name]  # raises KeyError for a misspelt name
     return name in _reasons
 
 
 def why_off(name: str) -> str:
-    """Why the path is switched off; "" where it is on."""
+    """The reason why the path `name` is switched off; "" if it is on."""
     return _reasons.get(name, "")
 
 
 def reasons() -> dict[str, str]:
-    """Name and reason of each path that is switched off."""
+    """The name and reason of each path that is switched off."""
     return dict(_reasons)
 
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Context manager: the path `name` is switched off, as it is where it does not work."""
+    """Switch the path `name` off inside the context, as it is on a device where it does not
+    work."""
     with _restored():
         _reasons[name] = "for comparison"
         yield
@@ -45,7 +46,7 @@ def without(name: str) -> Iterator[None]:
 
 @contextmanager
 def everything_on() -> Iterator[None]:
-    """Context manager: every path is used, whatever was switched off."""
+    """Switch every path on inside the context, whatever was switched off before."""
     with _restored():
         _reasons.clear()
         yield
@@ -53,7 +54,7 @@ def everything_on() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Context manager: on leaving it, the same paths are switched off as on entering it."""
+    """Restore on exit the paths that were switched off on entry."""
     reasons_before = dict(_reasons)
     try:
         yield

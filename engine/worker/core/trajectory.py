@@ -9,7 +9,7 @@ assistant turn), the model answers A1 = `[22, 2]`:
     loss_mask         [ 1,  1, 1,  0,  0,  1, 1]
     sampled_logprobs  [-.1, -.2, -.1, 0, 0, -.3, -.1]
 
-The tokens that are trained are those that were sampled; text is never tokenised again.
+The sampled tokens themselves are trained; text is never tokenised again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,27 +20,27 @@ from envs.json_types import ChatMessage, ToolSchema
 
 @dataclass(frozen=True)
 class Completion:
-    """Tokens of one assistant turn, its end-of-turn token included when it was sampled."""
+    """Tokens of one assistant turn, with its end-of-turn token if that was sampled."""
 
     ids: list[int]
     logprobs: list[float]
-    finished: bool  # the model ended the turn itself; False: a limit cut it
+    finished: bool  # True: the model ended the turn itself; False: a limit cut the turn
 
 
 @dataclass
 class Trajectory:
-    """One rollout of one task; `reward` and the fields after it are set once it is scored.
+    """One rollout of one task. `reward` and the fields after it are set when it is scored.
 
     Attributes:
-        reward: the environment's own.
-        error: why it could not be scored; None if it was.
-        reason, score_parts: why it earned that, as its score says (`Score` in envs/base.py).
+        reward: what the environment's score gave.
+        error: why it could not be scored; None if it was scored.
+        reason, score_parts: why it earned the reward (`Score` in envs/base.py).
         invalid_calls: why tool calls in it are invalid, one text each.
-        token_advantages: of each trained token, where they differ within a trajectory
-            (distillation); `advantage` is then their mean. [] where all have `advantage`.
+        token_advantages: of each trained token, if these differ within a trajectory (distillation);
+            `advantage` is then their mean. [] if all have `advantage`.
         penalty: what the trainer subtracts from the reward before it compares the group.
-        policy_step: how many steps the policy that sampled it had done.
-        task_group: the group of the task, "" for none.
+        policy_step: optimizer steps that the policy had done when it sampled.
+        task_group: name of the group that the task belongs to; "" for none.
         tools: what the model could call.
         branches: conversations of the same rollout that could not be stitched to this one
             (gateway/session.py); they are trained with its advantage.
@@ -73,22 +73,22 @@ class Trajectory:
 
     @property
     def parts(self) -> list["Trajectory"]:
-        """This trajectory and its branches, each with its advantage: all that is trained on."""
+        """All that is trained: this trajectory, and its branches with the same advantage."""
         return [self, *(replace(b, advantage=self.advantage) for b in self.branches)]
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the model wrote, those of the branches included."""
+        """How many tokens the model wrote, those of the branches included."""
         return sum(sum(part.loss_mask) for part in (self, *self.branches))
 
     @property
     def shaped_reward(self) -> float:
-        """The reward less the penalty of the settings, for an answer that is too long, say."""
+        """The reward minus the penalty that the settings ask for, such as one for a long answer."""
         return self.reward - self.penalty
 
     @property
     def trained_tokens(self) -> int:
-        """How many of its tokens are trained."""
+        """How many tokens of this trajectory are trained; branches are not counted."""
         return sum(self.loss_mask)
 
     @property
@@ -99,31 +99,31 @@ class Trajectory:
 
     @property
     def trained_advantages(self) -> list[float]:
-        """The advantages of the trained tokens; without others each has that of the trajectory."""
+        """The advantage of each trained token: its own, or else the trajectory's."""
         return self.token_advantages or [self.advantage] * self.trained_tokens
 
     @property
     def trains(self) -> bool:
-        """Whether this trajectory can move the policy at all."""
+        """Whether training on this trajectory would change the policy."""
         has_advantage = self.advantage != 0.0 or any(self.token_advantages)
         return self.error is None and has_advantage and self.trained_tokens > 0
 
     @property
     def cut(self) -> bool:
-        """Whether it was ended by a limit: of tokens or of turns."""
+        """Whether a limit of tokens or of turns ended it."""
         return self.stop_reason in (*OUT_OF_TOKENS, "max_turns")
 
     def add_completion(self, completion: Completion) -> None:
-        """Append the tokens of a turn that the model sampled; they are trained. The message of the
-        turn is not added here: the caller decodes the tokens and appends it."""
+        """Append the tokens of a turn that the model sampled; they are trained. The caller appends
+        the turn's message to `messages`."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs
         self.turns += 1
 
     def add_environment(self, ids: list[int]) -> None:
-        """Append tokens that the environment wrote: the model reads them, and they are never
-        trained. Their log-probabilities are noted as 0."""
+        """Append tokens that the environment wrote. The model reads them; they are never trained,
+        and their log-probabilities are recorded as 0."""
         self.ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampled_logprobs += [0.0] * len(ids)
@@ -131,19 +131,19 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """The trajectories of one task that are compared with each other."""
+    """The trajectories of one task, whose rewards are compared with each other."""
 
     task_id: str
     members: list[Trajectory]
 
     @property
     def scored(self) -> list[Trajectory]:
-        """The trajectories that could be scored."""
+        """The trajectories that were scored without an error."""
         return [t for t in self.members if t.error is None]
 
     @property
     def rewards(self) -> list[float]:
-        """What the scored members are compared by."""
+        """The shaped rewards of the scored members, which are compared with each other."""
         return [t.shaped_reward for t in self.scored]
 
     @property

@@ -1,4 +1,4 @@
-"""The rows that SFT trains on, and how each may come in other words whenever a step takes it."""
+"""The rows that SFT trains on, and how a row may come in other words each time a step takes it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,19 @@ from engine.worker.core.batch import Row
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from envs.json_types import TaskRow
 
-# What a row was rendered from: its task, and which of the conversation's rows it is, from 0; -1 for
-# the last one.
+# The source of a row: its task, and its number among the rows of the task's conversation (from 0;
+# -1 for the last).
 Origin = tuple[TaskRow, int]
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows of a run, as they are.
+    """The rows of a run, in their original words.
 
     Attributes:
-        rows: rendered before the first step, or each when a step asks for it.
-        origin: what the row at an index was rendered from.
+        rows: all rendered before the first step, or each when a step asks for it.
+        origin: returns the task that the row at an index was rendered from, and its number among
+            the rows of the task.
     """
 
     rows: Sequence[Row] | RowsOnDemand[Row]
@@ -28,19 +29,19 @@ class TrainingRows:
         return len(self.rows)
 
     def batch(self, step: int, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices`; the same in every step."""
+        """The rows at `indices`. They are the same in every `step`."""
         return [self.rows[index] for index in indices]
 
 
 @dataclass(frozen=True)
 class VariedRows:
-    """The rows of a run, some of them in other words each time that they are seen.
+    """The rows of a run, some of them in other words each time that a step takes them.
 
     Attributes:
-        plain: the rows as they are.
-        in_other_words: a task as the step of that number (from 1) sees it; the same object where it
-            stays as it is.
-        render: all rows of a task, each with the number of ids that it has uncut.
+        plain: the rows in their original words.
+        in_other_words: returns a task in the words that a step (from 1) sees; returns the same
+            object if the words do not change.
+        render: returns all rows of a task, each with the number of its ids before any cut.
     """
 
     plain: TrainingRows
@@ -51,21 +52,21 @@ class VariedRows:
         return len(self.plain)
 
     def batch(self, step: int, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices` as `step` sees them."""
+        """The rows at `indices`, in the words that `step` sees."""
         return [self._row(step, index) for index in indices]
 
     def _row(self, step: int, index: int) -> Row:
-        """The row at `index` as `step` sees it. Where its other words leave nothing to train or do
-        not fit, it stays as it is."""
-        # A task may have several rows; `number` says which of them this one is (-1: the last).
+        """Make the row at `index` in the words that `step` sees. The original row is returned if
+        the other words leave nothing to train, or do not fit."""
+        # A task may have several rows; `number` is the place of this one among them (-1: the last).
         task, number = self.plain.origin(index)
         worded_task = self.in_other_words(task, step)
         row = None if worded_task is task else self._row_of(worded_task, number)
         return self.plain.rows[index] if row is None else row
 
     def _row_of(self, task: TaskRow, number: int) -> Row | None:
-        """The row with this number among the rows of a task; None where it has no such row, where
-        nothing of it is trained, or where it does not fit whole."""
+        """Render a task and return its row with this number. Returns None if the task has no such
+        row, if no token of the row is trained, or if the row had to be cut."""
         rendered = self.render(task)
         has_such_row = -len(rendered) <= number < len(rendered)
         if not has_such_row:

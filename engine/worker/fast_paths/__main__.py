@@ -1,8 +1,10 @@
-"""Tries the fast paths whose names are given: `python -P -m engine.worker.fast_paths NAME...`.
+"""Tries the fast paths (faster ways to compute) whose names are given: `python -P -m
+engine.worker.fast_paths NAME...`.
 
-Writes a JSON object on a line of stdout for each thing that happens: first `identity`, what the
-results hold for; then for each path `began`, its name, and `result`; between these, of a path with
-several parts, `doing`. The device is that of HONESMITH_DEVICE. Ends when its stdin does.
+Writes one JSON object per line to stdout. The first is `identity`, which says what device and
+versions the results hold for. Then each path writes `began` with its name, and `result` at its end;
+a path with several parts also writes `doing` before each part. The device is that of
+HONESMITH_DEVICE. The process ends when its stdin is closed.
 """
 
 import json
@@ -28,7 +30,7 @@ from engine.worker.fast_paths.trials import TRIALS
 from engine.worker.fast_paths.vllm_trial import try_vllm
 from engine.worker.network.policy import pick_device
 
-AGAIN_S = 10.0  # a part that takes long is named so often, as a sign of life
+AGAIN_S = 10.0  # a long part is written again after so many seconds, as a sign of life
 # Paths that run in processes of their own, and have several parts.
 IN_PARTS: Mapping[str, Callable[[torch.device, Callable[[str], None]], PathResult]] = {
     "vllm": try_vllm,
@@ -37,7 +39,7 @@ IN_PARTS: Mapping[str, Callable[[torch.device, Callable[[str], None]], PathResul
 
 
 def main(names: list[str]) -> None:
-    """Try the paths of these names, in their order."""
+    """Try the paths with these names, in this order, and write what happens to stdout."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads()
@@ -49,20 +51,21 @@ def main(names: list[str]) -> None:
 
 
 def _result(name: str, device: torch.device) -> PathResult:
-    """Try one path."""
+    """Try the path with this name on the device."""
     if name in IN_PARTS:
         return IN_PARTS[name](device, _Parts().say)
     return try_path(name, TRIALS[name], device)
 
 
 class _Parts:
-    """Tells what a path with several parts is doing."""
+    """Writes to stdout which of its parts a path is doing."""
 
     def __init__(self) -> None:
         self._last_part, self._written_at = "", 0.0
 
     def say(self, part: str) -> None:
-        """Tell the part; the same again only every `AGAIN_S` seconds."""
+        """Write `part`, unless it is the part last written; that is repeated only after AGAIN_S
+        seconds."""
         now = time.monotonic()
         if part != self._last_part or now - self._written_at >= AGAIN_S:
             self._last_part, self._written_at = part, now
@@ -70,14 +73,16 @@ class _Parts:
 
 
 def _tell(line: object) -> None:
-    """Write one line for whoever started this process."""
+    """Write one line of JSON for the process that started this one."""
     sys.stdout.write(f"{json.dumps(line)}\n")
     sys.stdout.flush()
 
 
 def _exit_with_parent() -> None:
-    """End this process as soon as its stdin is closed: whoever asked for the trials is gone."""
-    while os.read(0, 65536):  # not through sys.stdin, whose lock this thread would hold at the end
+    """End this process as soon as its stdin is closed, because then the process that asked for the
+    trials is gone."""
+    # os.read and not sys.stdin: this thread would hold the lock of sys.stdin when Python exits.
+    while os.read(0, 65536):
         pass
     os._exit(1)
 

@@ -1,5 +1,6 @@
-"""Sums over the GPUs of this machine, as the ranks of a run make them: through NCCL, and through
-the machine's memory (gloo). A process for each GPU adds up the same vectors in both ways."""
+"""Tries sums over the GPUs of this machine, as the ranks (processes) of a run make them: through
+NCCL, and through the machine's memory (gloo). One process for each GPU adds up the same vectors in
+both ways."""
 
 import json
 import os
@@ -18,18 +19,18 @@ from engine.processes import programs
 from engine.worker.fast_paths.trial import SLOWER
 
 NAME = "collectives"
-SUM_S = 110.0  # that the processes may take to start, connect and add up
+SUM_S = 110.0  # seconds in which the processes must start, connect and add up
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Member:
-    """What the process of one rank says of the sums.
+    """The report of one rank's process about its sums.
 
     Attributes:
-        wrong: how many numbers of a sum that has one exact result are not that.
-        digest: of the sum of numbers that are rounded; the same on every rank.
+        wrong: how many numbers are wrong in the sum whose right value is known exactly.
+        digest: hash of the sum of numbers that are rounded; must be the same on every rank.
         seconds: of the fastest sum.
     """
 
@@ -39,11 +40,12 @@ class Member:
 
 
 class Failed(Exception):
-    """The sums were not made; the message says why."""
+    """The ranks could not make the sums, or got wrong ones; the message says why."""
 
 
 def try_collectives(device: torch.device, say: Say) -> PathResult:
-    """Add up vectors over all GPUs of the machine, with NCCL and with gloo. Nothing is raised."""
+    """Add up vectors over all GPUs of the machine, with NCCL and with gloo. Returns "skipped" if
+    there are fewer than two GPUs. Raises nothing."""
     visible = [each for each in os.environ.get(ALL_GPUS, "").split(",") if each]
     if device.type != "cuda" or len(visible) < 2:
         reason = "there is one GPU" if device.type == "cuda" else "there is no GPU"
@@ -52,10 +54,11 @@ def try_collectives(device: torch.device, say: Say) -> PathResult:
 
 
 def compare(visible: Sequence[str], fast: str, plain: str, say: Say) -> PathResult:
-    """Make the sums with the backend `fast`, and time them beside the backend `plain`.
+    """Make the sums with the backend `fast`, check them, and compare their time with the backend
+    `plain`.
 
     Args:
-        visible: the CUDA_VISIBLE_DEVICES of each rank; "" for one on the CPU.
+        visible: the CUDA_VISIBLE_DEVICES of each rank; "" for a rank on the CPU.
     """
     try:
         say(f"add up through {fast}")
@@ -69,7 +72,7 @@ def compare(visible: Sequence[str], fast: str, plain: str, say: Say) -> PathResu
         say(f"add up through {plain}")
         plain_seconds = max(member.seconds for member in sums(visible, plain))
     except Failed:
-        return result  # nothing to be slower than
+        return result  # `plain` failed, so there is no time to compare with
     result = result.model_copy(update={"plain_seconds": plain_seconds})
     if seconds <= SLOWER * plain_seconds:
         return result
@@ -78,7 +81,7 @@ def compare(visible: Sequence[str], fast: str, plain: str, say: Say) -> PathResu
 
 
 def _require_right(members: Sequence[Member]) -> None:
-    """Raise Failed where a rank got another sum than is right, or than another rank."""
+    """Raise Failed if a rank got a wrong sum, or a sum that differs from rank 0's."""
     for rank, member in enumerate(members):
         if member.wrong:
             raise Failed(f"rank {rank} got a wrong sum: {member.wrong} numbers of it are not exact")
@@ -89,8 +92,11 @@ def _require_right(members: Sequence[Member]) -> None:
 
 
 def sums(visible: Sequence[str], backend: str) -> list[Member]:
-    """Start a process for each rank and have them add up; what each says. Raises Failed where one
-    fails, or they are not done in time; all are ended."""
+    """Start a process for each rank, let them add up, and return each one's report. All processes
+    are ended.
+
+    Raises Failed if a process fails or takes longer than SUM_S.
+    """
     with tempfile.TemporaryDirectory(prefix="honesmith-ranks-") as folder:
         store = Path(folder) / "store"
         processes = [
@@ -110,7 +116,8 @@ def sums(visible: Sequence[str], backend: str) -> list[Member]:
 def _start(
     rank: int, count: int, visible: str, backend: str, store: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start the process of a rank."""
+    """Start the process of one rank. `visible` is its CUDA_VISIBLE_DEVICES, "" for the CPU; `store`
+    is the file through which the ranks find each other."""
     return subprocess.Popen(
         [
             *(sys.executable, "-P", *programs.command("summing")),
@@ -124,8 +131,8 @@ def _start(
 
 
 def _read_member(rank: int, process: "subprocess.Popen[bytes]") -> Member:
-    """Wait for the process of a rank; return what it wrote at its end. Raises Failed where it
-    fails or is not done in time."""
+    """Wait for the process of a rank and return the report that it wrote at its end. Raises Failed
+    if the process fails or takes longer than SUM_S."""
     try:
         out, errors = process.communicate(timeout=SUM_S)
     except subprocess.TimeoutExpired:

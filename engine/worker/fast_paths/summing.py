@@ -1,5 +1,5 @@
-"""One rank of the sums of `collectives_trial.py`:
-`python -P -m engine.worker.fast_paths.summing STORE RANK COUNT BACKEND DEVICE`.
+"""The process of one rank in the trial of sums (collectives_trial.py): `python -P -m
+engine.worker.fast_paths.summing STORE RANK COUNT BACKEND DEVICE`.
 
 Writes one JSON object to stdout, the fields of `Member`.
 """
@@ -21,29 +21,36 @@ from envs.isolation import kernel
 
 # Numbers in a vector; on a GPU as many as an adapter of a model of 4 billion parameters has.
 SIZES = {"cpu": 1 << 16, "cuda": 1 << 25}
-ROUNDS = 5  # the fastest counts
+ROUNDS = 5  # each sum is timed so often; the fastest round counts
 
 
 def exact_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
-    """A rank's vector of small integers, whose sum over ranks is exact in whatever order."""
+    """Make a rank's vector of small integers. Their sum over all ranks is exact, in whatever order
+    they are added."""
     return ((torch.arange(size, device=device) * (rank + 1)) % 1009).to(torch.float32)
 
 
 def rounded_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
-    """A rank's vector of numbers whose sum is rounded."""
+    """Make a rank's vector of random numbers, whose sum over all ranks is rounded."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(size, generator=generator).to(device)
 
 
 def add_up(vector: torch.Tensor) -> torch.Tensor:
-    """The sum of all ranks' vectors."""
+    """Return the sum of all ranks' vectors, of which `vector` is this rank's."""
     total = vector.clone()
     distributed.all_reduce(total)
     return total
 
 
 def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
-    """Connect to the other ranks, add up and say how it went."""
+    """Connect to the other ranks, add up, and write the report to stdout.
+
+    Args:
+        store: the file through which the ranks find each other.
+        rank, count: this process's number, and how many there are.
+        kind: "cpu" or "cuda".
+    """
     kernel.die_with_parent()
     device, size = torch.device(kind), SIZES[kind]
     meeting = collective.Meeting(store, count, training=count)
@@ -58,7 +65,7 @@ def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
 
 
 def _seconds(vector: torch.Tensor) -> float:
-    """Seconds of one sum, until it is there."""
+    """Measure the seconds of one sum, until its result is complete."""
     if vector.is_cuda:
         torch.cuda.synchronize()
     began = time.perf_counter()

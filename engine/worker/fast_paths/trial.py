@@ -1,4 +1,5 @@
-"""One fast path beside the plain way: the same numbers within rounding, and no slower."""
+"""Compares one fast path (a faster way to compute) with the plain way: it must give the same
+numbers within rounding, and must not be slower."""
 
 import math
 import time
@@ -12,21 +13,22 @@ from engine.fast_paths.results import PathResult
 from engine.worker.core import switched_off
 
 ROUNDS = 5  # each way is timed so often, in turn; the fastest round counts
-# A path that takes up to this much longer counts as equal: its gain depends on sizes.
+# A path may take this many times as long as the plain way: its gain depends on sizes, and may be
+# larger at those of a run.
 SLOWER = 1.1
-SHOWN_CHARS = 200  # of an error's message
+SHOWN_CHARS = 200  # an error's message is cut to this length
 
 Work = Callable[[], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to compute in both ways.
+    """What to compute with the fast path and without it.
 
     Attributes:
-        work: computes with the fast path, if that is on; returns tensors of any shapes.
+        work: computes with the fast path if that is switched on; returns tensors of any shapes.
         allowed: largest relative difference of the tensors that rounding explains.
-        plain: computes the same without the fast path; None where `work` does so when the path is
+        plain: computes the same without the fast path; None if `work` does so when the path is
             switched off.
     """
 
@@ -36,18 +38,18 @@ class Trial:
 
 
 class NotHere(Exception):
-    """The path cannot be tried on this machine; the message says why."""
+    """Raised if the path cannot be tried on this machine; the message says why."""
 
 
 def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.device) -> PathResult:
-    """Compute in both ways, compare the numbers, and time both.
+    """Compute with the fast path and in the plain way, compare the numbers, and time both.
 
     Args:
         name: of the path in the catalogue.
-        make: prepares what is computed. It raises NotHere where the path cannot be tried.
+        make: prepares what is computed. It raises NotHere if the path cannot be tried here.
 
-    Nothing is raised: a path that fails is off, with the reason. One whose plain way fails is
-    skipped, because then nothing is known about it.
+    Raises nothing. A path that fails is "off", with the reason. If the plain way fails, the path is
+    "skipped", because there is nothing to compare it with.
     """
     try:
         with switched_off.everything_on():
@@ -58,12 +60,12 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
         return PathResult(name=name, state="off", reason=_in_words(error))
 
     def plainly() -> Sequence[torch.Tensor]:
-        """Compute with this path switched off."""
+        """Compute in the plain way, with this path switched off."""
         with switched_off.without(name):
             return (trial.plain or trial.work)()
 
     def fast() -> Sequence[torch.Tensor]:
-        """Compute with every path switched on."""
+        """Compute with every path switched on, this one included."""
         with switched_off.everything_on():
             return trial.work()
 
@@ -81,8 +83,8 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
 
 
 def _compared(name: str, difference: float, allowed: float) -> PathResult:
-    """The result of a path whose numbers differ from those of the plain way by `difference`: "on"
-    where that is at most `allowed`, else "off" with the reason."""
+    """Make the result of a path whose numbers differ from those of the plain way by `difference`:
+    "on" if that is at most `allowed`, else "off" with the reason."""
     if difference <= allowed:  # not true of NaN
         return PathResult(name=name, state="on", difference=difference, allowed=allowed)
     return PathResult(
@@ -95,8 +97,8 @@ def _compared(name: str, difference: float, allowed: float) -> PathResult:
 
 
 def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:
-    """The result of a path whose numbers are right, with the seconds of both ways; off where it is
-    slower."""
+    """Add the seconds of both ways to the result of a path whose numbers are right. The path is
+    "off" if it is slower."""
     fast_rounds, plain_rounds = [], []
     for _ in range(ROUNDS):
         fast_rounds.append(seconds_of(fast, device))
@@ -110,10 +112,10 @@ def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device)
 
 
 def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest distance between tensors of equal shapes and the expected ones.
+    """Return the largest distance between the tensors and the expected ones, relative to the
+    largest magnitude that is expected in the tensor.
 
-    Each distance is relative to the largest magnitude that is expected in its tensor. NaN where
-    there is one, infinity where counts or shapes differ.
+    Returns NaN if a tensor holds NaN, and infinity if the number of tensors or their shapes differ.
     """
     if [tuple(t.shape) for t in tensors] != [tuple(t.shape) for t in expected]:
         return math.inf
@@ -128,7 +130,7 @@ def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tens
 
 
 def seconds_of(work: Work, device: torch.device) -> float:
-    """Return the seconds that one call of `work` takes, until the device has finished it."""
+    """Measure the seconds that one call of `work` takes, until the device has finished."""
     _synchronize(device)
     began = time.perf_counter()
     work()
@@ -137,12 +139,13 @@ def seconds_of(work: Work, device: torch.device) -> float:
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given; a CPU has at once."""
+    """Wait until a GPU has finished all work that was queued. A CPU has none queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _in_words(error: Exception) -> str:
-    """An error's type and the beginning of its message, on one line."""
+    """The type of an error and the beginning of its message, on one line, such as "ValueError: bad
+    size"."""
     message = " ".join(str(error).split())[:SHOWN_CHARS] or "no message"
     return f"{type(error).__name__}: {message}"

@@ -1,4 +1,4 @@
-"""What is computed to try each fast path: a few layers of the kind that is trained, with random
+"""The computations that try each fast path: a few layers of the kind that is trained, with random
 weights and seeded inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,15 @@ LORA = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
 # and backward pass of a few layers.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 PASS_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 3e-2}
-STEPS = 20  # of training beside the CPU
-TRAINED_DIFFERENCE = 0.05  # of the losses, bfloat16 beside float32
+STEPS = 20  # optimizer steps on the device, whose losses are compared with a CPU's
+TRAINED_DIFFERENCE = 0.05  # largest relative difference of these losses: bfloat16 against float32
 LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
 class Widths:
-    """The sizes of the model that is tried; a GPU is too fast for small ones to be timed."""
+    """The sizes of the model that is tried. On a GPU they are larger, because a small model is too
+    fast to be timed."""
 
     hidden: int
     intermediate: int
@@ -60,12 +61,12 @@ GROUP = {"cpu": (192, 24, 6), "cuda": (512, 256, 8)}
 def network_of(
     device: torch.device, *, fused: bool = False, widths: Widths | None = None
 ) -> DecoderNetwork:
-    """A small decoder with seeded random weights on the device, in the number format that training
-    takes there.
+    """Make a small decoder with seeded random weights on the device, in the number format that
+    training uses there.
 
     Args:
-        fused: with the functions that `fused_ops` chooses instead of torch's.
-        widths: its sizes; None takes those of the device.
+        fused: use the functions that `fused_ops` chooses instead of torch's.
+        widths: sizes of the decoder; None takes those for the device.
     """
     widths = widths or WIDTHS[device.type]
     torch.manual_seed(0)
@@ -81,7 +82,7 @@ def network_of(
         pad_token_id=0,
     )
     model = Qwen3ForCausalLM(config)
-    # Through torch, because the types of transformers' own `to` fit no call.
+    # torch's `to`, because the type annotations of transformers' own `to` fit no call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return DecoderNetwork(
         Decoder.of(model), vocab=VOCAB, kernel_choice=_choice(device) if fused else AS_WRITTEN
@@ -89,7 +90,7 @@ def network_of(
 
 
 def _choice(device: torch.device) -> Choice:
-    """The functions between the matrix products that a run on the device would use."""
+    """Choose the functions between the matrix products, as a run on the device would."""
     widths = WIDTHS[device.type]
     sizes = Sizes(
         hidden=widths.hidden,
@@ -103,12 +104,12 @@ def _choice(device: torch.device) -> Choice:
 
 
 def group_rows(device: torch.device) -> list[Row]:
-    """Make the completions of one prompt, of different lengths, as rows that GRPO trains."""
+    """Make rows as GRPO trains them: completions of different lengths that share one prompt."""
     prompt_length, completion_length, count = GROUP[device.type]
     prompt = [(7 * position) % (VOCAB - 1) + 1 for position in range(prompt_length)]
     rows = []
     for member in range(count):
-        length = completion_length - member  # of different lengths
+        length = completion_length - member  # no two completions are equally long
         completion = [(11 * position + 13 * member) % (VOCAB - 1) + 1 for position in range(length)]
         mask = [0] * prompt_length + [1] * length
         rows.append(Row(prompt + completion, mask, prefix_len=shared_prefix(prompt_length)))
@@ -116,7 +117,8 @@ def group_rows(device: torch.device) -> list[Row]:
 
 
 def seeded_adapter(network: DecoderNetwork) -> FlatAdapter:
-    """An adapter of which no weight is zero, so that every gradient is tried."""
+    """Make an adapter with no weight at zero, so that every gradient is tried (a new adapter's B is
+    zero)."""
     adapter = network.new_adapter(LORA, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -129,8 +131,8 @@ def seeded_adapter(network: DecoderNetwork) -> FlatAdapter:
 def pass_through(
     network: DecoderNetwork, adapter: FlatAdapter, rows: Sequence[Row]
 ) -> list[torch.Tensor]:
-    """The log-probabilities of the trained tokens, [T], and the gradient of their mean, of the
-    adapter's size."""
+    """Run the rows forward and backward. Returns (the log-probabilities of the trained tokens [T],
+    the gradient of their mean with respect to the adapter's weights)."""
     adapter.clear_gradients()
     logprobs, _ = network.logprobs(network.collate(rows), adapter, training=True)
     logprobs.mean().backward()
@@ -138,24 +140,26 @@ def pass_through(
     return [logprobs.detach(), adapter.flat.grad.clone()]
 
 
-# --- one function for each path: prepares what is computed ----------------------------------------
+# --- one function for each path, which prepares what is computed ----------------------------------
 
 
 def bfloat16(device: torch.device) -> Trial:
-    """Compare a product of bfloat16 matrices with the same numbers in float32."""
+    """Try a product of bfloat16 matrices; the plain way multiplies the same numbers in float32."""
     size = 4096 if device.type == "cuda" else 256
     left_factor, right_factor = _random((2, size, size), device).to(torch.bfloat16)
 
     def plain() -> list[torch.Tensor]:
+        """Multiply the same numbers in float32."""
         return [left_factor.float() @ right_factor.float()]
 
     return Trial(lambda: [left_factor @ right_factor], ROUNDING[torch.bfloat16], plain)
 
 
 def packed_attention(device: torch.device) -> Trial:
-    """Compute attention over a group's packed sequences, with its gradient.
+    """Try attention over the packed sequences of a group (completions of one prompt), with its
+    gradient. The attention itself looks which paths are switched off.
 
-    Raises NotHere where the kernel does not take the number format of this device.
+    Raises NotHere if the kernel does not take the number format of this GPU.
     """
     widths = WIDTHS[device.type]
     prompt_length, completion_length, count = GROUP[device.type]
@@ -177,7 +181,8 @@ def packed_attention(device: torch.device) -> Trial:
 
 
 def flash_attention(device: torch.device) -> Trial:
-    """Compute scaled_dot_product_attention of one causal batch, with its gradient."""
+    """Try torch's scaled_dot_product_attention on one causal batch, with its gradient; the plain
+    way is torch's kernel of plain formulas."""
     widths = WIDTHS[device.type]
     dtype = pick_dtype("auto", device)
     shape = (3, 8, widths.heads, 512, widths.head_dim)
@@ -189,6 +194,7 @@ def flash_attention(device: torch.device) -> Trial:
         return [out, *gradients]
 
     def plain() -> list[torch.Tensor]:
+        """Compute the same by plain formulas (torch's "math" kernel)."""
         with sdpa_kernel(SDPBackend.MATH):
             return work()
 
@@ -196,9 +202,10 @@ def flash_attention(device: torch.device) -> Trial:
 
 
 def flash_attention_3(device: torch.device) -> Trial:
-    """Compute attention over a group's packed sequences by FlashAttention 3 and by 2.
+    """Try attention over the packed sequences of a group by FlashAttention 3; the plain way is
+    torch's own FlashAttention 2.
 
-    Raises NotHere where it is not installed, or made for other GPUs.
+    Raises NotHere if FlashAttention 3 is not installed, or this GPU is not a Hopper.
     """
     if why_not := flash3.why_not(device):
         raise NotHere(why_not)
@@ -212,9 +219,11 @@ def flash_attention_3(device: torch.device) -> Trial:
 
 
 def fused_kernels(device: torch.device) -> Trial:
-    """Run a small model with the fused functions that a run would use, and without them.
+    """Try a pass through a small model with the fused functions that a run would use; the plain way
+    has torch's functions.
 
-    Raises NotHere without liger-kernel, RuntimeError where the fused functions cannot be used.
+    Raises NotHere if liger-kernel is not installed, RuntimeError if the fused functions cannot be
+    used.
     """
     if find_spec("liger_kernel") is None:
         raise NotHere("liger-kernel is not installed; the extra `gpu` has it")
@@ -230,21 +239,23 @@ def fused_kernels(device: torch.device) -> Trial:
 
 
 def shared_prompt(device: torch.device) -> Trial:
-    """A pass through a small model over a group: its prompt once, or with each completion."""
+    """Try a pass through a small model over a group whose prompt is run once; the plain way runs
+    the prompt with each completion."""
     network = network_of(device)
     adapter = seeded_adapter(network)
-    # The rows are made anew each time: whether they share their prompt is decided there.
+    # `group_rows` looks whether the path is switched off, so the rows are made anew for each pass.
     return Trial(
         lambda: pass_through(network, adapter, group_rows(device)), PASS_ROUNDING[network.dtype]
     )
 
 
 def decode_graph(device: torch.device) -> Trial:
-    """Sample greedy completions of a few prompts; compared are their ids and log-probabilities."""
+    """Try sampling with CUDA graphs: greedy completions of a few prompts, compared by ids and
+    log-probabilities."""
     network = network_of(device)
     adapter = seeded_adapter(network)
     prompts = [[(5 * i + prompt) % (VOCAB - 1) + 1 for i in range(32)] for prompt in range(4)]
-    # The end token is never sampled: the last id belongs to no token of the network.
+    # The stop id is beyond the vocabulary, so it is never sampled and all completions are full.
     needs = SamplerNeeds(pad_id=0, stop_ids=[VOCAB], decode=lambda _: "", max_rows=16)
     params = SamplingParams(max_tokens=32, temperature=0.0)
 
@@ -259,15 +270,16 @@ def decode_graph(device: torch.device) -> Trial:
 
 
 def float32_head(device: torch.device) -> Trial:
-    """The logits of an output layer in bfloat16, kept in float32."""
+    """Try the logits of a bfloat16 output layer computed straight to float32."""
     x, weight = (_random(shape, device).to(torch.bfloat16) for shape in ((256, 1024), (8192, 1024)))
     return Trial(lambda: [matmul.OutputLayer(weight).float_logits(x)], ROUNDING[torch.bfloat16])
 
 
 def onednn_products(device: torch.device) -> Trial:
-    """Compute a product of float32 matrices by a weight that stays, as a frozen base's layers do.
+    """Try float32 products by a weight that stays, as a frozen base's layers compute them, through
+    oneDNN.
 
-    Raises NotHere where oneDNN is not used on this processor.
+    Raises NotHere if oneDNN is not faster on this processor or is missing.
     """
     if not matmul.has_onednn():
         raise NotHere("oneDNN is no faster on this processor, or this torch is built without it")
@@ -280,22 +292,23 @@ def onednn_products(device: torch.device) -> Trial:
 
 
 def four_bits(device: torch.device) -> Trial:
-    """Compare a product with a weight of 4 bits with one by the same weight unpacked.
+    """Try a product with a weight in 4 bits; the plain way unpacks the same weight to float32.
 
-    Raises NotHere without bitsandbytes.
+    Raises NotHere if bitsandbytes is not installed.
     """
     if find_spec("bitsandbytes") is None:
         raise NotHere("bitsandbytes is not installed")
-    # Most machines lack it.
+    # Imported by name, because most machines lack the package.
     functional = import_module("bitsandbytes.functional")
     nn = import_module("bitsandbytes.nn")
     dense = torch.nn.Linear(1024, 512, bias=False)
     packed = nn.Linear4bit(1024, 512, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
     packed.load_state_dict(dense.state_dict())
-    packed = packed.to(device)  # packs the weight
+    packed = packed.to(device)  # moving the layer to a device packs its weight
     x = _random((64, 1024), device).to(torch.bfloat16)
 
     def plain() -> list[torch.Tensor]:
+        """Unpack the weight and multiply in float32."""
         weight = functional.dequantize_4bit(packed.weight.data, packed.weight.quant_state)
         return [F.linear(x.float(), weight.float())]
 
@@ -303,7 +316,8 @@ def four_bits(device: torch.device) -> Trial:
 
 
 def training(device: torch.device) -> Trial:
-    """Optimizer steps of a small model on a few rows: the losses, beside those on the CPU."""
+    """Try optimizer steps of a small model on this device; their losses are compared with those on
+    the CPU."""
     cpu = torch.device("cpu")
     rows = group_rows(cpu)
 
@@ -326,12 +340,14 @@ def training(device: torch.device) -> Trial:
 
 
 def _cpu_sized_network(device: torch.device) -> DecoderNetwork:
-    """The small model of a CPU on any device, so that both train the same weights."""
+    """Make the small model of a CPU's sizes on any device, so that both devices train the same
+    weights."""
     return network_of(device, widths=WIDTHS["cpu"])
 
 
 def _random(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Seeded normal float32 numbers, drawn on the CPU so that they are the same everywhere."""
+    """Draw normal float32 numbers by a fixed seed. They are drawn on the CPU, so that they are the
+    same for every device."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(tuple(shape), generator=generator).to(device)
 

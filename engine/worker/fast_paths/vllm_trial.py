@@ -1,6 +1,6 @@
-"""vLLM on this device, as a run uses it: it starts, samples from the base and from two adapters in
-turn, sleeps and wakes up. Its log-probabilities are held against our own forward, its speed against
-our own sampler."""
+"""Tries vLLM on this device, as a run uses it: it starts, samples from the base and from two
+adapters in turn, sleeps and wakes up. Its log-probabilities are compared with those of our own
+forward, its speed with that of our own sampler."""
 
 import shutil
 import tempfile
@@ -32,21 +32,23 @@ from engine.worker.rollouts.samplers import cpu_threads
 from engine.worker.rollouts.vllm_sampler import VllmSampler
 
 NAME = "vllm"
-START_S = 420.0  # from a cold disk, with graphs to capture
+START_S = 420.0  # seconds for a start, from a cold disk and with CUDA graphs to capture
 # Mean distance of the log-probabilities of sampled tokens, in nats, that rounding explains.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.03}
-# An adapter must move them by more than so many times what is allowed, or a swap shows nothing.
+# An adapter must move log-probabilities by more than so many times what is allowed. With less, the
+# trial could not tell whether the server has swapped adapters.
 TELLING = 4
 ROUNDS = 3  # each sampler is timed so often, in turn; the fastest round counts
-KEPT_ASLEEP = 0.5  # a sleeping server may keep at most this share of what it took
-CACHE_BYTES = 3_000_000_000  # of keys and values, of a GPU
+KEPT_ASLEEP = 0.5  # a sleeping server may keep at most this share of the memory it took
+CACHE_BYTES = 3_000_000_000  # memory of a GPU for keys and values
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sampled: so many completions of so many prompts, their lengths in tokens."""
+    """The amount to sample: `completions` completions for each of `prompts` prompts, with their
+    lengths in tokens."""
 
     prompts: int
     completions: int
@@ -54,7 +56,8 @@ class Load:
     length: int
 
 
-# A GPU needs a model of usual depth: a shallow one takes less time than the server's own work.
+# Sizes of the model. On a GPU it has a usual depth, because a shallow model would take less time
+# than the server's own overhead.
 WIDTHS = {
     "cpu": Widths(64, 192, 4, 2, 32, layers=2),  # vLLM has no smaller heads on a CPU
     "cuda": Widths(1024, 3072, 16, 8, 128, layers=28),
@@ -63,10 +66,10 @@ LOADS = {"cpu": Load(2, 2, 24, 5), "cuda": Load(16, 8, 64, 96)}
 
 
 class Wrong(Exception):
-    """The path does not do what it should; the message says what it does instead."""
+    """Raised if vLLM does not do what it should; the message says what it does instead."""
 
     def __init__(self, message: str, difference: float | None = None) -> None:
-        """`difference`: of the log-probabilities, where it is the reason."""
+        """`difference` is that of the log-probabilities, if that is what is wrong."""
         super().__init__(message)
         self.difference = difference
 
@@ -77,10 +80,11 @@ def try_vllm(
     """Start vLLM on the device and use it as a run does.
 
     Args:
-        say: called with what is done next, before each part.
-        start: starts a server as planned, with a file for its output; tests give another.
+        say: called before each part of the trial with what is done next.
+        start: starts a server by a plan, with a file for its output; tests pass another.
 
-    Nothing is raised: what fails is off, with the reason; where vLLM is not set up, skipped.
+    Raises nothing. If something fails the result is "off", with the reason; if vLLM is not set up
+    or the GPU is too full, "skipped".
     """
     folder = Path(tempfile.mkdtemp(prefix="honesmith-vllm-"))
     try:
@@ -110,14 +114,14 @@ def try_vllm(
 
 
 def _plan(device: torch.device, folder: Path) -> Plan:
-    """How the server is started. Raises NotHere where vLLM is not set up, or the GPU is too full
-    to try it."""
+    """Plan how the server is started: model folder, lengths, memory. Raises NotHere if vLLM is not
+    set up, or if the GPU has too little free memory."""
     try:
         python = vllm_env.require_python(Home.locate())
     except UserError as error:
         raise NotHere(f"{error.message}; `honesmith setup --vllm` sets it up") from error
     load, kind = LOADS[device.type], device.type
-    memory = float(2**30)  # on a CPU bytes for keys and values
+    memory = float(2**30)  # on a CPU: bytes for keys and values; on a GPU: a share of its memory
     if kind == "cuda":
         wanted = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
         free, total = torch.cuda.mem_get_info(device)
@@ -139,15 +143,16 @@ def _plan(device: torch.device, folder: Path) -> Plan:
 
 
 def _weight_bytes() -> float:
-    """Bytes of the weights of the model that is tried on a GPU, in 16 bits."""
+    """Bytes of the weights of the model that is tried on a GPU, in 16 bits. Embeddings are left
+    out."""
     sizes = WIDTHS["cuda"]
     attention = 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim
     return 2.0 * sizes.layers * sizes.hidden * (attention + 3 * sizes.intermediate)
 
 
 def make_model(folder: Path, device: torch.device) -> Base:
-    """Write a model with seeded random weights and the tokenizer of pebble to a folder, and load it
-    as a run would."""
+    """Make a model with seeded random weights and the tokenizer of pebble (the built-in model) in
+    `folder`, and load it as a run would."""
     pebble, widths = BUILTIN["pebble"], WIDTHS[device.type]
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -163,7 +168,7 @@ def make_model(folder: Path, device: torch.device) -> Base:
         num_key_value_heads=widths.kv_heads,
         head_dim=widths.head_dim,
         max_position_embeddings=1024,
-        # Logits then differ as much at every width.
+        # With this spread of the weights, logits differ equally much at every width.
         initializer_range=0.64 * widths.hidden**-0.5,
         eos_token_id=known.eos_token_id,
         pad_token_id=known.pad_token_id,
@@ -184,7 +189,8 @@ def _server(
     say: Say,
     start: Callable[[Plan, Path], VllmProcess],
 ) -> Iterator[VllmSampler]:
-    """A context with a sampler on a server that is ready. Raises Wrong where it does not start."""
+    """Open a context with a sampler on a vLLM server that is ready. Raises Wrong if the server does
+    not start."""
     sampler = VllmSampler(
         start(plan, folder / "vllm_trial.log"),
         folder=folder / "loaded",
@@ -203,12 +209,14 @@ def _server(
 
 
 def _use(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
-    """Sample as a run does, and time it. Raises Wrong for what is not right."""
+    """Sample as a run does, and time the sampler beside our own. Returns "off" if vLLM is slower.
+    Raises Wrong if its results or its sleep are wrong."""
     asked = _Asked(base)
     say("sample from the base")
     gaps = [asked.gap(sampler, None, "the base")]
     adapter = base.network.new_adapter(LORA, seed=0)
-    for version in (1, 2):  # an adapter that was trained on answers under another name
+    # As in a run: the adapter is loaded again after it was trained, under a new name in the server.
+    for version in (1, 2):
         say(f"load adapter {version}")
         earlier = None if version == 1 else adapter.state()
         _fill(adapter, version)
@@ -234,7 +242,7 @@ def _use(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
 
 
 def _fill(adapter: Adapter, seed: int) -> None:
-    """Give an adapter seeded weights that change much of what the base says."""
+    """Fill an adapter with seeded weights so large that they change the base's answers much."""
     generator = torch.Generator().manual_seed(seed)
     state = adapter.state()
     for name, tensor in state.items():
@@ -244,7 +252,7 @@ def _fill(adapter: Adapter, seed: int) -> None:
 
 
 def _sleep(sampler: VllmSampler, device: torch.device) -> None:
-    """Let the server sleep. Raises Wrong where it keeps most of its memory."""
+    """Put the server to sleep. Raises Wrong if it keeps most of its GPU memory."""
     if device.type != "cuda":
         sampler.release_memory()
         return
@@ -260,10 +268,11 @@ def _sleep(sampler: VllmSampler, device: torch.device) -> None:
 
 
 class _Asked:
-    """Prompts, and how far a server's log-probabilities of what it samples are from ours."""
+    """The prompts of the trial. Compares a server's log-probabilities of what it samples with
+    ours."""
 
     def __init__(self, base: Base) -> None:
-        """Draw the prompts, the same for every model and device kind."""
+        """Draw the prompts at random, by a fixed seed."""
         self.base = base
         self.load = LOADS[base.network.device.type]
         self.allowed = ALLOWED[base.network.dtype]
@@ -280,15 +289,17 @@ class _Asked:
         name: str,
         earlier: dict[str, torch.Tensor] | None = None,
     ) -> float:
-        """The mean distance in nats between the server's log-probabilities and ours.
+        """Sample with the server, and return the mean distance in nats between its
+        log-probabilities and ours.
 
         Args:
             adapter: what the server is to sample from; None for the base.
-            name: what to call that in a message.
-            earlier: weights that `adapter` had before and the server may not have let go of.
+            name: what to call `adapter` in a message.
+            earlier: weights that `adapter` had before, which the server may still be using by
+                mistake.
 
         Raises:
-            Wrong: where it is more than rounding explains.
+            Wrong: if the distance is more than rounding explains.
         """
         sampler.load(adapter)
         groups = sampler.generate(self.prompts, self.load.completions, self._params(seed=1))
@@ -311,7 +322,9 @@ class _Asked:
         adapter: Adapter,
         earlier: dict[str, torch.Tensor] | None,
     ) -> str:
-        """Say which other weights the reported numbers belong to; "" for none that are known."""
+        """Find out which other weights the server's log-probabilities `reported` belong to: the
+        base's, or those loaded before (`earlier`). Returns the end of a message, or "" if neither
+        fits."""
         if float((self._ours(groups, None) - reported).abs().mean()) <= self.allowed:
             return ": it answers as the base"
         if earlier is not None:
@@ -324,7 +337,8 @@ class _Asked:
     def _ours(
         self, groups: Sequence[Sequence[Completion]], adapter: Adapter | None
     ) -> torch.Tensor:
-        """Our own log-probabilities of all sampled ids, one after the other, [T]."""
+        """Compute our own log-probabilities of all sampled ids, one completion after the other,
+        [T]."""
         network, parts = self.base.network, []
         for prompt, group in zip(self.prompts, groups, strict=True):
             rows = [
@@ -336,8 +350,8 @@ class _Asked:
         return torch.cat(parts)
 
     def seconds_of_both(self, sampler: VllmSampler, adapter: Adapter) -> tuple[float, float]:
-        """Seconds that the server and our own sampler take for so many tokens as one completion of
-        full length for each row has."""
+        """Measure the seconds that (the server, our own sampler) take to sample every row of the
+        load, scaled to completions of full length."""
         rows = self.load.prompts * self.load.completions
         needs = SamplerNeeds(self.base.pad_id, self.base.stop_ids, lambda _: "", max_rows=rows)
         ours = self.base.network.sampler(needs)
@@ -350,10 +364,12 @@ class _Asked:
         return theirs_s, ours_s
 
     def _seconds(self, sampler: Sampler, seed: int) -> float:
-        """Seconds of one call, scaled to full lengths, since completions may end before."""
+        """Measure the seconds of one call of `sampler`, scaled to completions of full length, since
+        some may end earlier."""
         tokens = 0
 
         def work() -> list[torch.Tensor]:
+            """Sample once and count the tokens. `seconds_of` ignores the result."""
             nonlocal tokens
             groups = sampler.generate(self.prompts, self.load.completions, self._params(seed))
             tokens = sum(len(each.ids) for group in groups for each in group)
@@ -364,4 +380,5 @@ class _Asked:
         return seconds * full / max(1, tokens)
 
     def _params(self, seed: int) -> SamplingParams:
+        """Sampling at temperature 1, with completions of the load's length."""
         return SamplingParams(max_tokens=self.load.length, temperature=1.0, seed=seed)

@@ -30,11 +30,12 @@ class LoraSpec:
     """The shape of an adapter.
 
     Attributes:
-        rank: of the factors.
+        rank: of the factors A and B.
         alpha: the adapter's output is scaled by alpha / rank.
-        dropout: of the adapter's input, while training.
+        dropout: probability of dropout on the adapter's input, while training.
         targets: names of the projections that get an adapter, or ("all-linear",) for all.
-        excluded: a pattern; a module whose whole name matches it gets none. "" excludes nothing.
+        excluded: a pattern; a module whose whole name matches it gets no adapter. "" excludes
+            nothing.
     """
 
     rank: int
@@ -49,7 +50,8 @@ class LoraSpec:
 
     @classmethod
     def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
-        """The shape of the adapter that a training run makes, from its `lora_` settings."""
+        """Read the shape of a training run's adapter from the run's settings `lora_rank`,
+        `lora_alpha`, `lora_dropout` and `lora_targets`."""
         return cls(
             rank=settings.lora_rank,
             alpha=settings.lora_alpha,
@@ -59,10 +61,10 @@ class LoraSpec:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "LoraSpec":
-        """The shape of the adapter in a PEFT folder, from its adapter_config.json.
+        """Read the shape of the adapter in a PEFT folder from its adapter_config.json.
 
         Raises:
-            WorkerFailure: kind config, when the configuration cannot be read, or is not that of a
+            WorkerFailure: kind config, if the configuration cannot be read, or is not that of a
                 plain LoRA (see NOT_PLAIN).
         """
         try:
@@ -85,7 +87,7 @@ class LoraSpec:
 
     @property
     def named_targets(self) -> str | list[str]:
-        """The targets as PEFT writes them: a list of names, or the text all-linear."""
+        """The targets as PEFT writes them: a list of names, or the string "all-linear"."""
         return self.targets[0] if self.targets == ("all-linear",) else list(self.targets)
 
     def as_peft(self, base_ref: str) -> dict[str, Any]:
@@ -116,8 +118,8 @@ class LoraSpec:
 
 
 def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
-    """The targets of an adapter from `target_modules` of its adapter_config.json: a list of names,
-    or a text, which is "all-linear" or a pattern."""
+    """Convert `target_modules` of an adapter_config.json to a tuple of targets. It is a list of
+    names, or a string: "all-linear" or a pattern."""
     if isinstance(target_modules, str):
         return (target_modules,)
     return tuple(sorted(target_modules))
@@ -125,14 +127,14 @@ def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
 
 def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
     """Refuse the adapter in `folder` if `config`, its adapter_config.json, is not that of a plain
-    LoRA.
+    LoRA with at least rank 1.
 
     Raises:
-        WorkerFailure: kind config, with the options that a plain LoRA does not have.
+        WorkerFailure: kind config, naming the options that a plain LoRA does not have.
     """
     extras = [name for name in NOT_PLAIN if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-        # Named together, whichever of the two is not plain.
+        # Both are named, whichever of the two is not plain.
         extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
     if extras or rank < 1:
         raise WorkerFailure(
@@ -161,15 +163,17 @@ class Adapter(Protocol):
     def clear_gradients(self) -> None: ...
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients gathered by backward passes, under the names of `state`; not copies."""
+        """The gradients that backward passes have added up, under the names of `state`; not
+        copies."""
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The weights under PEFT's names, float32 copies on CPU."""
+        """Copies of the weights under PEFT's names, float32 on the CPU."""
         ...
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Replace the weights by `state`. Raises WorkerFailure (config) where they do not fit."""
+        """Replace the weights by `state`. Raises WorkerFailure (config) if names or shapes differ
+        from the adapter's."""
         ...
 
 
@@ -233,7 +237,7 @@ class Slot:
 
 
 class FlatAdapter:
-    """An adapter in one buffer; see the module. Initial weights are PEFT's for the same seed: A
+    """An adapter in one buffer; see the module. Its first weights are PEFT's for the same seed: A
     uniform, B zero.
 
     Args:
@@ -243,11 +247,11 @@ class FlatAdapter:
         device: where the buffer lives.
 
     Attributes:
-        factors: of each slot; None for a layer that gets no adapter.
+        factors: for each slot its factors, or None if the layer gets no adapter.
         flat: the buffer with all weights; its gradient is one buffer too.
 
     Raises:
-        WorkerFailure: kind config, when no layer is among the targets.
+        WorkerFailure: kind config, if the model has no layer of a name in `spec.targets`.
     """
 
     def __init__(
@@ -257,7 +261,7 @@ class FlatAdapter:
         factors A and B views of the buffer, and draw A by the seed; B is zero.
 
         Raises:
-            WorkerFailure: kind config, when no layer is among the targets.
+            WorkerFailure: kind config, if the model has no layer of a name in `spec.targets`.
         """
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
@@ -268,9 +272,9 @@ class FlatAdapter:
                 "config", f"None of the model's layers is named {', '.join(spec.targets)}."
             )
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
-        # Allocated here: the gradients of the factors are views of it.
+        # Allocated now, so that the factors' gradients can be views of this buffer.
         self.flat.grad = torch.zeros_like(self.flat)
-        self._free = 0  # where the part of the buffer begins that no factor has yet
+        self._free = 0  # the buffer is given to factors up to this index
         self.factors: list[Factors | None] = [
             self._next_factors(slot, projections) if projections else None
             for slot, projections in targets_by_slot
@@ -278,10 +282,8 @@ class FlatAdapter:
         self._initialise(seed)
 
     def _next_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
-        """Make the factors of a layer with these adapted projections: the next views of the buffer.
-
-        The factor A is [projections * rank, features], B is [outputs, rank].
-        """
+        """Make the factors of a layer with these adapted projections, as views of the next free
+        part of the buffer. The factor A is [projections * rank, features], B is [outputs, rank]."""
         rank = self.spec.rank
         a = self._next_leaf(len(projections) * rank, slot.features)
         b = self._next_leaf(_output_count(projections), rank)
@@ -289,8 +291,9 @@ class FlatAdapter:
         return Factors(a, b, spans, _parts(projections, rank))
 
     def _next_leaf(self, rows: int, columns: int) -> torch.Tensor:
-        """The next rows * columns numbers of the buffer as a view [rows, columns]. Autograd treats
-        the view as a parameter of its own, whose gradient is a view of the buffer's gradient."""
+        """Take the next rows * columns numbers of the buffer, as a view [rows, columns]. Autograd
+        treats the view as a parameter of its own, whose gradient is a view of the buffer's
+        gradient."""
         place = slice(self._free, self._free + rows * columns)
         self._free = place.stop
         leaf = self.flat.detach()[place].view(rows, columns).requires_grad_()
@@ -319,6 +322,7 @@ class FlatAdapter:
 
     @property
     def version(self) -> int:
+        """A number that changes whenever the weights do: torch counts the changes of a tensor."""
         return self.flat._version
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -332,10 +336,8 @@ class FlatAdapter:
         return {name: view.detach().cpu().clone() for name, view in self._named_views()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Return the gradients gathered by backward passes, under the names of `state`.
-
-        They are views, not copies.
-        """
+        """Return the gradients that backward passes have added up, under the names of `state`. They
+        are views, not copies."""
         tensors = {}
         for factors, part in self._adapted_parts():
             assert factors.a.grad is not None and factors.b.grad is not None  # made in `_next_leaf`
@@ -347,7 +349,7 @@ class FlatAdapter:
         """Replace the weights by the tensors in `state`, which have PEFT's names.
 
         Raises:
-            WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
+            WorkerFailure: kind config, if a tensor is missing, left over or of another shape.
         """
         views = dict(self._named_views())
         require_same_shapes(views, state)
@@ -370,29 +372,32 @@ def _peft_draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
-    """The projections of a fused layer that get an adapter: all for the target "all-linear",
-    otherwise those whose name ends in a target, such as "...self_attn.q_proj" in "q_proj"."""
+    """Select the projections of a fused layer that get an adapter: all of them for the target
+    "all-linear". Otherwise those whose last name is a target: "...self_attn.q_proj" for
+    "q_proj"."""
     if "all-linear" in spec.targets:
         return list(slot.projections)
     return [p for p in slot.projections if p.module.rsplit(".", 1)[-1] in spec.targets]
 
 
 def _factor_size(slot: Slot, projections: Sequence[Projection], rank: int) -> int:
-    """How many numbers the factors of these projections of a layer have: A is [rank, inputs] and B
-    [outputs, rank] for each of them."""
+    """Count the numbers in the factors of these projections of a layer: for each projection, A is
+    [rank, inputs] and B is [outputs, rank]."""
     return rank * (len(projections) * slot.features + _output_count(projections))
 
 
 def _output_count(projections: Sequence[Projection]) -> int:
+    """How many outputs these projections have together."""
     return sum(stop - start for _, start, stop in projections)
 
 
 def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
-    """The rows of the layer's factors A and B that belong to each adapted projection: `rank` rows
-    of A, and a row of B for each of its outputs. They follow each other without gaps."""
+    """For each adapted projection, find the rows of the layer's factors A and B that belong to it:
+    `rank` rows of A, and one row of B for each of its outputs. The rows of the projections follow
+    each other without gaps."""
     parts = []
-    offset = 0  # in the rows of B, which has none for a projection that is not adapted
-    # start and stop count all outputs of the layer, so only their distance matters here.
+    offset = 0  # in B, whose rows are only the outputs of adapted projections
+    # start and stop count all outputs of the layer, adapted or not: only their distance is used.
     for number, (module, start, stop) in enumerate(projections):
         width = stop - start
         parts.append(
@@ -405,11 +410,11 @@ def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
 def require_same_shapes(
     adapter_tensors: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
-    """Check that the tensors of `state` have the names and shapes of the adapter's. If only those
-    that fit were loaded, something else would be trained or served, and nobody would notice.
+    """Check that the tensors of `state` have the names and shapes of the adapter's tensors. Loading
+    only those that fit would train or serve another adapter than the one meant, unnoticed.
 
     Raises:
-        WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
+        WorkerFailure: kind config, if a tensor is missing, left over or of another shape.
     """
     missing = sorted(adapter_tensors.keys() - state.keys())
     extra = sorted(state.keys() - adapter_tensors.keys())
@@ -427,7 +432,7 @@ def require_same_shapes(
 
 
 def save_adapter(adapter: Adapter, folder: Path, base_ref: str) -> None:
-    """Write a PEFT folder: adapter_config.json, which names the base `base_ref`, and
+    """Write an adapter to a PEFT folder: adapter_config.json, which names the base `base_ref`, and
     adapter_model.safetensors."""
     write_json(folder / CONFIG, adapter.spec.as_peft(base_ref))
     save_file(adapter.state(), folder / WEIGHTS, metadata={"format": "pt"})
@@ -437,8 +442,8 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     """Load the tensors of a PEFT folder, by name. Only files in the safetensors format are read.
 
     Raises:
-        WorkerFailure: kind config, when the file is missing or cannot be read, or a tensor holds
-            NaN or infinity.
+        WorkerFailure: kind config, if the file is missing or cannot be read, or a tensor holds NaN
+            or infinity.
     """
     try:
         state = load_file(folder / WEIGHTS)

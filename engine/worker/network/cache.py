@@ -55,7 +55,8 @@ class StayingBlock(NamedTuple):
 
 
 class Cache:
-    """See the module."""
+    """The keys and values of all rows being sampled, and a decode step's attention over them; see
+    the module."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Cache:
 
     def _make_counters(self, lengths: torch.Tensor) -> None:
         """Put numbers that change from step to step on the device, where a captured graph reads
-        them: the next column to write, and each row's first column and next position.
+        them: the next column to write, and each row's first visible column and next position.
 
         Args:
             lengths: [blocks], of the prompts.
@@ -111,8 +112,9 @@ class Cache:
         )
 
     def _make_prompt_tensors(self, lengths: torch.Tensor) -> None:
-        """Lay out the prompts' keys and values for the products of a step, with the bias that hides
-        their padding. lengths: [blocks], of the prompts."""
+        """Lay out the prompts' keys and values as the products of a step read them, and make the
+        bias that hides the prompts' padding. `lengths` [blocks] are those of the prompts, in
+        tokens."""
         longest = self.prompts.keys[0].shape[2]
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
         # [blocks * kv_heads, 1, longest]
@@ -163,11 +165,13 @@ class Cache:
         return True
 
     def _drop_views(self) -> None:
-        """Let go of the views, which keep the memory of old tensors alive."""
+        """Delete the views of the generated tokens' tensors, because a view keeps the memory of its
+        tensor alive."""
         self.generated_keys, self.generated_values = [], []
 
     def _make_views(self) -> None:
-        """Make the views of the window's keys and values that a step reads."""
+        """Make the views through which a step reads the keys and values of the window (the columns
+        of generated tokens that are attended to)."""
         dim, columns = self.shape.head_dim, self.generated[0].shape[4]
         # Of each layer, keys and values: [2, blocks * kv_heads * width, window, dim].
         by_row = [both.view(2, -1, columns, dim)[:, :, : self.window] for both in self.generated]
@@ -177,8 +181,8 @@ class Cache:
         self.generated_values = [both[1] for both in by_row]
 
     def _make_bias(self) -> None:
-        """Make the bias that is added to the scores of generated tokens. It hides from each row the
-        columns before its first one and those that are not written yet."""
+        """Make the bias that is added to the attention scores of generated tokens. It hides from
+        each row the columns before its first one, and the columns that are not written yet."""
         columns = torch.arange(self.window, device=self.device)
         hidden = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
         by_row = _hiding_bias(hidden, self.dtype).view(self.blocks, 1, self.width, self.window)
@@ -188,9 +192,12 @@ class Cache:
 
     def _make_score_buffers(self) -> None:
         """Allocate the buffer `scores` [blocks * kv_heads * width, queries per key, longest prompt
-        + window]: over the prompt's tokens, then over the generated ones, for one softmax over
-        both. Each of the two parts has a contiguous buffer that its product is written into, and a
-        view of `scores` that this product is then copied to."""
+        + window]. It holds the scores over the prompt's tokens, then those over the generated ones,
+        so that one softmax covers both.
+
+        Each of the two parts has a contiguous buffer for the product that computes it, and a view
+        of `scores` into which that product is then copied.
+        """
         longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
         rows = self.blocks * self.shape.kv * self.width
         self.scores = self.generated[0].new_empty(rows, queries, longest + self.window)
@@ -203,11 +210,12 @@ class Cache:
         self.generated_product = self.generated[0].new_empty(self.generated_scores.shape)
 
     def open_column(self) -> None:
-        """Let every row see the column that is about to be written."""
+        """Let every row see the column that the next step writes, by setting its bias to 0."""
         self.generated_bias.index_fill_(2, self.next_column, 0.0)
 
     def advance(self) -> None:
-        """Move on to the next column, after a step has written this one."""
+        """Count one step: the next step writes the next column, and every row is one position
+        further."""
         self.next_column.add_(1)
         self.positions.add_(1)
         self.columns_written += 1
@@ -234,8 +242,9 @@ class Cache:
         return self._weighted_values(layer)
 
     def _store(self, layer: int, keys_and_values: torch.Tensor) -> None:
-        """Write the keys and values of one new token per row, [rows, 2 kv_heads, dim], into column
-        `next_column` of the layer, the same column for all rows."""
+        """Write the keys and values of one new token per row, [rows, 2 kv_heads, dim], into the
+        layer's tensor of generated tokens. They go into column `next_column`, the same for all
+        rows."""
         shape = self.shape
         # [blocks, width, 2 (keys, values), kv_heads, 1 column, dim]
         one_column = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
@@ -263,8 +272,8 @@ class Cache:
         self.generated_scores.copy_(product)
 
     def _weighted_values(self, layer: int) -> torch.Tensor:
-        """The attention's output [rows, heads * dim]: the values of prompt and generated tokens,
-        summed with the weights that the softmax has left in `scores`."""
+        """Compute the attention's output [rows, heads * dim]: the values of prompt and generated
+        tokens, summed with the weights that the softmax has left in `scores`."""
         blocks, width, queries = self.blocks, self.width, self.queries_per_key
         # Over the prompt, block by block: [blocks * kv_heads, width * queries, dim].
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
@@ -281,8 +290,8 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: first blocks made of rows of this cache, then blocks for
-        the prompts that join. This cache and `fresh` must not be used afterwards.
+        """Make a new cache with other blocks: first blocks made of rows of this cache, then blocks
+        for prompts that join. This cache and `fresh` must not be used afterwards.
 
         Args:
             staying: the blocks made of rows of this cache, `width` rows each.
@@ -309,8 +318,9 @@ class Cache:
         return new
 
     def _hand_over(self, new: "Cache", rows: Sequence[int], first_column: int) -> None:
-        """Copy the columns of these rows from `first_column` on to the cache `new`, one layer after
-        the other; each layer's memory here is given back before the next is copied."""
+        """Copy the generated columns of these rows, from `first_column` on, to the cache `new`. The
+        layers are copied one after the other, and each layer's memory in this cache is released
+        before the next layer is copied."""
         for layer in range(self.shape.layers):
             new._take_over(layer, self._columns_of_rows(layer, rows, first_column))
             _release(self.generated, layer)
@@ -325,8 +335,9 @@ class Cache:
         self.generated[layer][:, :blocks, :, :, :columns] = by_block
 
     def _columns_of_rows(self, layer: int, rows: Sequence[int], first_column: int) -> torch.Tensor:
-        """A layer's keys and values of the generated tokens of the rows with these numbers, from
-        column `first_column` to the last one written: [rows, 2, kv_heads, columns, dim]."""
+        """Read a layer's keys and values of generated tokens, as [rows, 2, kv_heads, columns, dim].
+        The rows are those with the numbers `rows`; the columns go from `first_column` to the last
+        one written."""
         # [blocks, width, 2, kv_heads, columns, dim]
         by_place = self.generated[layer].permute(1, 3, 0, 2, 4, 5)
         by_place = by_place[..., first_column : self.columns_written, :]
@@ -335,18 +346,18 @@ class Cache:
         return by_place[index // self.width, index % self.width]
 
     def _capacity(self, needed: int) -> int:
-        """How many columns to allocate so that `needed` ones fit. Capacities are far apart, so that
-        the columns are seldom copied: they double up to MAX_COLUMNS_ADDED, then grow by that many.
-        """
+        """The number of columns to allocate so that at least `needed` columns fit. Capacities are
+        far apart, so that the columns are seldom copied: they double up to MAX_COLUMNS_ADDED, then
+        grow by that number."""
         columns = self.window_step
         while columns < needed:
             columns += min(columns, MAX_COLUMNS_ADDED)
         return columns
 
     def _zero_columns(self, columns: int) -> torch.Tensor:
-        """Memory for a layer's keys and values of generated tokens: zeros [2, blocks, kv_heads,
-        width, columns, dim], keys first. It must hold finite numbers, because a masked column still
-        takes part in the products, with weight zero."""
+        """Allocate zeros for a layer's keys and values of generated tokens: [2, blocks, kv_heads,
+        width, columns, dim], keys first. The memory must hold finite numbers, because a masked
+        column still takes part in the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
             (2, self.blocks, shape.kv, self.width, columns, shape.head_dim),
@@ -356,7 +367,7 @@ class Cache:
 
 
 def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to add to scores: -inf where `hidden` is True, else 0."""
+    """Make a tensor to add to attention scores: -inf where `hidden` is True, else 0."""
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return bias.masked_fill_(hidden, float("-inf"))
 
@@ -364,8 +375,8 @@ def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _joined(
     old: Prompts, old_blocks: Sequence[int], fresh: Prompts | None, fresh_blocks: Sequence[int]
 ) -> Prompts:
-    """Gather one prompt for each block: first the blocks that stay, then those that join. `old` and
-    `fresh` must not be used afterwards.
+    """Gather the prompts of a rearranged cache, one for each block: first the blocks that stay,
+    then those that join. `old` and `fresh` must not be used afterwards.
 
     Args:
         old: the prompts of all blocks so far.
@@ -389,9 +400,9 @@ def _stacked(
     fresh_numbers: Sequence[int],
     longest: int,
 ) -> list[torch.Tensor]:
-    """Of each layer the prompts `old_numbers` of `old`, then `fresh_numbers` of `fresh`, [prompts,
-    kv_heads, longest, dim], zero beyond each prompt. All are keys, or all are values. The memory of
-    `old` and `fresh` is given up layer by layer."""
+    """Make for each layer one tensor [prompts, kv_heads, longest, dim]: the prompts `old_numbers`
+    of `old`, then the prompts `fresh_numbers` of `fresh`, zero beyond each prompt. All are keys, or
+    all are values. The memory of `old` and `fresh` is released layer by layer."""
     _, kv_heads, _, dim = old[0].shape
     count = len(old_numbers)
     joined = []
@@ -406,28 +417,31 @@ def _stacked(
 
 
 def _release(tensors: list[torch.Tensor], layer: int) -> None:
-    """Give up the memory of a layer's tensor."""
+    """Release the memory of a layer's tensor by putting an empty tensor in its place."""
     tensors[layer] = tensors[layer].new_empty(0)
 
 
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
     """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order.
-    Both are keys, or both values, [prompts, kv_heads, tokens, dim], padded to different lengths;
-    beyond the shorter length there is only padding, which is not copied."""
+
+    Both are keys, or both are values, [prompts, kv_heads, tokens, dim], padded to different
+    lengths. Only the shorter length is copied; beyond it there is only padding.
+    """
     tokens = min(source.shape[2], target.shape[2])
     index = torch.tensor(indices, device=source.device)
     target[:, :, :tokens] = source[:, :, :tokens].index_select(0, index)
 
 
 def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
-    """The prompts with these numbers, in that order, padded only to the longest of them. `prompts`
-    must not be used afterwards."""
+    """Pick the prompts with these numbers, in that order, padded only to the longest of them.
+    `prompts` must not be used afterwards."""
     lengths = [prompts.lengths[i] for i in numbers]
     longest = max(lengths)
     index = torch.tensor(numbers, device=prompts.keys[0].device)
 
     def selected(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return each layer's keys or values of the chosen prompts; free the others' memory."""
+        """Return each layer's keys or values of the picked prompts, and release the memory of the
+        others."""
         chosen = []
         for layer in range(len(tensors)):
             # [prompts, kv_heads, tokens, dim]

@@ -1,8 +1,9 @@
-"""Results of comparing our own forward with transformers', so that they need not be compared again.
+"""Results of comparing our own forward with transformers', kept so that no comparison is made
+twice.
 
-A file in the home, keyed by everything that could change the result: the model's files, the number
-format, the libraries and our own sources. The rotary positions that transformers computed are kept
-with it.
+They stand in a file of the home folder, under a key of everything that could change the result: the
+model's files, the number format, the libraries and our own sources. The rotary positions that
+transformers computed are kept with each result.
 """
 
 import contextlib
@@ -38,22 +39,23 @@ CPU = torch.device("cpu")
 def recall(
     file: Path | None, model: Path, dtype: torch.dtype, kernels: str, device: torch.device = CPU
 ) -> Rope | None:
-    """The rotary positions stored with an earlier comparison of our forward with transformers' on
-    this model, if the logits agreed; None if no such comparison is stored.
+    """Return the rotary positions that an earlier comparison of our forward with transformers'
+    stored for this model. Only comparisons whose logits agreed are stored. Returns None if none is.
 
     Args:
         file: where results are kept; None if nowhere.
         model: the model's folder.
         dtype: the number format of the weights.
         kernels: the name of the set of functions between the matrix products (fused_ops.py).
-        device: where our forward ran; its results hold for GPUs of one model.
+        device: where our forward ran; a result holds for all GPUs of the same product name.
     """
     if file is None:
         return None
     stored: Any = read_object(file).get(_key(model, dtype, kernels, device))
     try:
         return Rope(tuple(map(float, stored["inverse_frequencies"])), float(stored["scale"]))
-    # TypeError: no entry, so not compared yet. The others: an entry that `remember` did not write.
+    # TypeError: `stored` is None, because no comparison is stored under this key.
+    # KeyError, ValueError: an entry that `remember` did not write.
     except (TypeError, KeyError, ValueError):
         return None
 
@@ -67,12 +69,13 @@ def remember(
     difference: float,
     device: torch.device = CPU,
 ) -> None:
-    """Store that our logits agree with transformers' on this model, for `recall`, which describes
-    the first four arguments and `device`. Nothing is stored if `file` is None or cannot be written.
+    """Store that our logits agree with transformers' on this model, so that `recall` finds the
+    result. Nothing is stored if `file` is None or cannot be written.
 
     Args:
+        file, model, dtype, kernels, device: see `recall`.
         rope: the rotary positions that transformers computed.
-        difference: how far the logits differ; within tolerance.
+        difference: how far the logits differ, relative to transformers'; stored for information.
     """
     if file is None:
         return
@@ -88,12 +91,13 @@ def remember(
 
 
 def _key(model: Path, dtype: torch.dtype, kernels: str, device: torch.device) -> str:
-    """The key of a comparison in the file: a hash of everything that could change its result, that
-    is the model's files, the libraries, the number format, the functions and our own sources."""
+    """The key of a comparison in the file: a hash of everything that could change the result. That
+    is the model's files, the libraries, the number format, the functions (`kernels`), the kind of
+    GPU, and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     file_facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
-    if device.type != "cpu":  # its own kernels compute other numbers
+    if device.type != "cpu":  # each GPU model has kernels that round differently
         libraries.append(torch.cuda.get_device_name(device))
     folder = str(model.resolve())
     facts = repr((folder, file_facts, libraries, str(dtype), kernels, _source_hash()))

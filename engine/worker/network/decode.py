@@ -47,14 +47,15 @@ class _Waiting:
 
 
 class DecoderSampler:
-    """See the module and `Sampler`."""
+    """The sampler on our own forward; see the module and the protocol `Sampler`."""
 
     name = "torch"
     elsewhere = False
 
     @property
     def beside(self) -> bool:
-        """See `Sampler`."""
+        """Whether sampling may run beside training in this process. On a GPU it may not: a CUDA
+        graph cannot be captured while another thread uses the GPU."""
         return self.decoder.device.type == "cpu"
 
     def __init__(
@@ -69,9 +70,10 @@ class DecoderSampler:
 
         Args:
             needs: what every sampler needs.
-            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+            vocab: ids from this number on are never sampled (padded vocabularies hold ids without a
                 token).
-            graphs: whether steps are captured as CUDA graphs; None, the default: on a GPU.
+            graphs: whether steps are captured as CUDA graphs; None: on a GPU, unless that is
+                switched off.
         """
         self.decoder = decoder
         self.needs = needs
@@ -86,6 +88,7 @@ class DecoderSampler:
         self._forward_adapter: tuple[FlatAdapter | None, int] = (None, 0)
 
     def load(self, adapter: FlatAdapter | None) -> None:
+        """Sample with `adapter` from the next call on; with None, from the base alone."""
         self._adapter = adapter
 
     def release_memory(self) -> None:
@@ -103,8 +106,9 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`. As soon as a completion has
-        ended, `done` is called with (prompt index, number of the completion, completion)."""
+        """Sample `n` completions of each prompt and return them in the order of `prompts`. As soon
+        as a completion has ended, `done` is called with (prompt index, number of the completion,
+        completion)."""
         rows = new_rows(len(prompts), n, params)  # filled in place
         for _ in self._sample(prompts, rows, params, done):
             pass
@@ -124,8 +128,9 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Sample until all rows have ended, yielding after each round of `_rounds`. `rows` holds
-        for each prompt its rows, which are filled in place; `done` is called for each that ends."""
+        """Sample until all rows have ended, yielding after each round: a round reads prompts, or
+        draws one token per row. `rows` holds the rows of each prompt, which are filled in place.
+        `done` is called for each row that ends."""
         if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
         # The positions that a row may reach. Twice max_tokens, because the position of a row that
@@ -136,8 +141,9 @@ class DecoderSampler:
         return self._rounds(queue, self._current_forward(length), ending, done)
 
     def _current_forward(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, for at least `length` positions. The one
-        made before is used again if it has this adapter in this version, and enough positions."""
+        """Return the forward pass with the adapter as it is now, for at least `length` positions.
+        The forward pass of the last call is used again if it has this version of the adapter and
+        enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
         current_adapter = (self._adapter, version)
         if (
@@ -145,8 +151,9 @@ class DecoderSampler:
             or self._forward_adapter != current_adapter
             or self._forward.length < length
         ):
-            # Here and not in `_rounds`, which runs in inference mode: training uses the merged
-            # weights and the tables of positions too, and refuses tensors made in that mode.
+            # The layers are made here and not in `_rounds`, which runs in inference mode: training
+            # uses the merged weights and the tables of positions too, and torch refuses to train
+            # with tensors that were made in inference mode.
             weights = self.decoder.weights(self._adapter)
             self._forward = None  # frees what it holds before the next is made
             self._forward = Forward(self.decoder, weights, self.vocab, length)
@@ -159,7 +166,8 @@ class DecoderSampler:
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is alive, yielding after each round.
 
-        In a round either waiting prompts join, or every row takes one token.
+        In a round, either waiting prompts are read and their rows join the batch, or every row
+        takes one token.
         """
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
@@ -172,8 +180,8 @@ class DecoderSampler:
             yield
 
     def _should_read(self, waiting: deque[_Waiting], alive: int) -> bool:
-        """Whether to read waiting prompts now, with `alive` rows under way. Reading interrupts
-        them, so many prompts are read at once."""
+        """Whether to read waiting prompts now; `alive` is the number of rows being sampled. Reading
+        interrupts these rows, so prompts wait until many can be read at once."""
         if not waiting:
             return False
         if not alive:
@@ -184,8 +192,8 @@ class DecoderSampler:
 
 
 def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
-    """Remove prompts from the front of the queue, as long as all rows of the next one fit into the
-    places that are left of `free`, and return them."""
+    """Remove prompts from the front of the queue and return them, as long as all rows of the next
+    prompt fit into the places that are left of `free`."""
     fitting = []
     while waiting and len(waiting[0].rows) <= free:
         prompt = waiting.popleft()
@@ -195,10 +203,10 @@ def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
 
 
 def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -> deque[_Waiting]:
-    """Queue the prompts in the order in which they will be read, from the shortest to the longest.
+    """Queue the prompts in the order in which they will be read: from the shortest to the longest.
 
     Equal prompts become one entry, so that they are read once. An entry with more than `max_rows`
-    rows is split, so that each fits into an empty batch. `rows` holds for each prompt its rows.
+    rows is split, so that each part fits into an empty batch. `rows` holds the rows of each prompt.
     """
     rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
@@ -222,7 +230,7 @@ class _Batch:
         Args:
             forward: the model as it is now.
             ending: decides when a row is over.
-            done: called for each row that ends; None for nothing.
+            done: called for each row that ends; None if nobody is to be told.
             graphs: whether steps are captured as CUDA graphs.
         """
         self.forward = forward
@@ -237,8 +245,8 @@ class _Batch:
         self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
     def join(self, waiting: Sequence[_Waiting]) -> None:
-        """Read the prompts, draw the first token of each of their rows, and add the rows that go on
-        after it to the batch."""
+        """Read the prompts, draw the first token of each of their rows, and add to the batch the
+        rows that do not end with this token."""
         prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_of_row = [number for number, prompt in enumerate(waiting) for _ in prompt.rows]
@@ -270,7 +278,7 @@ class _Batch:
             self._arrange(fresh=None, fresh_groups=[])
 
     def step(self) -> None:
-        """Draw one more token for every row. A row that ends with this token leaves its place."""
+        """Draw one more token for every row. A row that ends with this token gives up its place."""
         cache = self.cache
         assert cache is not None
         if cache.widen():  # its tensors are new ones, for which the next steps are prepared
@@ -315,10 +323,10 @@ class _Batch:
     def _append_tokens(
         self, rows: Sequence[Row | None], tokens: torch.Tensor, logprobs: torch.Tensor
     ) -> list[Row]:
-        """Append to each row its token, and return the rows that go on.
+        """Append its token to each row, and return the rows that go on.
 
         For a row that ends with its token, `done` is called. If `rows` is `self.rows`, the row also
-        leaves its place; rows that join have no places yet.
+        gives up its place; rows that join have no places yet.
 
         Args:
             rows: None stands where a row has ended before.
@@ -340,7 +348,7 @@ class _Batch:
         return going_on
 
     def _empty_place(self, position: int) -> None:
-        """Take the row at this place, which has ended, out of the batch."""
+        """Take the row at this place out of the batch, because it has ended."""
         self.rows[position] = None
         self.alive -= 1
         self._some_ended = True
@@ -353,7 +361,8 @@ class _Batch:
 
     def _arrange(self, fresh: Prompts | None, fresh_groups: Sequence[Sequence[Row]]) -> None:
         """Form new blocks, first of the rows under way, then of the rows that join, and make a
-        cache for them. A block is `width` places for rows of one prompt; some may stay empty.
+        cache for these blocks. A block is `width` places for rows of one prompt; some places may
+        stay empty.
 
         Args:
             fresh: prompts that were just read; None if none were.
@@ -373,7 +382,7 @@ class _Batch:
         self._set_rows(_placed(groups, width), width)
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
-        """The new blocks of the rows under way, as the cache needs them.
+        """Describe to the cache the new blocks of the rows that stay.
 
         Args:
             groups: for each old block its rows that have not ended.
@@ -391,7 +400,7 @@ class _Batch:
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
         """Put `rows` into the places of the batch, `width` of them in each block; None leaves a
-        place empty. Also puts what a step reads of each row on the device: its last token and the
+        place empty. Also put on the device what a step reads of each row: its last token and the
         key of its random numbers, both 0 for an empty place."""
         self.width = width
         self.rows = rows
@@ -404,7 +413,7 @@ class _Batch:
 
 
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
-    """The rows in parts of at most `width`."""
+    """Cut the rows into parts of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
@@ -421,19 +430,21 @@ def _placed(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
 
 
 def _place_count(sizes: Sequence[int], width: int) -> int:
-    """How many places groups of these sizes take in blocks of `width`: each is rounded up."""
+    """The number of places that groups of these sizes take in blocks of `width`; each size is
+    rounded up to whole blocks."""
     return sum(math.ceil(size / width) * width for size in sizes)
 
 
 def _cost(place_count: int, width: int) -> float:
-    """What a step costs with so many places in blocks of `width`, in multiples of one row's cost.
-    Each block adds BLOCK_COST."""
+    """The cost of a step with this number of places in blocks of `width`, in multiples of the cost
+    of one row. Each block adds BLOCK_COST."""
     return place_count * (1 + BLOCK_COST / width)
 
 
 def _best_width(sizes: Sequence[int]) -> int:
-    """The width of blocks at which a step costs least (see `_cost`). Each of `sizes` is the number
-    of rows of one prompt, which stand in blocks of their own; 0 for a prompt whose rows ended."""
+    """Find the width of blocks at which a step costs least (see `_cost`). Each of `sizes` is the
+    number of rows of one prompt; rows of different prompts never share a block. A size is 0 if all
+    rows of the prompt have ended."""
     candidates = {1}
     for size in set(sizes) - {0}:
         # The group in one to four blocks; more would be too narrow to be worthwhile.
@@ -446,8 +457,8 @@ class _Graph:
     """A step captured as a CUDA graph."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Run `step` once and then capture it. A replay reads the same tensors that `step` read,
-        with the numbers they hold at that time, and overwrites the tensors that it returned."""
+        """Run `step` once and then capture it. A replay reads the same tensors as `step`, with the
+        numbers they hold by then, and overwrites the tensors that `step` returned."""
         # The warm-up runs on a stream of its own, as torch asks before a capture.
         warm_up = torch.cuda.Stream()
         warm_up.wait_stream(torch.cuda.current_stream())
@@ -459,7 +470,7 @@ class _Graph:
             self.out = step()
 
     def replay(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the step once more. Returns the tensors that it returned when it was captured, with
-        new values."""
+        """Run the captured step once more. Returns the same two tensors as at the capture, with new
+        values."""
         self.graph.replay()
         return self.out

@@ -30,12 +30,13 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class _StoringAttention:
-    """The attention over packed tokens of prompts, as an `Attend` that also stores the keys and
-    values of each layer.
+    """The attention over packed tokens of prompts, callable as an `Attend`. It also stores the keys
+    and values of each layer.
 
     Attributes:
-        prompts: where they are stored.
-        numbers, positions: for each token the number of its prompt there, and its position in it.
+        prompts: where keys and values are stored.
+        numbers, positions: for each token the number of its prompt in `prompts`, and its position
+            in that prompt.
     """
 
     attention: Attention
@@ -44,8 +45,9 @@ class _StoringAttention:
     positions: torch.Tensor
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """See `Attend`. Also writes the tokens' keys and values into `prompts`, whose tensors are
-        [layers, prompts, kv_heads, longest, dim]."""
+        """Return the attention's output [N, heads * dim] for the tokens' queries, keys and values
+        `heads` [N, heads + 2 kv_heads, dim]. Also write the tokens' keys and values into `prompts`,
+        whose tensors are [prompts, kv_heads, longest, dim] for each layer."""
         kv_heads = self.prompts.keys[0].shape[1]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
         # Token t goes to [numbers[t], :, positions[t]] of the layer: all its heads at once.
@@ -55,16 +57,17 @@ class _StoringAttention:
 
 
 class Forward:
-    """A decoder with the weights that it had when this object was made; see the module."""
+    """A decoder's forward pass for sampling, with the weights it had when this object was made; see
+    the module."""
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
         """Lay out the decoder's weights for sampling, as they are now.
 
         Args:
             weights: base alone or with an adapter, merged or not.
-            vocab: ids at or above it get no logits.
+            vocab: ids from this number on get no logits.
             length: how many positions a row may reach. The position of a row that has ended still
-                grows while others go on, so this is more than its prompt and answer have.
+                grows while other rows go on, so this is more than its prompt and answer have.
         """
         self.decoder = decoder
         self.length = length
@@ -83,8 +86,9 @@ class Forward:
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
-        """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
-        values, the logits after the last token of each, [prompts, vocab] float32)."""
+        """Run prompts through the model, in chunks of prompts of similar lengths. Returns (their
+        keys and values, the logits after the last token of each prompt [prompts, vocab]
+        float32)."""
         keys_and_values = self._memory_for_prompts([len(prompt) for prompt in prompts])
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
@@ -93,15 +97,13 @@ class Forward:
         return keys_and_values, logits
 
     def _memory_for_prompts(self, lengths: list[int]) -> Prompts:
-        """Allocate memory, filled with zeros, for the keys and values of prompts of these lengths.
-
-        `lengths` are in tokens.
-        """
+        """Allocate memory, filled with zeros, for the keys and values of prompts of these
+        `lengths`, in tokens."""
         shape, decoder = self.shape, self.decoder
         size = (len(lengths), shape.kv, max(lengths), shape.head_dim)
 
         def memory() -> list[torch.Tensor]:
-            """Allocate one tensor for each layer."""
+            """Allocate one tensor for each layer, for keys or for values."""
             return [
                 torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
                 for _ in range(shape.layers)
@@ -126,7 +128,7 @@ class Forward:
         return self.logits(self._hidden(ids, positions, attend, last_tokens))
 
     def _attention(self, lengths: Sequence[int]) -> Attention:
-        """The attention over prompts of these lengths, packed one after the other."""
+        """The attention over prompts of these lengths (in tokens), packed one after the other."""
         shape, decoder = self.shape, self.decoder
         # The plan of attention is cached and used in training too, where tensors that were made in
         # inference mode cannot be used.
@@ -135,7 +137,8 @@ class Forward:
             return Attention(layout, shape.heads, shape.kv, decoder.device, decoder.dtype)
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """The logits after one more token per row, [rows, vocab] float32.
+        """Run one more token per row through the model, and return the logits after it, [rows,
+        vocab] float32.
 
         Args:
             ids, positions: [rows], the tokens and their positions.
@@ -144,6 +147,7 @@ class Forward:
         return self.logits(self._hidden(ids, positions, attend, needed=None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits [rows, vocab] float32 of hidden states [rows, hidden]."""
         return self.head.float_logits(hidden)
 
     def _hidden(
@@ -153,13 +157,13 @@ class Forward:
         attend: Attend,
         needed: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The hidden states after the last norm, [needed tokens, hidden].
+        """Compute the hidden states after the last norm, [needed tokens, hidden].
 
         Args:
             ids, positions: [tokens].
             attend: computes the attention of each layer.
-            needed: indices of the tokens whose hidden states are needed; after its attention the
-                last layer computes only these. None: all tokens.
+            needed: indices of the tokens whose hidden states are needed. The last layer computes
+                only these after its attention. None: all tokens.
         """
         angles, no_angles = self._angles(positions)
         x = self.decoder.embed(ids)
@@ -175,8 +179,8 @@ class Forward:
     def _after_attention(
         self, layer: Layer, products: "_Products", x: torch.Tensor, attended: torch.Tensor
     ) -> torch.Tensor:
-        """The residual stream after a layer, [N, hidden], from the one before it (`x`) and the
-        attention's output [N, heads * dim]."""
+        """Compute the residual stream after a layer, [N, hidden], from the residual stream before
+        the layer (`x`) and the attention's output (`attended`, [N, heads * dim])."""
         # A new tensor, so that the caller's x stays as it is; below only this new one changes.
         x = x + self._normed(products.o(attended), layer.norm_attended)
         gate_up = products.gate_up(self._normed(x, layer.norm_mid))
@@ -184,15 +188,14 @@ class Forward:
         return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
-        """(the angles at these positions, the angles for layers that do not rotate). If every layer
-        of the model rotates, the latter are never used: both are then the angles at the positions.
-        """
+        """Return (the angles at these positions, the angles for layers that do not rotate). If
+        every layer of the model rotates, the second is never used, and is the same as the first."""
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         unrotated = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         return (cos, sin), unrotated
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """The norm of x with this weight; x itself without one."""
+        """The RMS norm of x, multiplied by `weight`; x itself if `weight` is None."""
         return x if weight is None else self.functions.plain_norm(x, weight, self.eps)
 
     def _rotated_heads(
@@ -202,9 +205,9 @@ class Forward:
         qkv: torch.Tensor,
         angles: Angles,
     ) -> torch.Tensor:
-        """Queries, keys and values [N, heads + 2 kv_heads, dim] of layer `number`, from qkv [N,
-        (heads + 2 kv_heads) * dim]; queries and keys are normalised, if the model does that, and
-        rotated. May overwrite qkv."""
+        """Compute queries, keys and values [N, heads + 2 kv_heads, dim] of layer `number` from qkv
+        [N, (heads + 2 kv_heads) * dim]. Queries and keys are normalised, if the model does that,
+        and rotated. May overwrite qkv."""
         # Some models normalise all heads of a token together (here), others each one (below).
         if layer.whole_norms is not None:
             qkv = self._wholly_normed(qkv, *layer.whole_norms)
@@ -230,9 +233,10 @@ class Forward:
 
 def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Divide prompts, from the shortest to the longest, into chunks of at most `max_tokens` tokens.
+    A prompt with more tokens is a chunk of its own.
 
-    A longer prompt is a chunk of its own. `lengths` are those of the prompts, in tokens. Returns
-    the numbers of each chunk's prompts.
+    `lengths` holds the number of tokens of each prompt. Returns the indices of each chunk's
+    prompts.
     """
     chunks: list[list[int]] = []
     tokens_left = 0  # in the last chunk
@@ -256,8 +260,9 @@ def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
 def _places_of_tokens(
     chunk: Sequence[int], lengths: Sequence[int], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the number of its prompt, its position in the prompt) of every token of some prompts, both
-    [tokens] int64: `chunk` holds the numbers of the prompts, `lengths` their tokens."""
+    """Return two tensors [tokens] int64: for every token of some prompts, the number of its prompt
+    and its position in that prompt. `chunk` holds the numbers of the prompts, `lengths` how many
+    tokens each has."""
     numbers = [number for number, length in zip(chunk, lengths, strict=True) for _ in range(length)]
     prompt_numbers = torch.tensor(numbers, device=device)
     positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
@@ -265,12 +270,16 @@ def _places_of_tokens(
 
 
 class _Product:
-    """One linear layer with its adapter, merged or as a second product of low rank."""
+    """One linear layer with its adapter, which is merged into the weight or a second product of low
+    rank."""
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
-        """Prepare the product with the weight of `adapted`, a layer of the training forward, and
-        the products with the adapter's two factors, unless the adapter is merged into the weight.
-        With `pack` a second copy of the weight is made in a faster layout."""
+        """Prepare the product with the weight of `adapted`, a layer of the training forward. If
+        that has an adapter that is not merged into the weight, also prepare the products with its
+        two factors.
+
+        With `pack`, a second copy of the weight is made in a faster layout.
+        """
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale
@@ -283,8 +292,8 @@ class _Product:
             self.a, self.b = a.to(weight.dtype).t(), joint_b.t().contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output [N, out] for x [N, in], with the adapter's part unless that is merged
-        into the weight."""
+        """The layer's output [N, out] for x [N, in]. The adapter's part is added here unless it is
+        merged into the weight."""
         y = self.product(x, self.bias)
         if self.a is not None and self.b is not None:
             y.addmm_(x @ self.a, self.b, alpha=self.scale)
@@ -292,7 +301,7 @@ class _Product:
 
 
 class _Products(NamedTuple):
-    """The products of one layer, as `Layer` names its matrices."""
+    """The products of one layer, under the names that `Layer` gives its matrices."""
 
     qkv: _Product
     o: _Product
@@ -301,5 +310,6 @@ class _Products(NamedTuple):
 
     @classmethod
     def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
-        """The products of a layer's four matrices; `pack`: see `_Product`."""
+        """Make the products of a layer's four matrices. `pack` makes second copies of the weights
+        in a faster layout."""
         return cls(*(_Product(adapted, pack=pack) for adapted in linears))

@@ -1,12 +1,12 @@
 """Our own forward pass of dense decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite,
-OLMo 2 and EXAONE 4, whose differences are read from their configuration and the names of their
-weights alone.
+OLMo 2 and EXAONE 4. How they differ is read from their configuration and the names of their weights
+alone.
 
 Weights are taken over from the transformers model and fused where layers read the same input. The
-logits are compared with that model's at load; a model that differs is refused here and runs on
-transformers instead (network.py). What makes it fast: tokens packed without padding, the head
-computed only for tokens that carry loss, one autograd node for a frozen layer with its adapter, and
-in float32 the adapter merged into the weights once per step.
+logits are compared with that model's at load; a model whose logits differ is refused here and runs
+on transformers instead (network.py). What makes this forward fast: tokens packed without padding,
+the head computed only for tokens that carry loss, one autograd node for a frozen layer with its
+adapter, and in float32 the adapter merged into the weights once per step.
 """
 
 from dataclasses import dataclass
@@ -52,14 +52,16 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: the angle per position of each pair, and what scales cos and sin."""
+    """Rotary positions: for each pair of a head's components the angle per position, and the factor
+    `scale` of cos and sin."""
 
     inverse_frequencies: tuple[float, ...]
     scale: float
 
 
 class _RopeTables:
-    """Tables (cos, sin) of rotary positions, kept and made anew only for a greater length."""
+    """Tables (cos, sin) of rotary positions. They are kept, and made anew only for a greater
+    length."""
 
     def __init__(self, rope: Rope, factor: float, context: int, *, like: torch.Tensor) -> None:
         """Make no tables yet.
@@ -77,7 +79,7 @@ class _RopeTables:
         self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
+        """Return the tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
         if self.tables is None or self.tables[0].shape[0] < length:
             self.tables = self._new_tables(max(length, self.least_length))
         return self.tables
@@ -94,19 +96,21 @@ class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
     Attributes:
-        functions: what is computed between the matrix products; torch's until others are set.
+        functions: what computes between the matrix products (norms, gates, rotations); torch's own
+            functions until others are set.
     """
 
     def __init__(self, config: Any, take: Take, rope: Rope) -> None:
         """Take the weights over and fuse them layer by layer.
 
         Args:
-            config: of a model for which `unsupported` has no objection.
-            take: gives each weight once, in the dtype and on the device to work in.
+            config: configuration of a model that `unsupported` accepts.
+            take: returns the weight of a name, in the dtype and on the device to work in; called
+                once for each weight.
             rope: the rotary positions that transformers computes for the configuration.
 
         Raises:
-            KeyError: for a weight that is missing.
+            KeyError: if a weight is missing.
         """
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
@@ -126,8 +130,8 @@ class Decoder:
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
-        """The decoder of a transformers model. The model cannot be used afterwards: weights that
-        the decoder fuses are emptied in the model, so that memory never holds both."""
+        """Make the decoder of a transformers model. The model cannot be used afterwards: weights
+        that the decoder fuses are emptied in the model, so that memory never holds both."""
         inner: Any = model.get_decoder()
         rotary = inner.rotary_emb
         rope = Rope(
@@ -149,9 +153,12 @@ class Decoder:
         return cls(model.config, take, rope)
 
     def give_back(self, model: "PreTrainedModel") -> bool:
-        """Put the weights that `of` emptied in the model back, as parts of the fused ones: the
-        model works again, and this decoder must not be used any more. False where that cannot be,
-        because the decoder has weights that are multiplied by a factor."""
+        """Put the weights that `of` emptied in the model back, as views of the fused ones. Then the
+        model works again, and this decoder must not be used any more.
+
+        Returns False, and changes nothing, if the decoder's weights are multiplied by a factor:
+        they are not the model's weights any more.
+        """
         linears = [linear for layer in self.layers for linear in layer.linears]
         if any(linear.factor != 1 for linear in linears):
             return False
@@ -165,10 +172,10 @@ class Decoder:
     def read(
         cls, folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
     ) -> "Decoder":
-        """The decoder of the model in `folder`, straight from its safetensors files. Its weights
-        are converted to `dtype`.
+        """Read the decoder of the model in `folder` straight from its safetensors files. Its
+        weights are converted to `dtype`.
 
-        Raises KeyError when a weight has another name than transformers gives it.
+        Raises KeyError if a weight has another name than transformers gives it.
         """
         with opened(folder, dtype, device) as take:
             return cls(config, take, rope)
@@ -187,7 +194,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of the layers that an adapter may be merged into."""
+        """Bytes of all matrices that an adapter may be merged into."""
         return sum(
             linear.weight.numel() * linear.weight.element_size()
             for layer in self.layers
@@ -196,17 +203,18 @@ class Decoder:
 
     @property
     def packs_weights(self) -> bool:
-        """Whether memory allows second copies of the weights."""
+        """Whether the machine's memory allows a second copy of the weights, in a faster layout."""
         return 4 * self.weight_bytes < detect().ram_total
 
     def output_layer(self, vocab: int) -> OutputLayer:
-        """The output layer for the ids below `vocab`; made once and kept."""
+        """The output layer for the ids below `vocab`. It is made at the first call and kept."""
         if self._output_layer is None or len(self._output_layer.weight) != vocab:
             self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
         return self._output_layer
 
     def grain(self, count: int) -> int:
-        """`count` tokens should be padded to a multiple of this number; 1: not padded."""
+        """The number that `count` tokens should be padded to a multiple of, so that matrix products
+        come in few sizes; 1 means no padding."""
         weights = self.weight_bytes // self.head.element_size()
         return grain(count, weights) if self.device.type == "cpu" else 1
 
@@ -214,12 +222,13 @@ class Decoder:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> Weights:
-        """The layers with `adapter` on them as it is now; None gives the base alone. They are made
-        once per adapter and kept in it, so that the policy and its sampler share them."""
+        """The layers with `adapter` on them, as the adapter is now; with None the base's layers
+        alone. The layers are made once per adapter and kept in the adapter, so that the policy and
+        its sampler share them."""
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
-            # Only on a CPU, and only where memory allows a second copy of the weights.
+            # Merge only on a CPU, and only where memory allows a second copy of the weights.
             merge = self.device.type == "cpu" and self.packs_weights
             adapter.applied = Weights(self.layers, adapter, merge=merge)
         return adapter.applied.refresh()
@@ -243,15 +252,15 @@ class Decoder:
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> torch.Tensor:
-        """The hidden states after the last norm, [rows or N, hidden].
+        """Compute the hidden states after the last norm, [rows or N, hidden].
 
         Args:
             batch: N packed tokens.
             weights: base alone, or base and adapter.
-            rows: indices of the packed tokens that are needed, each once; the last layer computes
-                only these after its attention. None: all N.
+            rows: indices of the packed tokens whose hidden states are needed, each once. The last
+                layer computes only these after its attention. None: all N.
             checkpointing: recompute each layer in the backward pass, to save memory.
-            dropout: of the adapter's input.
+            dropout: probability of dropout on the adapter's input.
         """
         shared = self._pass(batch, dropout)
         x = self.embed(batch.ids)
@@ -269,7 +278,8 @@ class Decoder:
         return normed
 
     def _pass(self, batch: Packed, dropout: float) -> "_Pass":
-        """What all layers need to run over a batch; `dropout` is that of the adapter's input."""
+        """Make what all layers need to run over `batch`: its attention plan and the tables of its
+        positions. `dropout` is the probability of dropout on the adapter's input."""
         layout = batch.layout
         most_positions = max(layout.prefix_lengths) + max(layout.suffix_lengths, default=0)
         cos, sin = self.rope(most_positions)
@@ -287,12 +297,12 @@ class Decoder:
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32, in the
-        order of `batch.labels`.
+        """Compute the log-probabilities and entropies of a batch's trained tokens, ([T], [T])
+        float32, in the order of `batch.labels`.
 
         Args:
             weights: base alone, or base and adapter.
-            vocab: ids at or above it have no token and no probability.
+            vocab: ids from this number on have no token and get no probability.
             inverse_temperature: factor of the logits.
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
@@ -300,7 +310,8 @@ class Decoder:
         # The labels are the ids of the trained tokens; label i is predicted by the packed token
         # predicting[row_of_label[i]].
         predicting, row_of_label = batch.predicting, batch.predicting_of_label
-        # On a CPU a few other tokens follow, so that matrix products come in few sizes.
+        # On a CPU the hidden states of a few further tokens are computed, as padding: matrix
+        # products then come in few sizes, and each size is prepared only once.
         computed = rounded_up(predicting, len(batch.ids), self.grain)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
         hidden, labels, result_of_label = self._one_label_for_each_row(
@@ -320,11 +331,16 @@ class Decoder:
         *,
         predicting: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | slice]:
-        """Hidden rows and labels side by side, as `TokenLogprobs` takes them. A row that predicts
-        several labels, as the last token of a prompt that completions share, is repeated. Of the
-        rows the first `predicting` predict labels, label i by row `row_of_label[i]`.
+        """Bring hidden rows and labels side by side, one label for each row, as `TokenLogprobs`
+        takes them. A row that predicts several labels, such as the last token of a prompt that
+        completions share, is repeated.
 
-        Returns (the rows, a label for each of them, where among them the labels stand in order).
+        Args:
+            hidden: the first `predicting` rows predict labels; rows after them are padding.
+            row_of_label: for each label the number of the row that predicts it.
+
+        Returns (the rows, a label for each row, an index that picks the labels' rows in their
+        order).
         """
         label_count = len(row_of_label)
         if predicting < label_count:  # so some row predicts several labels
@@ -335,9 +351,9 @@ class Decoder:
     def _repeated_by_label(
         self, hidden: torch.Tensor, labels: torch.Tensor, row_of_label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(for each label the hidden row that predicts it, the labels), both in the order of the
-        labels and padded so that products come in few sizes. `row_of_label`: the number of that row
-        in `hidden`."""
+        """Return (for each label the hidden row that predicts it, the labels), both in the order of
+        the labels. Both are padded, so that matrix products come in few sizes. `row_of_label` holds
+        the number of that row in `hidden`."""
         label_count = len(row_of_label)
         padding = -label_count % self.grain(label_count)  # up to the next multiple
         hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
@@ -345,8 +361,8 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: Weights) -> torch.Tensor:
-        """The logits of one sequence of ids [length], [length, vocab] float32. All of them are in
-        memory at once: for comparisons of short sequences."""
+        """The logits of a sequence of `ids` [length], as [length, vocab] float32. All of them are
+        in memory at once, so this is for comparisons of short sequences."""
         no_tokens = torch.empty(0, dtype=torch.long, device=ids.device)
         batch = Packed(
             ids,
@@ -367,9 +383,9 @@ class _Pass:
     """What all layers need for one run over a packed batch.
 
     Attributes:
-        attention: of the batch.
+        attention: computes the batch's attention.
         cos, sin: [N, 1, head_dim / 2], of the packed tokens' positions.
-        dropout: of the adapter's input.
+        dropout: probability of dropout on the adapter's input.
     """
 
     decoder: Decoder
@@ -396,10 +412,11 @@ class _LayerStep:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
-        the previous layer, has not been added to it yet; None at the first layer.
+        """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden] is the output
+        of the previous layer, which has not been added to `x` yet; None at the first layer.
 
-        Returns (x, delta) for the next layer; of the tokens `self.rows` alone, unless that is None.
+        Returns (x, delta) for the next layer: for the tokens `self.rows` alone, or for all N if
+        that is None.
         """
         layer, dropout = self.layer, self.shared.dropout
         _, o, gate_up, down = self.linears  # the first is applied in `_rotated_heads`
@@ -417,8 +434,8 @@ class _LayerStep:
     def _added_then_normed(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, the norm of that sum with this weight). Without delta the sum is x; without a
-        weight the norm is the sum itself."""
+        """Return (x + delta, the norm of that sum with `weight`). If `delta` is None the sum is x;
+        if `weight` is None the sum itself stands for its norm."""
         decoder = self.shared.decoder
         if weight is None:
             total = x if delta is None else x + delta
@@ -428,15 +445,16 @@ class _LayerStep:
         return AddNorm.apply(x, delta, weight, decoder.eps, decoder.functions)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """The norm of x with this weight; x itself without one."""
+        """The RMS norm of x, multiplied by `weight`; x itself if `weight` is None."""
         if weight is None:
             return x
         decoder = self.shared.decoder
         return Norm.apply(x, weight, decoder.eps, decoder.functions)
 
     def _rotated_heads(self, y: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values [N, (heads + 2 kv_heads) * head_dim] of the layer's input y [N,
-        hidden]; queries and keys are normalised, if the model does that, and rotated."""
+        """Compute queries, keys and values of the layer's input y [N, hidden], as [N, (heads + 2
+        kv_heads) * head_dim]. Queries and keys are normalised, if the model does that, and rotated.
+        """
         layer, decoder = self.layer, self.shared.decoder
         qkv, *_ = self.linears
         heads = qkv(y, self.shared.dropout)
@@ -454,8 +472,9 @@ class _LayerStep:
     def _wholly_normed(
         self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
-        """qkv [N, (heads + 2 kv_heads) * dim], with all query heads of a token normalised as one
-        vector, and all its key heads as another."""
+        """Return qkv [N, (heads + 2 kv_heads) * dim] with queries and keys normalised: all query
+        heads of a token as one vector, and all its key heads as another. Values stay as they are.
+        """
         keys_width = len(k_norm)
         q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
         q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
@@ -465,23 +484,23 @@ class _LayerStep:
 def _labels_by_row(
     labels: torch.Tensor, row_of_label: torch.Tensor, row_count: int
 ) -> torch.Tensor:
-    """The label of each of `row_count` rows, [row_count]; id 0 for a row that has none. No row has
-    several."""
+    """The label of each of `row_count` rows, [row_count]; id 0 for a row without a label. Label i
+    belongs to row `row_of_label[i]`, and no row has several."""
     by_row = labels.new_zeros(row_count)
     return by_row.index_copy_(0, row_of_label, labels)
 
 
 def _head(config: Any, take: Take, embedding: torch.Tensor) -> torch.Tensor:
-    """The weight of the output layer, [vocab, hidden]: that of the embedding in a tied model, and
-    in one without a head of its own."""
+    """The weight of the output layer, [vocab, hidden]. It is the embedding's weight if the model
+    ties the two, or has no output weight in its files."""
     is_tied = getattr(config, "tie_word_embeddings", False)
     head = None if is_tied else take("lm_head.weight")
     return embedding if head is None else head
 
 
 def _layers(config: Any, take: Take, shape: Shape, residual: float) -> list[Layer]:
-    """The layers of a model, from the weights that `take` gives. `residual` multiplies the outputs
-    of attention and MLP."""
+    """Build the layers of a model from the weights that `take` gives. `residual` multiplies the
+    outputs of attention and MLP."""
     return [
         layer_from(take, number, shape.head_dim, residual, rotated=is_rotated(config, number))
         for number in range(shape.layers)
@@ -489,12 +508,12 @@ def _layers(config: Any, take: Take, shape: Shape, residual: float) -> list[Laye
 
 
 def _rows_at_once(device: torch.device, vocab: int) -> int:
-    """For how many tokens logits are computed at once: as many as have float32 logits of HEAD_BYTES
-    in all, but at least 128."""
+    """The number of tokens whose logits are computed at once: so many that their float32 logits
+    take HEAD_BYTES, but at least 128."""
     logit_bytes = HEAD_BYTES.get(device.type, 2**24)  # 2**24: on any other device
     return max(128, logit_bytes // (4 * vocab))  # a float32 has 4 bytes
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables like `cos` and `sin` that turn nothing."""
+    """Tables in the shape of `cos` and `sin` whose rotation leaves every vector as it is."""
     return torch.ones_like(cos), torch.zeros_like(sin)

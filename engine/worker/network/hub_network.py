@@ -1,7 +1,8 @@
-"""Any causal language model transformers can load, with adapters by PEFT: the fallback.
+"""Any causal language model that transformers can load, with adapters by PEFT: the fallback for
+models that our own forward does not know.
 
-A module of its own, imported only where a model needs it: importing PEFT takes a process a second
-and over a hundred megabytes.
+This is a module of its own, imported only if a model needs it, because importing PEFT takes a
+process a second and over a hundred megabytes.
 """
 
 import re
@@ -29,7 +30,7 @@ from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 from engine.worker.ops.matmul import OutputLayer
 
-CASTS_INPUTS = "cast_input_dtype_enabled"  # PEFT's switch of a layer
+CASTS_INPUTS = "cast_input_dtype_enabled"  # the attribute of a PEFT layer that `_compute_in` clears
 # Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
 # Settings of models that compute more than the head between hidden state and logits: their
@@ -41,9 +42,10 @@ SCALED_LOGITS = (
     "output_multiplier",
     "lm_head_multiplier",
 )
-PROBE = (1, 3, 2, 5)  # ids on which the head alone is held against the model's own logits
-# Prompts of different lengths, and how many tokens are sampled from each, to hold the sampler
-# against the forward pass; by how much log-probabilities may differ, which rounding explains.
+PROBE = (1, 3, 2, 5)  # ids on which the head alone is compared with the model's own logits
+# The sampler is compared with the forward pass on PROBE_TOKENS tokens from each of these prompts,
+# which have different lengths. Rounding explains differences of log-probabilities up to
+# SAME_LOGPROBS.
 PROBE_PROMPTS = ((1, 3, 2, 5, 4, 7, 6), (3, 2))
 PROBE_TOKENS = 3
 SAME_LOGPROBS = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
@@ -66,7 +68,7 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 class HubAdapter:
-    """An adapter inside a PEFT model, which knows it by `name`."""
+    """An adapter inside a PEFT model, which stores it under `name`."""
 
     def __init__(self, network: "HubNetwork", name: str, spec: LoraSpec) -> None:
         self.network = network
@@ -75,6 +77,7 @@ class HubAdapter:
 
     @property
     def version(self) -> int:
+        """A number that changes whenever the weights do: torch counts the changes of a tensor."""
         return sum(p._version for p in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -85,10 +88,8 @@ class HubAdapter:
             parameter.grad = None
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Return the gradients gathered by backward passes, under the names of `state`.
-
-        A tensor without a gradient is left out.
-        """
+        """Return the gradients that backward passes have added up, under the names of `state`. A
+        tensor without a gradient is left out."""
         return {
             # `state` leaves the adapter's name out of the names.
             name.replace(f".{self.name}.", "."): parameter.grad
@@ -104,14 +105,14 @@ class HubAdapter:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Replace the weights by `state`. Raises WorkerFailure (config) if names or shapes differ
+        from the adapter's."""
         require_same_shapes(self._named_tensors(), state)
         set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
     def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield (name, parameter) for the adapter's parameters.
-
-        The names are those in the PEFT model, which contain the adapter's name.
-        """
+        """Yield (name, parameter) for each parameter of this adapter, under its name in the PEFT
+        model. That name contains the adapter's name, such as "...lora_A.adapter0.weight"."""
         for name, parameter in self.network.peft.named_parameters():
             if f".{self.name}." in name:
                 yield name, parameter
@@ -128,8 +129,8 @@ class HubNetwork:
     """Any causal language model that transformers can load, with adapters by PEFT.
 
     Args:
-        model: its linear layers are wrapped in place once there is an adapter.
-        vocab: ids that have a token.
+        model: its linear layers are wrapped in place when the first adapter is made.
+        vocab: how many ids have a token.
         why: what ruled out our own forward.
     """
 
@@ -172,11 +173,11 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
-        """A fresh adapter of the shape `spec`, initialised by the seed. With the first one the
-        model's layers are wrapped in PEFT's modules.
+        """Make a new adapter of the shape `spec`, initialised by the seed. The first one wraps the
+        model's layers in PEFT's modules.
 
         Raises:
-            WorkerFailure: kind config, when no layer of the model is among the targets.
+            WorkerFailure: kind config, if the model has no layer of a name in `spec.targets`.
         """
         torch.manual_seed(seed)  # PEFT draws from torch's own generator
         name = f"adapter{self._adapters_made}"
@@ -201,10 +202,11 @@ class HubNetwork:
         return adapter
 
     def empty_pass(self, *, trains: bool) -> None:
-        """Run one token through the layers, and back where it `trains`, for the sake of other ranks
-        that hold a part of them. No gradient changes.
+        """Run one token through the layers, and if `trains` also back. Results and gradients do not
+        change. Ranks (processes of one run) that hold parts of the layers must do all passes
+        together; a rank without work does empty ones.
 
-        With a backward pass there must be an adapter, whose gradients get zeros added.
+        With `trains` there must be an adapter, whose gradients get zeros added.
         """
         self.model.eval()
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
@@ -217,10 +219,8 @@ class HubNetwork:
             (0.0 * logits.float().sum()).backward()
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """Return the pattern of modules that get no adapter, or "" if it matches no target.
-
-        The pattern is NOT_ADAPTED; it names modules that see pictures, for example.
-        """
+        """Return NOT_ADAPTED, the pattern of modules that get no adapter (such as those that see
+        pictures), if it matches a module that the targets of `spec` name. Otherwise return ""."""
         for name, module in self.model.named_modules():
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
@@ -231,7 +231,7 @@ class HubNetwork:
         return ""
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
+        """Delete an adapter. If it was the last one, unwrap the model's layers too."""
         name = _require_hub(adapter).name
         if self._peft is not None and name in self._peft.peft_config:
             self._peft.delete_adapter(name)
@@ -243,6 +243,8 @@ class HubNetwork:
         return collate(rows, pad=0)  # any id: it stands on the right, where no token sees it
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Divide `rows` into microbatches of at most `budget` tokens, padding included. Returns
+        for each microbatch the indices of its rows."""
         return microbatches([len(r.ids) for r in rows], budget)
 
     def logprobs(
@@ -255,11 +257,12 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and entropies of the trained tokens, both [T] float32.
+        """Compute the log-probabilities and entropies of the trained tokens, two tensors [T]
+        float32. `Network.logprobs` describes the arguments.
 
-        `Network` describes the arguments. If the logits are nothing but the head applied to the
-        hidden states, the head runs in chunks on the trained tokens alone. Otherwise all logits of
-        the model are computed, and entropies whether they are needed or not.
+        If the logits are nothing but the head applied to the hidden states, the head runs in chunks
+        on the trained tokens alone. Otherwise the model computes all logits, and entropies are
+        computed even if they are not needed.
         """
         assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
@@ -281,10 +284,11 @@ class HubNetwork:
             )
 
     def enable_checkpointing(self) -> None:
-        """From now on activations are recomputed in the backward pass."""
+        """Make the model recompute activations in every backward pass from now on, to save
+        memory."""
         if self._recomputes:
             return
-        # Up to transformers 5.22 it has the second name alone, from 6 on the first alone.
+        # Up to transformers 5.22 the method has the second name only, from 6 on the first only.
         names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         enable = next(getattr(self.model, name) for name in names if hasattr(self.model, name))
         enable({"use_reentrant": False})
@@ -293,9 +297,12 @@ class HubNetwork:
 
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
-        """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None. Some configurations say that there is more to the logits. For all
-        others, the head's results are compared with the logits on a few ids."""
+        """Return the model's output layer (head) if the logits are nothing but its matrix applied
+        to the hidden states; otherwise None.
+
+        Some configurations say that the logits are scaled or capped as well. For all others, the
+        head's results are compared with the model's logits on a few ids.
+        """
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
             return None  # more than a matrix
@@ -321,19 +328,20 @@ class HubNetwork:
         return bool(difference <= SAME_LOGITS * logits.float().norm())
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
-        """The hidden states after the last norm, [rows, length, hidden], of ids [rows, length]."""
+        """The hidden states [rows, length, hidden] after the last norm, for ids [rows, length]."""
         decoder: Any = self.model.get_decoder()
         return decoder(input_ids=ids, use_cache=False).last_hidden_state
 
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (log-probabilities, entropies) of the trained tokens from all the logits.
+        """Compute (log-probabilities, entropies) of the trained tokens from all logits of the
+        model.
 
         Both are [T] float32; only log-probabilities carry gradients.
         """
         all_logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
-        # Of the tokens that predict a trained one, without the ids beyond the vocabulary.
+        # Keep the tokens that predict a trained one, and the ids that have a token.
         logits = all_logits[batch.source][:, : self.vocab].float() * inverse_temperature
         logprobs = logits.log_softmax(-1)
         with torch.no_grad():
@@ -342,20 +350,20 @@ class HubNetwork:
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """The logits of one sequence, [ids, vocab] float32; without an adapter those of the base.
-        Leaves the model in evaluation mode."""
+        """The logits of one sequence, [ids, vocab] float32. Without an adapter they are those of
+        the base. Leaves the model in evaluation mode."""
         self.take_turn(False)
         with self.with_adapter(adapter):
             self.model.eval()
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """A sampler on this model. At the first call it is checked that sampling gives the same
-        log-probabilities as the model's forward pass over whole rows.
+        """Make a sampler on this model. The first call also checks that sampling with a cache gives
+        the same log-probabilities as the model's forward pass over whole rows.
 
         Raises:
-            WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
-                than reading whole rows does, or does not work at all.
+            WorkerFailure: kind config, if it gives other log-probabilities, or if the model cannot
+                sample with a cache at all.
         """
         sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter, self._before_read)
         if not self._sampling_checked:
@@ -366,13 +374,14 @@ class HubNetwork:
         return sampler
 
     def _before_read(self) -> None:
-        """Come to a pass without gradients."""
+        """Announce a pass without gradients to the other ranks (processes of the run), if the
+        model's layers are shared among them."""
         self.take_turn(False)
 
     def _check_sampling(self, sampler: HubSampler) -> None:
-        """Sample a few tokens from prompts of different lengths and compute their
-        log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
-        model does not sample at all."""
+        """Sample a few tokens from prompts of different lengths, and compute their
+        log-probabilities again without a cache. Raises WorkerFailure (config) if they differ by
+        more than rounding, or if the model cannot sample with a cache."""
         # %: the vocabulary may be smaller than the ids of the prompts.
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
         greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)
@@ -390,10 +399,11 @@ class HubNetwork:
             raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
 
     def _largest_gap(self, prompt: Sequence[int], completion: Completion) -> float:
-        """How far the log-probabilities of a sampled completion are from those that the base alone
-        gives it without a cache: the largest difference of a token."""
+        """The largest difference, over the tokens of a completion, between its sampled
+        log-probabilities and those that the base alone gives without a cache."""
         logits = self.logits([*prompt, *completion.ids], adapter=None)
-        # The logits at a token predict the next one: those of the completion begin one before it.
+        # The logits at a token predict the next one, so the completion's logits begin at the last
+        # token of the prompt.
         logits = logits[len(prompt) - 1 : -1, : self.vocab]
         ids = torch.tensor(completion.ids, device=logits.device)
         uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
@@ -402,8 +412,8 @@ class HubNetwork:
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
-        """A context in which exactly `adapter` is active in the model; with None no adapter is.
-        Afterwards `adapter` stays active."""
+        """Make `adapter` the only active adapter of the model inside the context; with None no
+        adapter is active there. An `adapter` stays active after the context."""
         if self._peft is None:  # there is no adapter to activate
             yield
         elif adapter is None:
@@ -415,11 +425,12 @@ class HubNetwork:
 
 
 def _alone(_trains: bool) -> None:
-    """Nothing: this process holds the whole model."""
+    """Do nothing, because this process holds the whole model and need not wait for other ranks."""
 
 
 def _not_sampled(evidence: str) -> WorkerFailure:
-    """The failure of a run whose model samples other log-probabilities than it is trained with."""
+    """Make the failure of a run whose model gives other log-probabilities in sampling than in
+    training. `evidence` says how they differ."""
     return WorkerFailure(
         "config",
         "This model does not sample with a cache what it computes without one.",
@@ -443,9 +454,9 @@ def disable_dropout(model: torch.nn.Module) -> None:
 
 
 def _compute_in(dtype: torch.dtype, model: torch.nn.Module) -> None:
-    """From now on the layers with adapters compute in `dtype`, of 16 bits: of the factors, which
-    stay float32, copies are made. Otherwise PEFT would copy every layer's input to float32, keep
-    that for the backward pass, and multiply in float32."""
+    """Make the layers with adapters compute in `dtype`, a 16-bit format. The factors stay float32,
+    and copies of them are used. Otherwise PEFT would copy every layer's input to float32, keep that
+    copy for the backward pass, and multiply in float32."""
     for module in model.modules():
         if isinstance(module, BaseTunerLayer) and getattr(module, CASTS_INPUTS, True):
             setattr(module, CASTS_INPUTS, False)
@@ -453,7 +464,7 @@ def _compute_in(dtype: torch.dtype, model: torch.nn.Module) -> None:
 
 
 def _in_format(dtype: torch.dtype, forward: Any, x: torch.Tensor, *more: Any, **named: Any) -> Any:
-    """Call a layer's `forward` with its products in `dtype`."""
+    """Call a layer's `forward` so that its matrix products are computed in `dtype`."""
     with torch.autocast(x.device.type, dtype=dtype):
         return forward(x, *more, **named)
 

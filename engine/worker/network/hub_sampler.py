@@ -38,14 +38,16 @@ from engine.worker.network.sampler import (
     uniforms,
 )
 
-# Layers of a cache that `_join_layers` knows. With any other, prompts wait until all rows are over.
+# Types of cache layers that `_join_layers` knows. If a cache has any other, waiting prompts are
+# read only after all rows have ended.
 JOINABLE = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
-    # Of layers that share another's keys and values; the lowest transformers allowed has none.
+    # The type of layers that share another layer's keys and values. The oldest transformers that
+    # is allowed does not have it.
     *(getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)),
 )
 # Waiting prompts are read once this share of the places is free.
@@ -56,7 +58,7 @@ UNSEEN_SHARE = 0.25
 
 @dataclass
 class _Waiting:
-    """A prompt that has not been read yet, and its rows."""
+    """A prompt that has not been read yet, and its completions to sample."""
 
     ids: list[int]
     rows: list[Row]
@@ -81,7 +83,7 @@ class _Batch:
     keys: torch.Tensor
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep only the rows with these numbers, in that order."""
+        """Keep only the rows with these numbers, in that order, and drop all others."""
         index = torch.tensor(numbers, device=self.mask.device)
         _take_rows(self.cache, index)
         self.rows = [self.rows[i] for i in numbers]
@@ -91,7 +93,8 @@ class _Batch:
             self._drop_unseen_columns()
 
     def _drop_unseen_columns(self) -> None:
-        """Drop the columns on the left that no row sees, once they are UNSEEN_SHARE of all."""
+        """Drop the columns (token positions) on the left that no row sees, once they are
+        UNSEEN_SHARE of all."""
         # Padding is on the left, so the row that sees most columns sees the last ones.
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
@@ -99,11 +102,8 @@ class _Batch:
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which must not be used afterwards.
-
-        First both are padded on the left to the same number of columns (each column holds one token
-        of every row).
-        """
+        """Add the rows of another batch, which must not be used afterwards. First both are padded
+        on the left to the same number of columns (token positions)."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
@@ -116,13 +116,13 @@ class _Batch:
         self.keys = torch.cat([self.keys, other.keys])
 
     def _pad_to(self, columns: int) -> None:
-        """Bring cache and mask to this many columns by padding on the left."""
+        """Pad cache and mask on the left to this number of columns (token positions)."""
         _resize(self.cache, columns)
         self.mask = F.pad(self.mask, (columns - self.mask.shape[1], 0))
 
 
 class HubSampler:
-    """See the module and `Sampler`."""
+    """The sampler on a transformers model; see the module and the protocol `Sampler`."""
 
     name = "torch"
     elsewhere = beside = False
@@ -139,10 +139,10 @@ class HubSampler:
 
         Args:
             needs: what every sampler needs.
-            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+            vocab: ids from this number on are never sampled (padded vocabularies hold ids without a
                 token).
-            with_adapter: opens a context in which the model has exactly the given adapter (None:
-                none).
+            with_adapter: opens a context in which the given adapter is the model's only active one
+                (None: no adapter is).
             before_pass: called before each pass through the model.
         """
         self.model = model
@@ -151,11 +151,12 @@ class HubSampler:
         self.with_adapter = with_adapter
         self.before_pass = before_pass
         self._adapter: Any = None
-        self.prompts_at_once = needs.max_rows  # read together at most
-        # Some families number the positions by the mask alone, or compute all logits.
+        self.prompts_at_once = needs.max_rows  # the most prompts read in one pass
+        # Not every family's `forward` takes positions, or an argument to compute fewer logits.
         self._accepted_arguments = signature(model.forward).parameters
 
     def load(self, adapter: Any) -> None:
+        """Sample with `adapter` from the next call on; with None, from the base alone."""
         self._adapter = adapter
 
     def release_memory(self) -> None:
@@ -171,8 +172,9 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`. Short
-        prompts are read first, so that little is padded."""
+        """Sample `n` completions of each prompt and return them in the order of `prompts`;
+        `Sampler.generate` describes the arguments. Short prompts are read first, so that little is
+        padded."""
         rows = new_rows(len(prompts), n, params)  # filled in place
         for _ in self._rounds(prompts, rows, params, done):
             pass
@@ -193,11 +195,11 @@ class HubSampler:
     ) -> Iterator[None]:
         """Sample with the loaded adapter until every row has ended, yielding after each round. In a
         round either waiting prompts are read, or every row takes one token. Afterwards the model is
-        in the mode, training or evaluation, that it was in before.
+        again in its former mode (training or evaluation).
 
         Args:
             rows: for each prompt its rows, which are filled in place.
-            done: called for each row that ends; None for nothing.
+            done: called for each row that ends; None if nobody is to be told.
         """
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         waiting = deque(_Waiting(prompts[i], rows[i]) for i in by_length if rows[i])
@@ -213,10 +215,8 @@ class HubSampler:
     def _sample(
         self, waiting: deque[_Waiting], params: SamplingParams, done: Done | None
     ) -> Iterator[None]:
-        """Sample until no prompt waits and no row is left, yielding after each round.
-
-        The arguments are those of `_rounds`; `waiting` holds the prompts that are not read yet.
-        """
+        """Sample until no prompt waits and no row is left, yielding after each round (see
+        `_rounds`). `waiting` holds the prompts that are not read yet."""
         ending = self.needs.ending(params)
         batch: _Batch | None = None
         while waiting or batch is not None:
@@ -231,7 +231,8 @@ class HubSampler:
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
         """Whether to read waiting prompts now. Reading interrupts the rows under way, so prompts
-        wait until many places are free; if rows cannot be added to the cache, until all are."""
+        wait until many places are free. If rows cannot be added to this kind of cache, prompts wait
+        until all places are free."""
         if not waiting:
             return False
         if batch is None:
@@ -241,11 +242,9 @@ class HubSampler:
         return is_worthwhile and _is_joinable(batch.cache)
 
     def _take_waiting(self, waiting: deque[_Waiting], rows_alive: int) -> list[_Waiting]:
-        """Remove the first prompts from `waiting` and return them.
-
-        They are as many as have rows that fit beside `rows_alive` others, but at least one and at
-        most `prompts_at_once`.
-        """
+        """Remove the next prompts to read from the front of `waiting` and return them: at least
+        one, at most `prompts_at_once`, and no more than have rows that fit beside the `rows_alive`
+        rows under way."""
         taken = [waiting.popleft()]
         free_rows = self.needs.max_rows - rows_alive - len(taken[0].rows)
         while waiting and len(waiting[0].rows) <= free_rows and len(taken) < self.prompts_at_once:
@@ -254,7 +253,7 @@ class HubSampler:
         return taken
 
     def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
-        """Run prompts through the model, each once. Returns (a batch of their rows, which have
+        """Run each prompt through the model once. Returns (a batch of the prompts' rows, which have
         drawn nothing yet; the logits after each row's prompt, [rows, vocab] float32)."""
         device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
@@ -276,8 +275,8 @@ class HubSampler:
         return batch, logits[prompt_of_row]
 
     def _step(self, batch: _Batch) -> torch.Tensor:
-        """Run the tokens drawn last through the model. Returns the logits after them, [rows, vocab]
-        float32."""
+        """Run each row's last drawn token through the model. Returns the logits after these tokens,
+        [rows, vocab] float32."""
         batch.positions = batch.positions + 1
         batch.mask = F.pad(batch.mask, (0, 1), value=1)
         return self._forward(batch.tokens[:, None], batch.mask, batch.positions, batch.cache)
@@ -303,15 +302,15 @@ class HubSampler:
         positions: torch.Tensor,
         cache: DynamicCache,
     ) -> torch.Tensor:
-        """Run the tokens `ids` through the model after those in the cache, and add them to it.
-        Returns the logits after the last one, [rows, vocab] float32.
+        """Run the tokens `ids` through the model after those in the cache, and add them to the
+        cache. Returns the logits after the last token, [rows, vocab] float32.
 
         Args:
             ids, positions: [rows, new tokens].
             mask: [rows, all tokens so far], 0 for padding.
         """
-        # Not every family takes these.
-        optional = {"position_ids": positions, "logits_to_keep": 1}
+        # Not every family's `forward` takes these two.
+        optional = {"position_ids": positions, "logits_to_keep": 1}  # 1: those of the last token
         accepted = {k: v for k, v in optional.items() if k in self._accepted_arguments}
         self.before_pass()
         out = self.model(
@@ -321,20 +320,21 @@ class HubSampler:
 
 
 def _join_batches(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
-    """Put the rows of both into one batch and return it. None stands for a batch without rows."""
+    """Put the rows of both batches into one batch and return that. None stands for a batch without
+    rows."""
     if batch is not None and fresh is not None:
         batch.join(fresh)
     return batch or fresh
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
-    """The position of each token in its row, [rows, tokens] int64, from the attention mask of rows
-    that are padded in front: from 0 at the first real token; 0 for padding."""
+    """Compute the position of each token in its row, [rows, tokens] int64, from the attention mask
+    of rows that are padded in front. The first real token has position 0; so has padding."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.Tensor:
-    """For each row of the prompts, the number of its prompt among them, [rows] int64."""
+    """For each row of the prompts, the index of its prompt in `prompts`, as [rows] int64."""
     numbers = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
     return torch.tensor(numbers, device=device)
 
@@ -342,8 +342,8 @@ def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.T
 def _draw_tokens(
     batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None
 ) -> _Batch | None:
-    """Let each row draw a token from its logits [rows, vocab]. Returns the batch without the rows
-    that end with this token, for which `done` is called; None if all rows end."""
+    """Draw a token for each row from its logits [rows, vocab]. Returns the batch without the rows
+    that end with this token, or None if all rows end. `done` is called for each row that ends."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
     going_on = _append_tokens(batch, logprobs, ending, done)
@@ -372,23 +372,23 @@ def _append_tokens(
 
 
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
-    """Keep the rows `index` of the cache, in that order; a row may be taken several times.
+    """Keep the cache's rows `index`, in that order; a row may be taken several times.
 
-    transformers calls this reordering. It is the only way to select rows that every kind of layer
-    has, those with keys and values and those with states of convolutions or linear attention.
+    `reorder_cache` is the only way to select rows that every kind of layer has: layers with keys
+    and values, and layers with states of convolutions or linear attention.
     """
     cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do
 
 
 def _is_joinable(cache: DynamicCache) -> bool:
-    """Whether rows can be added to the cache, and columns dropped."""
+    """Whether rows can be added to this cache, and columns (token positions) dropped from it."""
     return all(type(layer) in JOINABLE for layer in cache.layers)
 
 
 def _resize(cache: DynamicCache, columns: int) -> None:
-    """Make a cache this many columns long by dropping columns on its left, or by adding padding
-    there, which the mask must hide. A sliding layer holds only the last columns, as many as its
-    window lets the next token see."""
+    """Make a cache `columns` (token positions) long: drop columns on its left, or add padding
+    there, which the mask must hide. A layer with a sliding window holds only the last columns, as
+    many as its window lets the next token see."""
     for layer in cache.layers:
         # Other layers hold states that do not grow with the columns; None: nothing is held yet.
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
@@ -403,11 +403,9 @@ def _resize(cache: DynamicCache, columns: int) -> None:
 
 
 def _join_layers(layer: object, other_layer: Any) -> None:
-    """Append to `layer` of a cache, in place, the rows of the same layer of another cache.
-
-    `other_layer` has as many columns. What is appended are keys and values, and states of
-    convolutions and linear attention.
-    """
+    """Append the rows of `other_layer` to `layer`, in place. Both are the same layer of two caches
+    and have equally many columns (token positions). Keys, values and the states of convolutions and
+    linear attention are appended."""
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         layer.keys = torch.cat([layer.keys, other_layer.keys])
         layer.values = torch.cat([layer.values, other_layer.values])

@@ -28,7 +28,7 @@ LIMIT_GROWTH = 1.02
 
 
 class Network(Protocol):
-    """What both networks offer; see the module.
+    """What both networks (our own forward, and transformers') offer.
 
     Attributes:
         forward: names the implementation; why: what ruled out our own, "" if nothing did.
@@ -52,20 +52,24 @@ class Network(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> Adapter:
-        """A fresh adapter: A as PEFT draws it for the seed, B zero."""
+        """Make a new adapter: its factor A is drawn as PEFT draws A for the seed, its factor B is
+        zero."""
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Release what an adapter holds here; the caller is done with it."""
+        """Release the memory that this network holds for `adapter`, which the caller no longer
+        uses."""
         ...
 
-    def collate(self, rows: Sequence[Row]) -> Micro: ...
+    def collate(self, rows: Sequence[Row]) -> Micro:
+        """Make one microbatch of `rows`, in the form that `logprobs` reads."""
+        ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """Indices of `rows` in microbatches of at most `budget` tokens, as this network counts
-        them.
+        """Divide `rows` into microbatches of at most `budget` tokens, as this network counts
+        tokens. Returns for each microbatch the indices of its rows.
 
-        A row above the budget goes alone. Every index occurs once.
+        A row above the budget gets a microbatch of its own. Every index occurs once.
         """
         ...
 
@@ -79,11 +83,11 @@ class Network(Protocol):
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, entropies) of the trained tokens, both [T] float32. The
-        log-probabilities carry gradients to the adapter.
+        """Compute the log-probabilities and entropies of the trained tokens, two tensors [T]
+        float32. The log-probabilities carry gradients to the adapter.
 
         Args:
-            batch: from `collate`.
+            batch: made by `collate`.
             adapter: None runs the base alone.
             inverse_temperature: factor of the logits.
             entropies: whether they are needed; otherwise they may be zeros.
@@ -133,19 +137,26 @@ class DecoderNetwork:
         return self.decoder.new_adapter(spec, seed)
 
     def drop_adapter(self, adapter: Adapter) -> None:
+        """Free the layers with this adapter on them, which `Decoder.weights` keeps in the
+        adapter."""
         _require_flat(adapter).applied = None
 
     def collate(self, rows: Sequence[Row]) -> Packed:
+        """Pack rows into one batch without padding between them."""
         return pack(rows, self.decoder.grain)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """Indices of `rows` in microbatches of at most `budget` tokens; a larger row goes alone.
-        Rows that share a prompt stay together as far as they fit, and the prompt counts once per
-        microbatch. There are as few microbatches as the budget allows, of about the same size: the
-        largest one decides how much memory a step takes."""
+        """Divide `rows` into microbatches of at most `budget` tokens; a larger row gets one of its
+        own. Returns for each microbatch the indices of its rows.
+
+        Rows that share a prompt stay together as far as they fit, and their prompt counts once per
+        microbatch. There are as few microbatches as the budget allows, and all are of about the
+        same size, because the largest one decides how much memory a step takes.
+        """
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
         groups, sizes = _fill_in_order(rows, order, budget)
-        # The lowest limit, tried from an equal share upwards, that needs no more microbatches.
+        # Now make them even: find the lowest limit that needs no more microbatches than these.
+        # Begin at an equal share, and raise the limit by 2 % at a time.
         limit = math.ceil(sum(sizes) / len(groups)) if groups else budget
         while limit < budget:
             even_groups, _ = _fill_in_order(rows, order, limit)
@@ -164,8 +175,9 @@ class DecoderNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, entropies) of the trained tokens, both [T] float32. `Network`
-        describes the arguments. Dropout acts only with an adapter and `training`."""
+        """Compute the log-probabilities and entropies of the trained tokens, two tensors [T]
+        float32. `Network.logprobs` describes the arguments. Dropout acts only if there is an
+        adapter and `training` is set."""
         assert isinstance(batch, Packed)  # as `collate` makes it
         dropout = 0.0
         if adapter is not None and training:
@@ -181,14 +193,15 @@ class DecoderNetwork:
         )
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """The logits of one sequence, [ids, vocab] float32; without an adapter those of the
-        base."""
+        """The logits of one sequence, [ids, vocab] float32. Without an adapter they are those of
+        the base."""
         return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
         return DecoderSampler(self.decoder, needs, self.vocab)
 
     def _weights(self, adapter: Adapter | None) -> Weights:
+        """The decoder's layers with `adapter` on them; with None those of the base alone."""
         return self.decoder.weights(_require_flat(adapter) if adapter is not None else None)
 
 
@@ -203,9 +216,11 @@ def _require_flat(adapter: Adapter) -> FlatAdapter:
 def _fill_in_order(
     rows: Sequence[Row], order: Sequence[int], limit: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in
-    `order`. Returns (the numbers of the rows of each, the tokens of each). A prompt that rows share
-    counts once per microbatch."""
+    """Fill microbatches of at most `limit` tokens one after the other, taking the rows in the order
+    of the indices in `order`. A prompt that rows share counts once per microbatch.
+
+    Returns (the row indices of each microbatch, the number of tokens of each microbatch).
+    """
     microbatches: list[list[int]] = []
     sizes: list[int] = []
     last_prompt: list[int] = []

@@ -50,25 +50,26 @@ class Base:
 
     @property
     def pad_id(self) -> int:
-        """The id that rows are padded with; padded positions are never seen."""
+        """The id that fills rows up to one length. Padded positions are masked, so any id will
+        do."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self.stop_ids[0]
 
     @property
     def vocab(self) -> int:
-        """How many ids have a token; a padded vocabulary goes beyond them."""
+        """How many ids have a token. The model's output may be padded to more."""
         return self.network.vocab
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for `name`, which is `cpu` or `cuda:N`.
+    """Return the torch device for `name`, which is `cpu` or `cuda:N`.
 
-    A run is given one device when it starts, and its process sees only that GPU; so N, its number
-    in the machine, does not matter.
+    A run is given one device when it starts, and its process sees only that GPU. So N, the GPU's
+    number in the machine, does not matter.
 
     Raises:
-        WorkerFailure: kind infra, when the name is that of a GPU and torch sees none. A CPU would
-            take days for what was planned in hours.
+        WorkerFailure: kind infra, if `name` is a GPU and torch sees none. The run does not go on
+            with a CPU, which would take days for what was planned in hours.
     """
     if not name.startswith("cuda"):
         return torch.device("cpu")
@@ -85,10 +86,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The number format that a precision names.
+    """Return the number format for a setting `precision`: float32, bfloat16, or auto.
 
-    `auto` is bfloat16 on a GPU whose bfloat16 products are right, and float32 on CPU, where
-    bfloat16 is slower for small models.
+    `auto` is bfloat16 on a GPU that passed the trial of bfloat16 products, and float32 otherwise.
+    On a CPU, bfloat16 is slower for small models.
     """
     if precision == "auto":
         has_bfloat16 = device.type == "cuda" and not switched_off.is_off("bfloat16")
@@ -105,8 +106,8 @@ def load_base(
     comparisons_file: Path | None = None,
     steps: int = 0,
 ) -> Base:
-    """Load a base model and its tokenizer from the folder `path`; weights must be safetensors.
-    Never runs code from the folder. Our own forward is used if it supports the model and its logits
+    """Load a base model and its tokenizer from the folder `path`; weights must be safetensors. Code
+    in the folder is never run. Our own forward is used if it supports the model and its logits
     agree with transformers'; otherwise the model runs through transformers.
 
     Args:
@@ -114,17 +115,17 @@ def load_base(
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
         comparisons_file: keeps the results of comparisons, so that each is made once; None keeps
             none.
-        steps: optimizer steps that will follow, as far as known; they decide what is worth
-            compiling.
+        steps: the number of optimizer steps that will follow, as far as known. It decides whether
+            compiling functions is worth the time.
 
     Raises:
-        WorkerFailure: kind config, when the folder holds no model that can be loaded.
+        WorkerFailure: kind config, if the folder holds no model that can be loaded.
     """
     hub.ensure_weights(path)
     tokenizer, config = _load_tokenizer_and_config(path)
     vocab = known_ids(config, tokenizer)
     stop_ids = stop_ids_of(config, tokenizer, path)
-    # "": our own forward may do; otherwise the reason why it does not, which HubNetwork keeps.
+    # The reason why our own forward cannot be used; "" if it may. HubNetwork keeps the reason.
     why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
     model: PreTrainedModel | None = None
     if not why_not_ours:
@@ -151,9 +152,11 @@ def _load_decoder_network(
     *,
     steps: int,
 ) -> "tuple[DecoderNetwork | None, str, PreTrainedModel | None]":
-    """Load the model in `path` for our own forward. Returns (the network, "", None), or (None, why
-    not, transformers' model if it is whole) if its logits differ from transformers'. They are
-    compared once for each model; later loads trust the result in `comparisons_file`.
+    """Load the model in `path` for our own forward, and compare its logits with transformers'. They
+    are compared once for each model; later loads trust the result in `comparisons_file`.
+
+    Returns (the network, "", None) if the logits agree. Otherwise returns (None, the reason,
+    transformers' model); the model is None if its weights could not be given back to it.
 
     Args:
         config: transformers' configuration of the model; our own forward supports it.
@@ -183,12 +186,12 @@ def _load_decoder_network(
 def _compared_decoder(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> "tuple[PreTrainedModel, Decoder, Choice, float]":
-    """Load the model in `path` with transformers, make our own decoder of it, and compare their
-    logits on a few ids. `choice` is the set of functions to try in the decoder, which may have to
-    use torch's in its place.
+    """Load the model in `path` with transformers, make our own decoder of it, and compare the
+    logits of both on a few ids. `choice` is the set of functions to try in the decoder. If its
+    results are wrong, torch's functions take its place.
 
-    Returns (the model, emptied by the decoder; the decoder; the choice of the set that it now uses;
-    the difference of its logits from transformers', relative to those).
+    Returns four values: the model, whose weights the decoder took; the decoder; the choice that the
+    decoder now uses; and the difference of its logits from transformers', relative to the latter.
     """
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)
@@ -202,7 +205,7 @@ def _compared_decoder(
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
     """Load (tokenizer, configuration) of the model in `path`.
 
-    Raises WorkerFailure (config) if they cannot be loaded.
+    Raises WorkerFailure (kind config) if transformers cannot load one of them.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -212,8 +215,8 @@ def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any
 
 
 def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
-    """The failure (kind config) of a run whose model in `path` cannot be loaded; the first line of
-    `error` is the evidence."""
+    """Make the failure (kind config) of a run whose model in `path` cannot be loaded. The first
+    line of `error` is its evidence."""
     return WorkerFailure(
         "config",
         f"The model in {path} could not be loaded.",
@@ -223,16 +226,17 @@ def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
 
 
 def load_base_with(path: Path, network: Callable[[int], Network]) -> Base:
-    """The base in the folder `path` whose network the caller loads: `network` makes it, for so many
-    ids that have a token."""
+    """Load the base in the folder `path` with a network that the caller makes: `network` is called
+    with the number of ids that have a token."""
     tokenizer, config = _load_tokenizer_and_config(path)
     stop_ids = stop_ids_of(config, tokenizer, path)
     return Base(network(known_ids(config, tokenizer)), tokenizer, stop_ids, path)
 
 
 def empty_transformers(path: Path, precision: str, runs_on: torch.device) -> "PreTrainedModel":
-    """The model in `path` with transformers' own classes, frozen, with tensors that have no memory
-    yet. Arguments as of `load_transformers`."""
+    """Make the model in `path` with transformers' own classes, frozen, without its weights: its
+    tensors have shapes, but no memory yet. For `precision` and `runs_on` see
+    `load_transformers`."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
         model = _model_class(path).from_config(config, dtype=pick_dtype(precision, runs_on))
@@ -256,10 +260,11 @@ def load_transformers(
     Args:
         precision: see `pick_dtype`.
         quantization: "nf4" loads 4-bit weights, "none" those of the precision.
-        runs_on: the device that decides the number format, where it is another than `device`.
+        runs_on: the device that the model will compute on, which decides the number format; None:
+            `device`.
 
     Raises:
-        WorkerFailure: kind config, when the folder holds no model that can be loaded.
+        WorkerFailure: kind config, if the folder holds no model that can be loaded.
     """
     hub.ensure_weights(path)
     try:
@@ -276,25 +281,25 @@ def load_transformers(
     model.requires_grad_(False)
     model.eval()
     if quantization == "none":  # quantized weights are on the device already
-        # Through torch, because the types of transformers' own `to` fit no call.
+        # torch's `to`, because the type annotations of transformers' own `to` fit no call.
         torch.nn.Module.to(model, device)
     _forbid_repacking(model)
     return model, tokenizer
 
 
 def _forbid_repacking(model: torch.nn.Module) -> None:
-    """Clear the flag of modules that repack their weights for inference, for good, at the first
-    pass in eval mode on a CPU with AVX512-BF16. After that every gradient would be lost in
-    silence."""
+    """Keep modules from repacking their weights for inference, by clearing the flag that allows it.
+    On a CPU with AVX512-BF16 they would do so at the first pass in eval mode, and never undo it.
+    After that, training would silently get no gradients through them."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def _model_class(path: Path) -> Any:
-    """The class of transformers that loads the model in `path`: the one for causal language models
-    if it knows the family, otherwise the one for models that see pictures too (they also read text
-    alone)."""
+    """Return the transformers class that loads the model in `path`: the class for causal language
+    models if that knows the family. Otherwise it is the class for models that also see pictures,
+    which read text alone too."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
@@ -308,11 +313,12 @@ def _model_class(path: Path) -> Any:
 
 def _placement_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
     """Arguments that make transformers load weights straight to a GPU, not through the machine's
-    memory, which may be smaller; and, if they are quantized, as 4-bit NormalFloat with doubly
-    quantized scales (QLoRA, arXiv 2305.14314), computed with in bfloat16.
+    memory, which may be smaller. Quantized weights become 4-bit NormalFloat with doubly quantized
+    scales (QLoRA, arXiv 2305.14314); products are computed in bfloat16.
 
     Raises:
-        WorkerFailure: kind config, where weights of 4 bits do not work on this device.
+        WorkerFailure: kind config, if the weights are to be quantized and the trial of 4-bit
+            weights failed on this device.
     """
     on_device = {"device_map": {"": str(device)}}  # "": all modules
     if quantization == "none":
@@ -336,10 +342,8 @@ def _placement_arguments(device: torch.device, quantization: str) -> dict[str, A
 
 
 def probe_ids(vocab: int) -> list[int]:
-    """Return 24 ids from all over the vocabulary, the same in every run.
-
-    Two forwards are compared on them.
-    """
+    """Return 24 ids from all over the vocabulary, on which two forward passes are compared. They
+    are the same in every run."""
     # 7919 is a prime, so the steps hit different ids in any vocabulary.
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
@@ -348,13 +352,13 @@ def _choice_and_difference(
     decoder: Decoder, choice: Choice, probe: Sequence[int], expected: torch.Tensor
 ) -> tuple[Choice, float]:
     """Compare our logits, computed with the chosen set of functions, with transformers'. If they
-    differ too much, `decoder` is set to torch's functions and compared again.
+    differ too much, set `decoder` to torch's functions and compare again.
 
     Args:
         probe: the ids to compare on.
-        expected: transformers' logits for them.
+        expected: transformers' logits for these ids.
 
-    Returns (the set that `decoder` now uses, the relative difference with it).
+    Returns (the set that `decoder` now uses, the relative difference with that set).
     """
     decoder.functions = choice.functions
     difference = _difference(decoder, probe, expected)
@@ -366,9 +370,10 @@ def _choice_and_difference(
 
 
 def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
-    """How far our logits for the ids `probe` are from the expected ones, relative to those: the
-    norm of the difference over the norm. Or how far our log-probabilities are where rows share a
-    prompt, the path that GRPO trains through, if that is more."""
+    """How far our results are from transformers' logits `expected` for the ids `probe`: the norm of
+    the difference over the norm of the expected values. Compared are the logits, and the
+    log-probabilities where rows share a prompt (the path that GRPO trains through); the larger
+    difference counts."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
     of_logits = float((ours - expected).norm() / expected.norm())
     return max(of_logits, _shared_difference(decoder, probe, expected))
@@ -376,8 +381,9 @@ def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) 
 
 @torch.no_grad()
 def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
-    """How far our log-probabilities of the second half of `probe` are from those of the expected
-    logits, relative to them, where two rows share the first half as their prompt."""
+    """How far our log-probabilities are from those of the expected logits, relative to the latter,
+    where rows share a prompt. Two rows share the first half of `probe` as their prompt; the
+    log-probabilities of the second half are compared."""
     half = len(probe) // 2
     ids = list(probe)
     whole_row = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
@@ -390,25 +396,26 @@ def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.T
 
 
 def _logprobs_from(logits: torch.Tensor, ids: Sequence[int], first: int) -> torch.Tensor:
-    """The log-probabilities of the ids from number `first` on, [ids - first], by the `logits` [ids,
-    vocab] of a row of these ids."""
+    """Compute the log-probabilities of the ids from number `first` on, [len(ids) - first], from the
+    `logits` [len(ids), vocab] of the sequence `ids`."""
     logprobs = logits[first - 1 : -1].log_softmax(-1)  # the logits at a token predict the next one
     labels = torch.tensor(ids[first:], device=logprobs.device)
     return logprobs.gather(1, labels[:, None])[:, 0]
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many ids have a token. The model's vocabulary may be padded with ids that have none, and
-    the tokenizer may have tokens that the model lacks."""
+    """Count the ids that have a token. That is the smaller of two numbers: the model's vocabulary
+    may be padded with ids that have no token, and the tokenizer may have tokens that the model
+    lacks."""
     return min(len(tokenizer), int(config.get_text_config().vocab_size))
 
 
 def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[int]:
-    """The ids that end a turn: the tokenizer's end token first, then every other one that the
-    model's configuration or generation_config.json names.
+    """Collect the ids that end a turn: the tokenizer's end token first, then every other one that
+    the model's configuration or generation_config.json names.
 
     Raises:
-        WorkerFailure: kind config, when there is none.
+        WorkerFailure: kind config, if none of the three names one.
     """
     generation = read_object(path / "generation_config.json")
     ids: list[int] = []
@@ -435,11 +442,11 @@ class Policy:
     def __init__(
         self, base: Base, settings: CommonSettings, start_adapter: Path | None = None
     ) -> None:
-        """Put a new adapter on the base, as the settings say. With `start_adapter`, a PEFT folder,
-        the new adapter and the frozen reference get the weights in that folder.
+        """Put a new adapter on the base, as the settings say. If `start_adapter` (a PEFT folder) is
+        given, the new adapter and the frozen reference get the weights in that folder.
 
         Raises:
-            WorkerFailure: kind config, when the start adapter cannot be read or does not fit.
+            WorkerFailure: kind config, if the start adapter cannot be read or does not fit.
         """
         self.base = base
         self.checkpointing = settings.gradient_checkpointing
@@ -464,13 +471,14 @@ class Policy:
         return self.base.network.collate(rows)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """Indices of `rows` in microbatches of at most `budget` tokens."""
+        """Divide `rows` into microbatches of at most `budget` tokens. Returns for each microbatch
+        the indices of its rows."""
         return self.base.network.split(rows, budget)
 
     def logprobs(
         self, batch: Micro, temperature: float = 1.0, *, entropies: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and entropies of a batch's trained tokens, for training.
+        """Compute the log-probabilities and entropies of a batch's trained tokens, for training.
 
         Args:
             temperature: at which the tokens were sampled; 0 (greedy) counts as 1.
@@ -478,7 +486,7 @@ class Policy:
 
         Returns:
             (log-probabilities, entropies), both [tokens] float32; only log-probabilities carry
-            gradients.
+                gradients.
         """
         pulse.beat()  # once for each microbatch
         return self.base.network.logprobs(
@@ -492,10 +500,10 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
-        """Return log-probabilities of a batch's trained tokens under the reference.
+        """Compute the log-probabilities of a batch's trained tokens under the reference, the policy
+        that the run started from. Returns [tokens] float32.
 
-        They are [tokens] float32. The reference is the policy that the run started from. A
-        `temperature` of 0 (greedy) counts as 1.
+        A `temperature` of 0 (greedy) counts as 1.
         """
         logprobs, _ = self.base.network.logprobs(
             batch,
@@ -506,5 +514,6 @@ class Policy:
 
 
 def _inverse(temperature: float) -> float:
-    """The factor of the logits at a temperature; 1 at 0 (greedy)."""
+    """The factor that logits are multiplied by at a temperature: its inverse, or 1 at temperature 0
+    (greedy)."""
     return 1.0 / temperature if temperature else 1.0

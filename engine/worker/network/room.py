@@ -1,8 +1,8 @@
-"""What a process has to fit into its device: the same sizes as the estimate of its run had.
+"""How much memory a process may use, and the sizes of what it has to fit into that: the same
+numbers as the estimate of its run used.
 
-Computed from the device's memory without what others hold of it, and not from what is free at some
-moment: a resumed run then splits its batches the same way and adds up its gradients in the same
-order.
+The memory counted is the device's, less what others hold, and not what is free at some moment: a
+resumed run then splits its batches the same way and adds up its gradients in the same order.
 """
 
 from dataclasses import replace
@@ -37,12 +37,12 @@ from engine.sizing.layers import LoadedModel
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
 
-# Others may hold this share of a GPU without counting: the driver's own memory, a desktop.
+# Memory that others hold does not count up to this share of a GPU: the driver's own, a desktop's.
 _NEGLIGIBLE_SHARE = 0.02
 
 
 def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) -> sizing.Job:
-    """What of a run has to fit into its device.
+    """Describe what a run has to fit into its device's memory: model, adapter and longest sequence.
 
     Args:
         memory: bytes of the device that the run may use, see `usable_bytes`.
@@ -60,7 +60,8 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
 
 
 def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
-    """Count the environment's rows in tokens of the run's model; None for other kinds of runs."""
+    """Facts about the environment's rows, with lengths in tokens of the run's model. Returns None
+    for a run that loads no model."""
     home, config = job.run.home, job.config
     match config:
         case SFTConfig():
@@ -81,9 +82,9 @@ def _training_size(
     facts: EnvFacts | None,
     memory: int,
 ) -> sizing.Job:
-    """Describe what of a training run has to fit into the device.
+    """Describe what a training run has to fit into its device's memory.
 
-    `facts` about the rows are None on a CPU; `memory` is in bytes.
+    `facts` are about the environment's rows, None on a CPU; `memory` is in bytes.
     """
     settings = config.settings
     teacher, shares_base = None, False
@@ -110,7 +111,11 @@ def _training_size(
 def _longest(
     settings: TrainSettings | EvaluationSettings, facts: EnvFacts | None, base: Base
 ) -> int:
-    """Tokens of the longest sequence that is sampled. SFT and DPO have no settings for answers."""
+    """Tokens of the longest sequence that the run samples. Settings of SFT and DPO have no limits
+    of answers; those of their evaluations on held-out tasks are taken from the environment.
+
+    Returns the model's whole context if `facts` about the environment's rows is None.
+    """
     context = base.network.shape.context
     if facts is None:
         return context
@@ -123,7 +128,8 @@ def _longest(
 
 
 def size_of_answers(base: Base, memory: int, longest: int) -> sizing.Job:
-    """What has to fit where a model only answers, with sequences of up to `longest` tokens."""
+    """Describe what has to fit into the device's memory if a model only answers, with sequences of
+    up to `longest` tokens. `memory` is in bytes."""
     return sizing.Job(
         _loaded(base),
         kind=base.network.device.type,
@@ -135,23 +141,24 @@ def size_of_answers(base: Base, memory: int, longest: int) -> sizing.Job:
 
 
 def _loaded(base: Base) -> LoadedModel:
-    """The base as it is loaded, with an adapter of the usual rank."""
+    """The facts of the loaded base for the memory plan, with an adapter of the usual rank 16."""
     facts = read_facts(base.path)
     precision = "float32" if base.network.dtype == torch.float32 else "bfloat16"
     return LoadedModel(facts, precision, "none", lora_rank=16, lora_targets=facts.targets)
 
 
 def keep_to(device: torch.device, memory: int) -> int:
-    """Let this process take no more than `memory` bytes of a GPU that other runs hold too: what is
-    beyond fails here and not there. Returns `memory`."""
+    """Let this process take at most `memory` bytes of a GPU that other runs use too. An allocation
+    beyond that fails in this process and not in theirs. Returns `memory`."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
     return memory
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Bytes of the device that this process may use; asked before it takes any. On a CPU the memory
-    of the machine, of which a container's limit counts. Of a GPU what others hold is left out."""
+    """Bytes of the device that this process may use; call this before the process takes any. On a
+    CPU: the machine's memory, or a container's limit. On a GPU: its memory, less what other
+    processes hold."""
     machine = detect()
     if device.type != "cuda":
         return machine.ram_total
@@ -159,6 +166,7 @@ def usable_bytes(device: torch.device) -> int:
     if gpu.kind != "cuda":  # the driver's library does not answer; torch does
         return torch.cuda.get_device_properties(device).total_memory
     held_by_others = gpu.memory_total - gpu.memory_free
+    # A small use counts as none, so that a resumed run gets exactly the same number again.
     if held_by_others <= _NEGLIGIBLE_SHARE * gpu.memory_total:
         return gpu.memory_total
     return gpu.memory_free

@@ -35,17 +35,18 @@ class SamplingParams:
     """How to sample.
 
     Attributes:
-        max_tokens: of one completion.
-        temperature: 0 is greedy, and its log-probabilities are those at 1.
-        top_p: probability of the nucleus; 1 samples from all tokens.
+        max_tokens: the most tokens of one completion.
+        temperature: 0 takes the likeliest token each time (greedy); log-probabilities are then
+            those at temperature 1.
+        top_p: probability of the nucleus that tokens are drawn from; 1 draws from all tokens.
         stop: texts that end a completion.
         seed: equal seeds draw the same tokens.
         top_k: how many of the likeliest tokens may be drawn; 0 for all.
-        min_p: least probability of a token that may be drawn, as a share of that of the likeliest
-            token; 0 for all.
-        places: for each prompt (number of the prompt, number of the completion) that decide its
-            random numbers, where only a part of a batch is sampled here, one completion for each
-            prompt; () counts both from 0.
+        min_p: least probability of a token that may be drawn, as a share of the likeliest token's
+            probability; 0 for all.
+        places: set if only a part of a batch is sampled here, one completion for each prompt: for
+            each prompt the (number of the prompt, number of the completion) in the whole batch,
+            which decide its random numbers. () counts both from 0.
     """
 
     max_tokens: int
@@ -59,16 +60,16 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """Parameters that take the likeliest token each time, within the limits. `seed` is stored,
-        but has no effect."""
+        """Make parameters that take the likeliest token each time, within the limits. `seed` is
+        stored, but has no effect."""
         return cls(
             limits.max_tokens, temperature=0.0, top_p=1.0, stop=tuple(limits.stop), seed=seed
         )
 
     @classmethod
     def drawn(cls, settings: SamplingSettings, seed: int) -> "SamplingParams":
-        """Parameters that draw tokens from the distribution of the settings; equal seeds draw the
-        same tokens."""
+        """Make parameters that draw tokens at random, with the temperature, top_p, top_k and min_p
+        of the settings. Equal seeds draw the same tokens."""
         return cls(
             settings.max_tokens,
             temperature=settings.temperature,
@@ -84,11 +85,11 @@ class Sampler(Protocol):
     """Samples from a base model with one adapter on it, or none.
 
     Attributes:
-        elsewhere: whether it samples in other processes, with the weights as they were when they
-            were loaded.
-        beside: whether it may sample while this process trains: elsewhere, or with our own forward
-            on a CPU. Otherwise two threads would share PEFT's switch between adapters, or a GPU
-            while its kernels are being recorded.
+        elsewhere: whether it samples in other processes, which keep the weights that were last
+            loaded.
+        beside: whether it may sample while this process trains. That holds for samplers elsewhere
+            and for our own forward on a CPU. With any other, two threads would share PEFT's switch
+            between adapters, or a GPU while its kernels are being recorded as a CUDA graph.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Sampler(Protocol):
     def beside(self) -> bool: ...
 
     def load(self, adapter: Any) -> None:
-        """Sample from now on with `adapter` as it is now; None is the base alone."""
+        """Sample from the next call on with `adapter` as it is now; None means the base alone."""
         ...
 
     def generate(
@@ -110,14 +111,15 @@ class Sampler(Protocol):
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions for each prompt; returns them in the order of the prompts.
+        """Sample `n` completions for each prompt, and return them in the order of the prompts.
 
-        `done` is called for each completion as it ends, in this thread.
+        `done` is called for each completion as soon as it ends, in this thread.
         """
         ...
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Ids of one completion as they are sampled, the end token included."""
+        """Sample one completion; yields each of its ids once it is drawn, the end token
+        included."""
         ...
 
     def release_memory(self) -> None:
@@ -132,10 +134,10 @@ class SamplerNeeds:
     """What a sampler has to know beside the weights.
 
     Attributes:
-        pad_id: any id; padded positions are masked.
+        pad_id: the id that fills rows up; any will do, because padded positions are masked.
         stop_ids: ids that end a completion.
-        decode: ids to text, used for stop strings only.
-        max_rows: completions sampled at once.
+        decode: turns ids into text; used for stop strings only.
+        max_rows: the most completions sampled at once.
     """
 
     pad_id: int
@@ -144,7 +146,7 @@ class SamplerNeeds:
     max_rows: int = 256
 
     def ending(self, params: SamplingParams) -> "Ending":
-        """The rule for when completions sampled with `params` are over."""
+        """Make the rule that decides when a completion sampled with `params` is over."""
         return Ending(frozenset(self.stop_ids), self.decode, params)
 
 
@@ -156,7 +158,7 @@ class Row:
         prompt: number of its prompt.
         member: its number among the completions of that prompt.
         key: decides its random numbers, see `uniforms`.
-        finished: whether it ended by a stop id or a stop string, and was not cut.
+        finished: True if a stop id or a stop string ended it, False if it was cut or goes on.
     """
 
     prompt: int
@@ -173,15 +175,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Ending:
-    """When a completion is over: an id of `stop_ids`, a stop string, or `max_tokens`."""
+    """The rule that ends a completion: after an id of `stop_ids`, a stop string, or
+    `max_tokens`."""
 
     stop_ids: frozenset[int]
     decode: Callable[[list[int]], str]
     params: SamplingParams
 
     def take(self, row: Row, token: int, logprob: float) -> bool:
-        """Append a token to `row`. Returns whether the row ends with it: by a stop id, a stop
-        string or `max_tokens`. `row.finished` is True for the first two only."""
+        """Append a token to `row`. Returns True if the row ends with this token: by a stop id, a
+        stop string or `max_tokens`. `row.finished` becomes True for the first two only."""
         row.ids.append(token)
         row.logprobs.append(logprob)
         row.finished = token in self.stop_ids or self._has_stop_text(row.ids)
@@ -191,15 +194,17 @@ class Ending:
         """Whether a stop string occurs in the text of the last few ids."""
         if not self.params.stop:
             return False
-        # A stop string may be spread over several tokens, at most one for each of its characters; a
-        # few more allow for characters that are split over tokens.
+        # A stop string may be spread over several tokens, at most one for each of its characters.
+        # Four more, because a character of several bytes may be split over tokens.
         token_count = max(map(len, self.params.stop)) + 4
         tail = self.decode(ids[-token_count:])
         return any(stop in tail for stop in self.params.stop)
 
 
 def new_rows(prompt_count: int, n: int, params: SamplingParams) -> list[list[Row]]:
-    """`n` empty rows for each prompt, each with the key of its random numbers."""
+    """Make `n` empty rows for each prompt, each with the key of its random numbers. If
+    `params.places` is set, make one row for each prompt, whose key follows from its place in the
+    whole batch."""
     seed = params.seed
     if params.places:
         keys = [row_key(seed, prompt, member) for prompt, member in params.places]
@@ -237,7 +242,7 @@ def draw(
         logprobs = without_unlikely(logprobs, params.min_p)
     if params.top_k or params.top_p < 1:
         return _draw_likely(logprobs, params, random_numbers)
-    # Without min_p nothing has been taken out, so the logits give the same probabilities.
+    # Without min_p no token has been excluded, so the logits give the same probabilities.
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     ids = pick(probabilities, random_numbers)
     return ids, _at(ids, logprobs)
@@ -247,22 +252,24 @@ def _draw_likely(
     logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row among the tokens that top_k and top_p leave, from log-probabilities
-    [rows, vocab]. Returns (ids, their log-probabilities among these tokens), both [rows]."""
+    [rows, vocab]. Returns (ids, their log-probabilities renormalised over these tokens), both
+    [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
     index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
     return _at(index, ids), _at(index, logprobs)
 
 
 def _at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """From each row of `values` [rows, n] the value at that row's `index` [rows]."""
+    """Pick one value from each row of `values` [rows, n]: the one at that row's `index` [rows].
+    Returns [rows]."""
     return values.gather(1, index[:, None])[:, 0]
 
 
 def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
-    """Leave out the tokens whose probability is below `min_p` times that of the likeliest one.
+    """Exclude the tokens whose probability is below `min_p` times the likeliest token's, and
+    renormalise the rest (min-p sampling, arXiv 2407.01082).
 
-    The rest is renormalised (min-p sampling, arXiv 2407.01082). [rows, vocab] to [rows, vocab],
-    -inf for what is left out.
+    Takes and returns log-probabilities [rows, vocab]; those of excluded tokens become -inf.
     """
     lowest_logprob = logprobs.amax(-1, keepdim=True) + math.log(min_p)
     return logprobs.masked_fill(logprobs < lowest_logprob, float("-inf")).log_softmax(-1)
@@ -272,7 +279,7 @@ def likeliest(
     logprobs: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Reduce each row to its `top_k` likeliest tokens (0: all), renormalise, and reduce those to
-    their nucleus (see `nucleus`; with `top_p` 1 all stay).
+    their nucleus (see `nucleus`; if `top_p` is 1, all stay).
 
     Args:
         logprobs: [rows, vocab].
@@ -286,20 +293,21 @@ def likeliest(
     logprobs = logprobs.log_softmax(-1)  # they add up to 1 again
     if top_p == 1:
         return logprobs, ids
-    # What the nucleus gives as ids are columns here, which hold the ids.
+    # `nucleus` returns column numbers of `logprobs`. These are ids only for a whole vocabulary;
+    # here they are places in `ids`.
     logprobs, columns = nucleus(logprobs, top_p)
     return logprobs, ids.gather(1, columns)
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce each row to its nucleus, the smallest set of likeliest tokens whose probabilities add
-    up to `top_p`, renormalised (nucleus sampling, arXiv 1904.09751).
+    """Reduce each row to its nucleus and renormalise. The nucleus is the smallest set of likeliest
+    tokens whose probabilities add up to `top_p` (nucleus sampling, arXiv 1904.09751).
 
     Args:
         logprobs: [rows, vocab].
 
-    Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the set,
-    and the ids of the tokens.
+    Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the
+    nucleus, and the ids of the tokens.
     """
     likeliest, ids, sums = _enough_likeliest(logprobs, top_p)
     # A token belongs to the set if the likelier ones alone do not reach top_p.
@@ -310,9 +318,12 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
 def _enough_likeliest(
     logprobs: torch.Tensor, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The k likeliest tokens of each row, with the same k for all rows: at least so many that they
-    add up to `top_p` in every row. Returns three [rows, k], from the likeliest down:
-    log-probabilities, ids, and the sums of the probabilities up to each token, float64."""
+    """Find the k likeliest tokens of each row, with one k for all rows, large enough that their
+    probabilities add up to `top_p` in every row (or all tokens).
+
+    Returns three tensors [rows, k], from the likeliest token down: log-probabilities, ids, and the
+    sums of the probabilities up to each token (float64).
+    """
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
     # On a GPU all are sorted at once: waiting to learn whether a few suffice would take as long.
@@ -326,14 +337,14 @@ def _enough_likeliest(
 
 
 def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row: the first at which the cumulative sum exceeds the row's random
-    number times the total. Returns [rows]. An id of probability zero is never drawn. Sums are
-    float64.
+    """Draw an id from each row: the first id at which the cumulative sum of the row exceeds the
+    row's random number times the row's total. Returns [rows]. An id of probability zero is never
+    drawn. Sums are float64.
 
     Args:
         probabilities: [rows, vocab] float32; their sum need not be one.
-        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that such a number times a sum is
-            less than the sum.
+        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that such a number times a sum is less
+            than the sum.
     """
     if probabilities.shape[1] > 4 * BLOCK:  # too many to sum in one go
         return _pick_by_blocks(probabilities, random_numbers)
@@ -343,8 +354,9 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row, as `pick` does; returns [rows]. The sums over blocks of BLOCK ids
-    show which block a row's id is in, so that only this block is summed id by id."""
+    """Draw an id from each row, as `pick` does; returns [rows]. The row is summed in blocks of
+    BLOCK ids first. Their sums show which block the id is in, so that only this block is summed id
+    by id."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
@@ -354,7 +366,7 @@ def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -
     target = random_numbers[:, None] * sums_before[:, -1:]
     # The last block before which the sum is not above the target.
     block = torch.searchsorted(sums_before, target, right=True).sub_(1)
-    target -= sums_before.gather(1, block)  # what is left of it within the block
+    target -= sums_before.gather(1, block)  # now relative to the sum before the block
     id_in_block = _pick_in_block(blocks, block, target)
     return block.mul_(BLOCK).add_(id_in_block)[:, 0]
 
@@ -362,13 +374,13 @@ def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -
 def _pick_in_block(
     blocks: torch.Tensor, number: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
-    """The place of the picked id within its block, [rows, 1].
+    """Find the place of the drawn id within its block, [rows, 1].
 
     Args:
         blocks: [rows, blocks, BLOCK], the probabilities.
-        number: [rows, 1], which block each row's id is in.
-        target: [rows, 1]; the first id at which the sum within the block exceeds the target is
-            picked. Overwritten.
+        number: [rows, 1], the number of the block that each row's id is in.
+        target: [rows, 1]; the drawn id is the first at which the sum within the block exceeds the
+            target. Overwritten.
     """
     probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
     sums = probabilities.cumsum(-1, dtype=torch.float64)
@@ -384,10 +396,8 @@ _64_BITS = 2**64 - 1
 
 
 def row_key(seed: int, prompt: int, member: int) -> int:
-    """Mix the key from which all random numbers of a row follow (see `uniforms`).
-
-    It has 63 bits, mixed from seed, prompt number and member by splitmix64.
-    """
+    """Mix the key that decides all random numbers of a row (see `uniforms`): 63 bits, made of seed,
+    prompt number and member (the number among the prompt's completions) by splitmix64."""
     key = 0
     for number in (seed, prompt, member):
         key = (key + _STEP + number) & _64_BITS
@@ -398,8 +408,8 @@ def row_key(seed: int, prompt: int, member: int) -> int:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """A random number for each key and position, float64 in [0, 1 - 2^-52]. The same key and
-    position always give the same number.
+    """Compute a random number for each key and position, float64 in [0, 1 - 2^-52]. The same key
+    and position always give the same number.
 
     Args:
         keys: int64, of rows (see `row_key`).
@@ -410,11 +420,13 @@ def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     bits = (bits ^ _shifted_right(bits, 30)) * _as_int64(_FIRST)
     bits = (bits ^ _shifted_right(bits, 27)) * _as_int64(_SECOND)
     bits = bits ^ _shifted_right(bits, 31)
-    return _shifted_right(bits, 12).double() * 2.0**-52  # of the 64 bits, the upper 52
+    # The upper 52 of the 64 bits, because a float64 holds 52 bits exactly.
+    return _shifted_right(bits, 12).double() * 2.0**-52
 
 
 def _as_int64(constant: int) -> int:
-    """The signed number with the 64 bits of an unsigned constant."""
+    """Return the signed number that has the same 64 bits as the unsigned `constant`: int64 tensors
+    take no larger constants."""
     return constant - 2**64 if constant >= 2**63 else constant
 
 

@@ -11,11 +11,12 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder, as every part that plans memory or work needs them.
+    """Sizes of a decoder, for every part that plans memory or work.
 
     Attributes:
-        intermediate: of experts, the width of all that one token runs through together.
-        kv: key and value heads.
+        intermediate: width of the MLP; in a mixture of experts, the width of all experts that one
+            token runs through together.
+        kv: number of key and value heads.
         context: tokens that the model can read at once.
     """
 
@@ -30,8 +31,8 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """Read the sizes from a model's configuration; of a model with several parts, those of the
-        text model."""
+        """Read the sizes from `config`, a model's configuration. A model with several parts, such
+        as one that also sees pictures, gives the sizes of its text model."""
         config = config.get_text_config()
         heads = config.num_attention_heads
 
@@ -57,11 +58,11 @@ class Multipliers:
     """Constants that some families multiply with; 1 in all others.
 
     Attributes:
-        embedding: of what the first layer reads.
-        residual: of the outputs of attention and MLP.
-        angles: of cos and sin, and so of queries and of keys. Attention's scores get its square
-            beside the usual factor 1 / sqrt(head_dim).
-        logits: the logits are divided by it.
+        embedding: factor of the embeddings, which the first layer reads.
+        residual: factor of the outputs of attention and MLP.
+        angles: factor of cos and sin, and so of queries and of keys. Attention's scores get its
+            square beside the usual factor 1 / sqrt(head_dim).
+        logits: the logits are divided by this number.
     """
 
     embedding: float = 1.0
@@ -84,15 +85,15 @@ class Multipliers:
 
 
 def is_rotated(config: Any, layer: int) -> bool:
-    """Whether queries and keys of the layer are turned by their positions. SmolLM3 leaves some
-    layers out; its list has a 0 for them."""
+    """Whether the layer with number `layer` turns its queries and keys by their positions. SmolLM3
+    leaves some layers out: its list `no_rope_layers` has a 0 for them."""
     flags = getattr(config, "no_rope_layers", None)
     return not flags or bool(flags[layer])
 
 
 def sizes(config: Any) -> Sizes:
-    """The sizes of a model's layers, on which the functions between its matrix products are tried
-    (fused_ops.py)."""
+    """The sizes of a model's layers that the functions between its matrix products (fused_ops.py)
+    are tried with."""
     shape = Shape.of(config)
     return Sizes(
         hidden=shape.hidden,
@@ -105,14 +106,16 @@ def sizes(config: Any) -> Sizes:
 
 
 def unsupported(config: Any) -> str:
-    """Why our own forward cannot run a model, such as "sliding-window attention"; "" if it can."""
+    """Return the reason why our own forward cannot run the model, such as "sliding-window
+    attention"; "" if our forward can."""
     rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type not in OWN_FORWARD:
         return f"model_type {config.model_type}"
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         return "sliding-window attention"
-    # These configurations have no layer_types, or slide wherever they have a window.
+    # These families have no `layer_types` in their configuration, or use the sliding window in
+    # every layer as soon as the configuration names one.
     slides = config.model_type in ("exaone4", "mistral", "phi3")
     if slides and getattr(config, "sliding_window", None):
         return "sliding-window attention"

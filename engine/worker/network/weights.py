@@ -1,5 +1,5 @@
-"""A decoder's weights: from a folder's safetensors files, fused layer by layer, and with an adapter
-on them."""
+"""A decoder's weights: read from a folder's safetensors files, fused layer by layer, and combined
+with an adapter."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,8 +27,8 @@ class Linear:
     Attributes:
         weight: [out, in]; bias: [out] or None.
         slot: names and spans of its projections.
-        factor: by which its output is multiplied; weight and bias hold it already, so only an
-            adapter has to be scaled by it.
+        factor: the model multiplies the layer's output by this number. Weight and bias contain it
+            already, so only an adapter's output still has to be scaled by it.
     """
 
     weight: torch.Tensor
@@ -39,13 +39,14 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. Most families normalise what attention and MLP read (`norm_in`,
-    `norm_mid`), others what they give (`norm_attended`, `norm_mlp`); None where there is no norm.
+    """One decoder layer. Most families normalise the inputs of attention and MLP (`norm_in`,
+    `norm_mid`), others their outputs (`norm_attended`, `norm_mlp`). A norm that the model does not
+    have is None.
 
     Attributes:
-        q_norm, k_norm: [head_dim], of each head by itself.
-        whole_norms: [heads * head_dim] and [kv_heads * head_dim], of all queries and all keys of a
-            token together.
+        q_norm, k_norm: [head_dim], norms of each head by itself.
+        whole_norms: [heads * head_dim] and [kv_heads * head_dim], norms of all queries and all keys
+            of a token together.
         rotated: whether queries and keys are turned by their positions.
     """
 
@@ -69,8 +70,9 @@ class Layer:
 
 @contextmanager
 def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Take]:
-    """A context with the weights in the safetensors files of `folder`. Each is read when it is
-    taken, converted to `dtype` and put on `device`."""
+    """Open the safetensors files of `folder`; the context's value is a function from a weight's
+    name to the weight. A weight is read from its file when the function is called, converted to
+    `dtype` and put on `device`."""
     with ExitStack() as stack:
         file_of_weight: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -79,7 +81,6 @@ def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[T
 
         def take(name: str) -> torch.Tensor | None:
             """Return the weight of this name on the device; None if no file has it."""
-            # None if no file has a weight of this name.
             if name not in file_of_weight:
                 return None
             return file_of_weight[name].get_tensor(name).to(device, dtype)
@@ -89,13 +90,13 @@ def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[T
 
 def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotated: bool) -> Layer:
     """Build layer `number` from the weights that `take` gives by name. Projections that read the
-    same input are fused into one matrix, where the model has not done so itself. Raises KeyError
-    for a weight that is missing.
+    same input are fused into one matrix, unless the model's files have them fused already. Raises
+    KeyError if a weight is missing.
 
     Args:
-        head_dim: of one head.
-        residual: what the outputs of attention and MLP are multiplied by.
-        rotated: whether its queries and keys are turned by their positions.
+        head_dim: width of one head.
+        residual: factor of the outputs of attention and MLP.
+        rotated: whether the layer's queries and keys are turned by their positions.
     """
     name = f"model.layers.{number}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
@@ -120,7 +121,8 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
 
 
 class _Norms(NamedTuple):
-    """The norms' weights of a layer by where they stand; None where there is no norm."""
+    """The weights of a layer's norms, by their place in the layer; None where the layer has no
+    norm."""
 
     before_attention: torch.Tensor | None
     after_attention: torch.Tensor | None
@@ -129,8 +131,8 @@ class _Norms(NamedTuple):
 
 
 def _norms(take: Take, layer: str) -> _Norms:
-    """The norms of the layer whose weights' names begin with `layer`. Raises KeyError for a weight
-    that is missing."""
+    """Read the norms of the layer whose weights' names begin with `layer`, such as
+    "model.layers.0". Raises KeyError if a weight is missing."""
     before_attention = take(f"{layer}.input_layernorm.weight")
     # A norm of this name stands before the MLP where the layer begins with a norm, and follows the
     # attention where it begins with none (OLMo 2).
@@ -154,10 +156,11 @@ def _norms(take: Take, layer: str) -> _Norms:
 def _head_norms(
     take: Take, attention: str, head_dim: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Read (`q_norm`, `k_norm`, `whole_norms`) of a `Layer`; None for what the model has not.
+    """Read (`q_norm`, `k_norm`, `whole_norms`) of a `Layer`; each is None if the model does not
+    have it. `attention` is the beginning of the weights' names, such as "model.layers.0.self_attn".
 
-    The names of its attention's weights begin with `attention`. The size tells norms of single
-    heads from those of all heads together.
+    Norms of single heads and norms of all heads together have the same names; only their sizes
+    differ.
     """
     q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
     if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
@@ -166,8 +169,8 @@ def _head_norms(
 
 
 def _whole(take: Take, name: str) -> Linear | None:
-    """The layer with the projection `name`, which the model stores in a weight of its own; None if
-    the model has no such weight."""
+    """Read the layer whose projections the model has fused itself into one weight, `name`. Returns
+    None if the model has no such weight."""
     weight = take(f"{name}.weight")
     if weight is None:
         return None
@@ -177,8 +180,8 @@ def _whole(take: Take, name: str) -> Linear | None:
 
 
 def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with weight and bias, and so its output, multiplied by `factor`. The result also
-    notes the factor, because an adapter on the layer has to be scaled by it too."""
+    """Multiply the layer's weight and bias, and so its output, by `factor`. The result also records
+    the factor, because an adapter on the layer has to be scaled by it too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
@@ -186,8 +189,8 @@ def _multiplied(linear: Linear, factor: float) -> Linear:
 
 
 def _fused(take: Take, *names: str) -> Linear:
-    """The projections with these names, which read the same input, as one layer with their outputs
-    one after the other. Raises KeyError for a weight that is missing."""
+    """Fuse the projections with these names, which read the same input, into one layer: its outputs
+    are theirs, one projection after the other. Raises KeyError if a weight is missing."""
     projections, weights, biases = [], [], []
     offset = 0  # in the layer's outputs
     for name in names:
@@ -204,8 +207,8 @@ def _fused(take: Take, *names: str) -> Linear:
 def _joint_bias(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> torch.Tensor | None:
-    """The biases of several projections, one after the other; a projection without a bias gets
-    zeros. None if no projection has a bias. `weights` are those of the same projections."""
+    """Concatenate the biases of several projections; a projection without a bias gets zeros.
+    Returns None if no projection has a bias. `weights` are the projections' weights."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat(
@@ -235,12 +238,15 @@ class AdaptedLinear:
         merged: torch.Tensor | None = None,
         joint: Joint | None = None,
     ) -> None:
-        """Keep the layer and its adapter: factors (None without one) and scale of its output.
+        """Keep the layer and its adapter.
 
         Args:
-            merged: [out, in], memory that `refresh` fills with the sum of both; None: not merged.
-            joint: the factors for one product; of its b, `refresh` fills in the parts. None
-                computes part by part.
+            factors: the adapter's; None without an adapter.
+            scale: factor of the adapter's output.
+            merged: memory [out, in] that `refresh` fills with the sum of weight and adapter; None:
+                the adapter is not merged.
+            joint: the factors laid out for one product over all projections; `refresh` fills in its
+                b. None: each projection's factors are multiplied by themselves.
         """
         self.linear = linear
         self.factors = factors
@@ -250,12 +256,13 @@ class AdaptedLinear:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out, in] with the adapter in it where it is merged."""
+        """The weight [out, in]; it contains the adapter if that is merged."""
         return self.linear.weight if self.merged is None else self.merged
 
     def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
-        """The layer's output [N, out] for x [N, in]. With dropout, weight and adapter are applied
-        separately even where they are merged, since dropout acts on the adapter's input alone."""
+        """Compute the layer's output [N, out] for x [N, in]. With dropout, weight and adapter are
+        applied separately even if they are merged, because dropout acts on the adapter's input
+        alone."""
         factors = self.factors
         if factors is None:
             return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
@@ -272,8 +279,8 @@ class AdaptedLinear:
         )
 
     def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """This layer's output [N, out] for silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then
-        up; dropout acts on the adapter's input."""
+        """Compute this layer's output [N, out] for the input silu(gate) * up. `gate_up` [N, 2 * in]
+        holds gate, then up; dropout acts on the adapter's input."""
         factors = self.factors
         if factors is None or dropout:  # GatedLoraLinear knows neither case
             return self(SwiGLU.apply(gate_up, functions), dropout)
@@ -290,13 +297,14 @@ class AdaptedLinear:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring what was computed of the adapter up to its weights: weight + scale * B A in
-        `merged`, or the parts of B in `joint`. Does nothing without memory for either, which a
-        layer without an adapter never has."""
+        """Compute again what is derived from the adapter's weights: the sum weight + scale * B A in
+        `merged`, and the parts of B in `joint`. Does nothing if the layer has neither, or no
+        adapter."""
         factors = self.factors
         if factors is None:
             return
-        # A layer whose outputs are adapted as one part has a view of the cast adapter as its b.
+        # If one projection covers all outputs, `joint.b` is a view of the adapter's copy and has
+        # the shape of `factors.b`: nothing is to be copied then.
         if self.joint is not None and self.joint.b.shape != factors.b.shape:
             fill_joint(self.joint.b, factors.b, factors.spans)
         if self.merged is not None:
@@ -312,8 +320,8 @@ LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
 class Weights:
     """A decoder's layers with an adapter on them, or without.
 
-    What is computed of the adapter is computed once for each version of it. On a CPU in float32
-    that is the sum of weight and adapter, where memory allows it; elsewhere the adapter in the
+    What is derived from the adapter is computed once for each version of it. On a CPU in float32
+    that is the sum of weight and adapter, if memory allows it. Otherwise it is the adapter in the
     layers' number format, as factors for one product per layer (low_rank.py).
     """
 
@@ -339,8 +347,7 @@ class Weights:
         self._layers = self._adapted_layers(layers)
 
     def _adapted_layers(self, layers: Sequence[Layer]) -> "list[LayerWeights]":
-        """The four linear layers of each of the decoder's layers, with their parts of the
-        adapter."""
+        """Wrap the four linear layers of each decoder layer, with their parts of the adapter."""
         adapted_layers: list[LayerWeights] = []
         linear_index = 0  # counted through the whole decoder, as in the adapter
         for layer in layers:
@@ -353,29 +360,30 @@ class Weights:
         return adapted_layers
 
     def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
-        """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
-        its number among all matrices. Allocates memory for what is computed of the adapter.
-        """
+        """Wrap a matrix of the decoder with its part of the adapter, if it has one. `linear_index`
+        is the matrix's number among all matrices of the decoder. Allocates memory for what is
+        derived from the adapter."""
         factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear)
         return AdaptedLinear(
             linear,
             factors,
-            # A factor that the model multiplies the layer's output by holds for the adapter's part.
+            # The factor that the model multiplies the layer's output by applies to the adapter too.
             scale=self.adapter.spec.scale * linear.factor,
             merged=torch.empty_like(linear.weight) if self.merging else None,
             joint=_joint_of(linear, factors, self._cast) if self._cast is not None else None,
         )
 
     def of(self, layer: int) -> LayerWeights:
+        """The four matrices of the decoder layer with this number: qkv, o, gate_up, down."""
         return self._layers[layer]
 
     @torch.no_grad()
     def refresh(self) -> "Weights":
-        """Compute again what depends on the adapter's values, its copy in the weights' number
-        format and the merged weights, if it has changed since the last time. Returns this object.
-        """
+        """Compute again what is derived from the adapter's weights, if they have changed since the
+        last time: their copy in the layers' number format, and the merged weights. Returns this
+        object."""
         adapter = self.adapter
         if adapter is None or adapter.version == self._version:
             return self
@@ -390,11 +398,13 @@ class Weights:
 
 
 def _joint_of(linear: Linear, factors: Factors, cast: torch.Tensor) -> Joint:
-    """The factors of a layer for one product, as views of `cast`, which holds the whole adapter in
-    the layer's number format; the B factors of several parts, or of a part of the outputs, get
-    memory of their own, which is zero so far."""
+    """Make the factors of a layer for one product. They are views of `cast`, which holds the whole
+    adapter in the layer's number format. If the layer has several adapted projections, or one that
+    does not cover all outputs, B gets memory of its own, which is zero until
+    `AdaptedLinear.refresh` fills it."""
 
     def view_of(leaf: torch.Tensor) -> torch.Tensor:
+        """The part of `cast` that holds this factor; `cast` has the order of the flat buffer."""
         place = leaf.storage_offset()  # in the flat buffer
         return cast[place : place + leaf.numel()].view(leaf.shape)
 

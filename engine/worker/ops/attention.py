@@ -1,7 +1,8 @@
 """Attention over packed sequences (packing.py).
 
-On a CPU sequences of similar length stand in padded rectangles: keys come before their queries, so
-padding on the right is never seen. On a GPU one variable-length kernel takes all of them.
+On a CPU, sequences of similar length are padded on the right to one length. Keys come before their
+queries, so causal attention never sees that padding. On a GPU one variable-length kernel takes all
+sequences without padding.
 """
 
 # once_differentiable hides the parameters of a backward from the type checker.
@@ -34,8 +35,8 @@ from engine.worker.ops.packing import (
 
 
 def varlen_attn(*arguments: Any, grouped: bool, **options: Any) -> Any:
-    """Call torch.nn.attention.varlen.varlen_attn with these arguments; it is imported at the first
-    call.
+    """Call torch's variable-length attention kernel (torch.nn.attention.varlen.varlen_attn) with
+    these arguments; it is imported at the first call.
 
     Args:
         grouped: whether there are fewer key heads than query heads.
@@ -48,12 +49,12 @@ def varlen_attn(*arguments: Any, grouped: bool, **options: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """Return torch's variable-length attention, and whether it has the argument `enable_gqa`.
+    """Return (torch's variable-length attention kernel, whether it has the argument `enable_gqa`).
 
-    By that it is told that there are fewer key heads than query heads; that of torch 2.11 takes
-    them without being told.
+    That argument tells the kernel that there are fewer key heads than query heads. The kernel of
+    torch 2.11 lacks it, and finds out by itself.
     """
-    # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
+    # Imported late, because it imports torch's compiler: 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 
     return kernel, "enable_gqa" in signature(kernel).parameters
@@ -63,8 +64,8 @@ VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # those that the variable-lengt
 
 
 class Attention:
-    """Attention over one packed microbatch: each token sees its own sequence up to itself. Prepared
-    once for a device; all layers use it."""
+    """Attention over one packed microbatch: each token sees its own sequence up to itself. The plan
+    is made once for a device, and all layers use it."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
-        """Prepare what all layers share. There are three ways to compute: by the variable-length
+        """Plan what all layers share. There are three ways to compute: by the variable-length
         kernel (on a GPU), by blocks of queries (on a CPU, if all rows are short), or by torch's
         kernel over buckets of sequences padded to one length.
 
@@ -84,8 +85,8 @@ class Attention:
             heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
                 arXiv 2305.13245).
             dtype: of queries, keys and values.
-            varlen: whether to use the variable-length kernel. None, the default: not on a CPU, and
-                in the two number formats the kernel takes.
+            varlen: whether to use the variable-length kernel. None: it is used on a GPU, for the
+                two number formats that it takes, unless it is switched off.
         """
         self.heads, self.kv_heads = heads, kv_heads
         self.grouped = heads != kv_heads
@@ -103,8 +104,9 @@ class Attention:
             self.prefixes, self.suffixes = _buckets(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """The attention's output [N, heads * dim] for N packed tokens in the order of the layout.
-        qkv [N, (heads + 2 kv_heads) * dim] holds rotated queries, rotated keys, and values."""
+        """Compute the attention's output [N, heads * dim] for N packed tokens in the order of
+        the layout. qkv [N, (heads + 2 kv_heads) * dim] holds rotated queries, rotated keys, and
+        values."""
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, -1)
         if self.varlen_plan is not None:
             return self._varlen(shaped, self.varlen_plan)
@@ -115,8 +117,8 @@ class Attention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
-        """Attention of all sequences by one call of the variable-length kernel. qkv: [N, heads + 2
-        kv_heads, dim]; returns [N, heads * dim]."""
+        """Compute the attention of all sequences by one call of the variable-length kernel. qkv is
+        [N, heads + 2 kv_heads, dim]; returns [N, heads * dim]."""
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if plan.keys is not None:  # keys of a shared prefix are repeated for each suffix
             k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
@@ -135,9 +137,9 @@ class Attention:
         return out.reshape(out.shape[0], -1)
 
     def _attended_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The attention's output for a bucket of prefixes, in which each token sees its own
-        sequence up to itself: [tokens of the bucket, heads * dim]. qkv: [N, heads + 2 kv_heads,
-        dim]."""
+        """Compute the attention's output for a bucket (sequences padded to one length) of prefixes:
+        [tokens of the bucket, heads * dim]. Each token sees its own sequence up to itself. qkv is
+        [N, heads + 2 kv_heads, dim]."""
         padded = _padded_of(qkv, bucket)  # [rows, length, heads + 2 kv_heads, dim]
         if self.takes_blocks and causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
@@ -148,15 +150,16 @@ class Attention:
         return _packed(out, bucket)
 
     def _attended_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """The attention's output for a bucket of suffixes, in which each token sees the whole
-        prefix of its suffix, and the suffix up to itself: [tokens of the bucket, heads * dim].
-        qkv: [N, heads + 2 kv_heads, dim]."""
+        """Compute the attention's output for a bucket (sequences padded to one length) of suffixes:
+        [tokens of the bucket, heads * dim]. Each token sees the whole prefix of its suffix, and the
+        suffix up to itself. qkv is [N, heads + 2 kv_heads, dim]."""
         # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv_heads, dim].
         suffixes = bucket.suffixes
         padded = _padded_of(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         of_prefixes = self._prefix_keys_and_values(qkv, bucket)
-        # Of each suffix: those of its prefix, then its own; [suffixes, 2 kv_heads, tokens, dim].
+        # For each suffix the keys and values of its prefix, then its own:
+        # [suffixes, 2 kv_heads, tokens, dim].
         keys_and_values = torch.cat([of_prefixes, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
@@ -165,8 +168,9 @@ class Attention:
         return _packed(out, suffixes)
 
     def _prefix_keys_and_values(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """For each suffix of a bucket the keys and values of its prefix, all prefixes padded to one
-        length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv: [N, heads + 2 kv_heads, dim]."""
+        """Gather for each suffix of a bucket the keys and values of its prefix, all prefixes padded
+        to one length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv is [N, heads + 2 kv_heads,
+        dim]."""
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
             size = bucket.prefix_count * bucket.prefix_length
@@ -182,7 +186,7 @@ class BlockAttention(torch.autograd.Function):
 
     Args of `apply`:
         qkv: [N, heads + 2 kv_heads, dim] float32: rotated queries and keys, and values.
-        prefixes, suffixes: where the sequences stand among the N tokens, by buckets.
+        prefixes, suffixes: the places of the sequences among the N tokens, in buckets.
         kv_heads: number of key heads.
 
     Returns:
@@ -197,8 +201,9 @@ class BlockAttention(torch.autograd.Function):
         suffixes: Sequence[Continuation],
         kv_heads: int,
     ) -> torch.Tensor:
-        """The attention's output [N, heads * dim]. The tensors that the backward pass needs of each
-        bucket are saved in one list; `ctx.counts` says how many of them belong to each bucket."""
+        """Compute the attention's output [N, heads * dim]. The tensors that the backward pass needs
+        of each bucket are saved in one list; `ctx.counts` says how many of them belong to each
+        bucket."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
         kept_by_bucket: list[list[torch.Tensor]] = []
@@ -214,9 +219,9 @@ class BlockAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
-        token belongs to one bucket, which writes its gradient; the suffixes of a prompt then add to
-        the gradients of its keys and values."""
+        """Compute the gradient of qkv from the gradient `dout` of the output; the other arguments
+        get None. Every token belongs to one bucket, which writes its gradient. Then the suffixes of
+        a prompt add to the gradients of the prompt's keys and values."""
         kept_by_bucket = _divided(ctx.saved_tensors, ctx.counts)
         dqkv = dout.new_empty(ctx.shape)
         for bucket in ctx.prefixes:
@@ -240,9 +245,9 @@ def _attended_by_bucket(
     suffixes: Sequence[Continuation],
     kv_heads: int,
 ) -> Iterator[tuple[Bucket, torch.Tensor, list[torch.Tensor]]]:
-    """Attend in each bucket of prefixes, then in each of suffixes. Yields for each: (the bucket;
-    its output [rows * length, heads * dim], padding included; the tensors that its gradient needs).
-    qkv: [N, heads + 2 kv_heads, dim]."""
+    """Compute the attention of each bucket of prefixes, then of each bucket of suffixes. Yields for
+    each: the bucket; its output [rows * length, heads * dim], padding included; the tensors that
+    its gradient needs. qkv is [N, heads + 2 kv_heads, dim]."""
     heads = qkv.shape[1] - 2 * kv_heads
     for bucket in prefixes:
         yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
@@ -258,32 +263,34 @@ def _qkv_shape(bucket: Bucket, qkv: torch.Tensor) -> torch.Size:
 
 
 def _padded_of(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The tokens of a bucket among packed ones [N, ...], padded to [rows, length, ...]."""
+    """Take the tokens of a bucket out of the packed ones [N, ...], padded to [rows, length,
+    ...]."""
     return _padded(packed[bucket.start : bucket.stop], bucket)
 
 
 def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
-    """Write the tokens of a bucket, padded to [rows * length, ...], to their places among packed
-    ones."""
+    """Write the tokens of a bucket, given as [rows * length, ...] with padding, to their places in
+    `packed`; the padding is dropped."""
     packed[bucket.start : bucket.stop].copy_(_without_padding(padded, bucket))
 
 
 def _divided(saved: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[list[torch.Tensor]]:
-    """Divide what the forward pass has saved in one list among the buckets again: the first
-    `counts[0]` tensors for the first bucket, and so on."""
+    """Divide the tensors that the forward pass has saved in one list into lists for each bucket
+    again: the first `counts[0]` tensors belong to the first bucket, and so on."""
     rest = iter(saved)
     return iter([list(islice(rest, count)) for count in counts])
 
 
 def _takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's variable-length kernel takes queries of this format on this device, and was
-    not switched off there."""
+    """Whether torch's variable-length kernel takes this number format on this device, and is not
+    switched off."""
     is_on = not switched_off.is_off("varlen_attention")
     return is_on and device.type != "cpu" and dtype in VARLEN_DTYPES
 
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST."""
+    """Whether `BlockAttention` takes this layout: on a CPU in float32, if no row is longer than
+    causal.LONGEST."""
     pairs = zip(layout.owners, layout.suffix_lengths, strict=True)
     whole_rows = [layout.prefix_lengths[owner] + length for owner, length in pairs]
     return causal.applies(dtype, device, max([*layout.prefix_lengths, *whole_rows]))
@@ -291,16 +298,15 @@ def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bo
 
 @lru_cache(maxsize=8)
 def _block_plan(layout: Layout) -> tuple[list[Bucket], list[Continuation]]:
-    """The plan of `BlockAttention`; cached like `_buckets`."""
+    """Plan `BlockAttention` for a layout: (buckets of prefixes, suffixes by their prompt). Cached,
+    because a microbatch may be run several times."""
     return prefix_buckets(layout), continuations(layout)
 
 
 @lru_cache(maxsize=8)
 def _buckets(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """Return (buckets of a layout's prefixes, buckets of its suffixes), on the device.
-
-    Cached, because a microbatch may be run several times.
-    """
+    """Divide a layout into (buckets of prefixes, buckets of suffixes), with tensors on the device.
+    Cached, because a microbatch may be run several times."""
     return (
         [bucket.to(device) for bucket in prefix_buckets(layout)],
         [bucket.to(device) for bucket in suffix_buckets(layout)],
@@ -316,14 +322,15 @@ def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
 
 
 def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The output [rows, heads, length, dim] of a bucket as [tokens, heads * dim], without the
-    padding."""
+    """Turn the output [rows, heads, length, dim] of a bucket into [tokens, heads * dim], without
+    the padding."""
     by_token = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
     return _without_padding(by_token, bucket)
 
 
 def _without_padding(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The rows of x [rows * length, ...] that are tokens of the bucket and not padding."""
+    """Keep the rows of x [rows * length, ...] that are tokens of the bucket, and drop the
+    padding."""
     index = bucket.scatter_index
     return x if index is None else x.index_select(0, index)
 
@@ -332,8 +339,8 @@ class VarlenPlan:
     """What the variable-length kernel has to know of a layout.
 
     Attributes:
-        keys: [K] int64, the packed row of every key, sequence by sequence; None if each sequence
-            has only the keys of its own tokens.
+        keys: [K] int64, the index of the packed token behind every key, sequence by sequence; None
+            if each sequence has only the keys of its own tokens.
         query_starts, key_starts: [sequences + 1] int32, cumulative lengths from 0.
         longest_query, longest_key: the largest of those lengths.
     """
@@ -345,11 +352,11 @@ class VarlenPlan:
         key_lengths: list[int],
         device: torch.device,
     ) -> None:
-        """Keep a plan on the device.
+        """Put a plan on the device.
 
         Args:
-            keys: [K] int64, the packed row of every key, sequence by sequence; None if each
-                sequence has only the keys of its own tokens.
+            keys: [K] int64, the index of the packed token behind every key, sequence by sequence;
+                None if each sequence has only the keys of its own tokens.
             query_lengths, key_lengths: how many queries and keys each sequence has, in packed
                 order.
         """
@@ -361,8 +368,8 @@ class VarlenPlan:
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
-        those of its prefix, then its own; an empty suffix is left out."""
+        """Plan the attention of a layout: prefixes first, then suffixes. A suffix sees the keys of
+        its prefix, then its own. An empty suffix is left out."""
         prefix_lengths = list(layout.prefix_lengths)
         suffix_lengths = [length for length in layout.suffix_lengths if length]
         if not suffix_lengths:  # each sequence has only the keys of its own tokens
@@ -379,8 +386,8 @@ class VarlenPlan:
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:
-    """The number of the packed token behind every key, int64: first the tokens of the prefixes;
-    then, for each suffix with tokens, the tokens of its prefix and its own."""
+    """Return the index of the packed token behind every key, int64: first the tokens of the
+    prefixes. Then, for each suffix that has tokens, the tokens of its prefix and its own."""
     prefix_starts = start_offsets(layout.prefix_lengths, offset=0)
     prefix_tokens = sum(layout.prefix_lengths)  # packed first, so their numbers begin at 0
     keys = [torch.arange(prefix_tokens)]

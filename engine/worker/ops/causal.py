@@ -1,8 +1,8 @@
 """Causal attention of short sequences by blocks of queries, for CPUs.
 
-The kernel torch has for CPUs computes whole squares at these lengths and repeats keys for grouped
-queries. Here a block of queries meets only the keys up to its end, and all query heads of a key
-head stand in one product: 1.3 to 1.6 times as fast on 60 to 500 tokens.
+At these lengths torch's CPU kernel computes whole squares of scores, and repeats keys for grouped
+queries. Here a block of queries meets only the keys up to its end, and all query heads that share a
+key head are computed in one product. That is 1.3 to 1.6 times as fast on 60 to 500 tokens.
 """
 
 # once_differentiable hides the parameters of a backward from the type checker.
@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from engine.sizing.layers import ATTENTION_KEPT
 
 BLOCK = 64  # tokens of a block of queries
-# Longer sequences go through torch's kernel: here probabilities are saved for the backward pass,
-# about length * length / 2 of them for each head.
+# Longer sequences go through torch's kernel, because the functions here save probabilities for the
+# backward pass, about length * length / 2 of them for each head.
 LONGEST = ATTENTION_KEPT
 
 
@@ -30,12 +30,12 @@ def applies(dtype: torch.dtype, device: torch.device, length: int) -> bool:
 
 
 class CausalAttention(torch.autograd.Function):
-    """softmax(q k^T / sqrt(dim) + causal mask) v for every query head (arXiv 1706.03762), query
-    heads in groups that share a key head (arXiv 2305.13245), for rows of one length.
+    """softmax(q k^T / sqrt(dim) + causal mask) v for every query head (arXiv 1706.03762), for rows
+    of one length. Query heads come in groups that share a key head (arXiv 2305.13245).
 
     Args of `apply`:
         qkv: [rows, length, heads + 2 kv_heads, dim] float32: queries, keys, values.
-        kv_heads: number of key heads; that of query heads, `heads`, is a multiple of it.
+        kv_heads: number of key heads; the number of query heads, `heads`, is a multiple of it.
 
     Returns:
         [rows * length, heads * dim].
@@ -43,8 +43,8 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kv_heads: int) -> torch.Tensor:
-        """The attention's output [rows * length, heads * dim] for qkv [rows, length, heads + 2
-        kv_heads, dim] float32."""
+        """Compute the attention's output [rows * length, heads * dim] for qkv [rows, length, heads
+        + 2 kv_heads, dim] float32."""
         out, saved = attended(qkv, kv_heads)
         ctx.save_for_backward(*saved)
         ctx.shape = qkv.shape
@@ -53,13 +53,14 @@ class CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv_heads`."""
+        """Compute the gradient of `qkv` from the gradient `dout` of the output; `kv_heads` gets
+        None."""
         return attended_gradient(ctx.saved_tensors, dout, ctx.shape), None
 
 
 class _Sizes(NamedTuple):
-    """How many rows and tokens of a row there are, and how their heads divide: `group` query heads
-    share each of the `kv_heads` key heads, and every head has `dim` numbers."""
+    """The sizes of a tensor of queries, keys and values. `group` query heads share each of the
+    `kv_heads` key heads, and every head has `dim` numbers."""
 
     rows: int
     length: int
@@ -69,7 +70,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, shape: torch.Size, kv_heads: int) -> "_Sizes":
-        """The sizes of qkv with this shape, [rows, length, heads + 2 kv_heads, dim]."""
+        """Read the sizes from the shape of qkv, [rows, length, heads + 2 kv_heads, dim]."""
         rows, length, all_heads, dim = shape
         group = all_heads // kv_heads - 2  # all_heads is kv_heads * (group + 2)
         return cls(rows, length, kv_heads, group, dim)
@@ -81,9 +82,9 @@ class _Sizes(NamedTuple):
 
 
 def attended(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The output of `CausalAttention`, [rows * length, heads * dim], for qkv [rows, length, heads +
-    2 kv_heads, dim], and what `attended_gradient` needs: scaled queries, keys, values and the
-    probabilities of each block."""
+    """Compute `CausalAttention` for qkv [rows, length, heads + 2 kv_heads, dim]. Returns (the
+    output [rows * length, heads * dim], what `attended_gradient` needs: scaled queries, keys,
+    values and the probabilities of each block)."""
     sizes = _Sizes.of(qkv.shape, kv_heads)
     q, k, v = _rows_first(qkv, sizes)
     out, probabilities_by_block = _attended_by_blocks(q, k, v)
@@ -94,9 +95,9 @@ def attended(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch
 def _rows_first(
     qkv: torch.Tensor, sizes: _Sizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The scaled queries [rows * kv_heads, length * group, dim], and the keys and values [rows *
-    kv_heads, length, dim], of qkv [rows, length, heads + 2 kv_heads, dim]. The query heads that
-    share a key head (a group) stand side by side at each token."""
+    """Split qkv [rows, length, heads + 2 kv_heads, dim] into scaled queries [rows * kv_heads,
+    length * group, dim], keys and values (both [rows * kv_heads, length, dim]). The query heads
+    that share a key head (a group) stand side by side at each token."""
     rows, length, kv_heads, group, dim = sizes
     q = _scaled(_queries(qkv, sizes).transpose(1, 2))
     k, v = (
@@ -109,8 +110,8 @@ def _rows_first(
 def _attended_by_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Causal attention block by block: each block of queries meets only the keys up to its end.
-    Returns (the output, shaped like q; the probabilities of each block).
+    """Compute causal attention block by block: each block of queries meets only the keys up to its
+    end. Returns (the output, shaped like q; the probabilities of each block).
 
     Args:
         q: [n, length * group, dim], scaled; k, v: [n, length, dim]. n = rows * kv_heads.
@@ -126,8 +127,8 @@ def _attended_by_blocks(
 
 
 def _blocks(length: int, group: int) -> list[tuple[slice, int]]:
-    """Divide `length` tokens into blocks. Returns for each block (where its queries stand among all
-    queries; how many tokens there are up to its end, whose keys the block may see). Each token has
+    """Divide `length` tokens into blocks. Returns for each block (the slice of its queries among
+    all queries, the number of tokens up to its end, whose keys the block may see). Each token has
     `group` queries side by side, one for each query head that shares the key head."""
     blocks = []
     for start in range(0, length, BLOCK):
@@ -137,7 +138,7 @@ def _blocks(length: int, group: int) -> list[tuple[slice, int]]:
 
 
 def _block_probabilities(q: torch.Tensor, k: torch.Tensor, group: int) -> torch.Tensor:
-    """The attention probabilities of one block, [n, tokens * group, stop].
+    """Compute the attention probabilities of one block, [n, tokens * group, stop].
 
     Args:
         q: [n, tokens * group, dim], the block's scaled queries.
@@ -154,8 +155,8 @@ def _block_probabilities(q: torch.Tensor, k: torch.Tensor, group: int) -> torch.
 def attended_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
-    """The gradient of `attended`'s argument `qkv`, which had the shape `shape`, from the gradient
-    `dout` of its output. `saved` is the list that it returned."""
+    """Compute the gradient of the argument `qkv` of `attended`, from the gradient `dout` of its
+    output. `saved` is the list that `attended` returned, `shape` the shape of qkv."""
     q, k, v, *probabilities_by_block = saved
     sizes = _Sizes.of(shape, kv_heads=k.shape[0] // shape[0])
     rows, length, kv_heads, group, dim = sizes
@@ -171,11 +172,11 @@ def _gradients_by_blocks(
     probabilities_by_block: Sequence[torch.Tensor],
     dout: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v in `_attended_by_blocks`, each shaped like its tensor, from the
-    gradient `dout` of its output, shaped like q.
+    """Compute the gradients of q, k and v in `_attended_by_blocks`, each shaped like its tensor,
+    from the gradient `dout` of the output, shaped like q.
 
-    The blocks are taken from the last to the first. The last one meets all keys, so it makes
-    the gradients of keys and values, and the other blocks add to them.
+    The blocks are taken from the last to the first. The last one meets all keys, so it creates the
+    gradients of keys and values, and the other blocks add to them.
     """
     length = k.shape[1]
     dq = torch.empty_like(q)
@@ -200,8 +201,8 @@ def _block_gradients(
     probabilities: torch.Tensor,
     dout: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of a block's queries, and of the keys and values that it sees, from the
-    gradient `dout` of the block's output.
+    """Compute the gradients of a block's queries, and of the keys and values that they see, from
+    the gradient `dout` of the block's output. Returns (dq, dk, dv).
 
     Args:
         q, dout: [n, tokens * group, dim].
@@ -219,11 +220,11 @@ def _block_gradients(
 def continued(
     prompt: torch.Tensor, qkv: torch.Tensor, kv_heads: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Attention of rows that continue one prompt: each token sees the whole prompt, and its own row
-    up to itself. The queries of all rows meet the prompt's keys in one product.
+    """Compute the attention of rows that continue one prompt: each token sees the whole prompt, and
+    its own row up to itself. The queries of all rows meet the prompt's keys in one product.
 
     Args:
-        prompt: [prompt length, 2 kv_heads, dim] float32: its keys and values.
+        prompt: [prompt length, 2 kv_heads, dim] float32: the prompt's keys and values.
         qkv: [rows, length, heads + 2 kv_heads, dim]: queries, keys, values of the rows.
 
     Returns (the output [rows * length, heads * dim], what `continued_gradient` needs).
@@ -244,9 +245,10 @@ def continued(
 def _heads_first(
     qkv: torch.Tensor, sizes: _Sizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The scaled queries [kv_heads, rows * length * group, dim], and the keys and values [kv_heads
-    * rows, length, dim], of qkv [rows, length, heads + 2 kv_heads, dim]. With the key heads outside
-    the rows, the queries of all rows meet a prompt's keys in one product for each key head."""
+    """Split qkv [rows, length, heads + 2 kv_heads, dim] into scaled queries [kv_heads, rows *
+    length * group, dim], keys and values (both [kv_heads * rows, length, dim]). Key heads come
+    before rows, so that the queries of all rows meet a prompt's keys in one product for each key
+    head."""
     rows, length, kv_heads, group, dim = sizes
     q = _scaled(_queries(qkv, sizes).permute(2, 0, 1, 3, 4))
     k, v = (
@@ -259,8 +261,9 @@ def _heads_first(
 def _continued_probabilities(
     q: torch.Tensor, k: torch.Tensor, prompt_k: torch.Tensor, group: int
 ) -> torch.Tensor:
-    """The attention probabilities of rows that continue one prompt, [kv_heads, rows * length *
-    group, prompt length + length]: over the prompt's keys, then over the keys of the query's row.
+    """Compute the attention probabilities of rows that continue one prompt, [kv_heads, rows *
+    length * group, prompt length + length]: over the prompt's keys, then over the keys of the
+    query's row.
 
     Args:
         q: [kv_heads, rows * length * group, dim], scaled.
@@ -276,14 +279,15 @@ def _continued_probabilities(
 def continued_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `continued`'s arguments `prompt` and `qkv`, from the gradient `dout` of its
-    output. `saved` is the list that it returned, `shape` the shape of qkv."""
+    """Compute the gradients of the arguments `prompt` and `qkv` of `continued`, from the
+    gradient `dout` of its output. `saved` is the list that `continued` returned, `shape` the
+    shape of qkv."""
     prompt_k = saved[0]  # [kv_heads, prompt length, dim]
     kv_heads = prompt_k.shape[0]
     sizes = _Sizes.of(shape, kv_heads)
     # From [rows, length, kv_heads, group, dim], as `_heads_first` orders the queries.
     by_head = dout.view(*sizes).permute(2, 0, 1, 3, 4)
-    # With one query head per key head `reshape` gives a view, which is not contiguous.
+    # With one query head per key head, `reshape` returns a view that is not contiguous.
     dout = by_head.reshape(kv_heads, -1, sizes.dim).contiguous()
     dprompt, *gradients = _gradients_heads_first(saved, dout, sizes.rows)
     return dprompt, _joint_gradient(*(_from_heads_first(x, sizes) for x in gradients))
@@ -292,9 +296,9 @@ def continued_gradient(
 def _gradients_heads_first(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `prompt` in `continued`, and of the scaled queries, keys and values that
-    `_heads_first` made there, each in its own shape, from the gradient `dout` [kv_heads, rows *
-    length * group, dim] of the output."""
+    """Compute four gradients from the gradient `dout` [kv_heads, rows * length * group, dim] of the
+    output of `continued`: that of `prompt`, and those of the scaled queries, keys and values that
+    `_heads_first` made there, each in its own shape."""
     prompt_k, prompt_v, q, k, v, probabilities = saved  # in the order of `continued`
     dscores = _continued_score_gradient(probabilities, v, prompt_v, dout)
     dq = _weighted_sum(dscores, k, prompt_k)
@@ -307,8 +311,8 @@ def _gradients_heads_first(
 def _continued_score_gradient(
     probabilities: torch.Tensor, v: torch.Tensor, prompt_v: torch.Tensor, dout: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the scores whose softmax is `probabilities` (`_continued_probabilities`),
-    shaped like them, from the gradient `dout` of the output.
+    """Compute the gradient of the scores whose softmax is `probabilities` (see
+    `_continued_probabilities`), in the same shape, from the gradient `dout` of the output.
 
     Args:
         v: [kv_heads * rows, length, dim]; prompt_v: [kv_heads, prompt length, dim].
@@ -325,14 +329,14 @@ def _continued_score_gradient(
 def _weighted_sum(
     weights: torch.Tensor, of_row: torch.Tensor, of_prompt: torch.Tensor
 ) -> torch.Tensor:
-    """For each query the weighted sum of the vectors (values, or keys in the backward pass) of the
-    prompt's tokens and of its own row's tokens.
+    """Compute for each query the weighted sum of one vector per token, over the prompt's tokens and
+    its own row's tokens. The vectors are values, or keys in the backward pass.
 
     Args:
         weights: [kv_heads, rows * length * group, prompt length + length], where `group` query
             heads share a key head.
         of_row: the vectors of each row's tokens after the prompt, [kv_heads * rows, length, dim].
-        of_prompt: those of the prompt's tokens, [kv_heads, prompt length, dim].
+        of_prompt: the vectors of the prompt's tokens, [kv_heads, prompt length, dim].
 
     Returns:
         [kv_heads, rows * length * group, dim].
@@ -347,9 +351,9 @@ def _weighted_sum(
 def _sums_by_key(
     weights: torch.Tensor, x: torch.Tensor, prompt_length: int, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each key the sum of x over the queries, each with its weight for this key. Returns (sums
-    of the prompt's keys [kv_heads, prompt length, dim], of the rows' own [kv_heads * rows, length,
-    dim]).
+    """Compute for each key the sum of x over the queries, each weighted by its weight for this key.
+    Returns (sums for the prompt's keys [kv_heads, prompt length, dim], sums for the rows' own keys
+    [kv_heads * rows, length, dim]).
 
     Args:
         weights: [kv_heads, rows * length * group, prompt length + length].
@@ -364,9 +368,13 @@ def _sums_by_key(
 def _joint_gradient(
     dq_by_token: torch.Tensor, dk_by_token: torch.Tensor, dv_by_token: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of qkv, [rows, length, heads + 2 kv_heads, dim], from the gradients of the
-    scaled queries [rows, length, kv_heads, group, dim] and of the keys and values, each [rows,
-    length, kv_heads, 1, dim]."""
+    """Put the gradients of queries, keys and values together as the gradient of qkv, [rows, length,
+    heads + 2 kv_heads, dim].
+
+    Args:
+        dq_by_token: [rows, length, kv_heads, group, dim], the gradient of the scaled queries.
+        dk_by_token, dv_by_token: [rows, length, kv_heads, 1, dim].
+    """
     sizes = _Sizes(*dq_by_token.shape)
     rows, length, kv_heads, _, dim = sizes
     dqkv = dq_by_token.new_empty((rows, length, sizes.heads + 2 * kv_heads, dim))
@@ -380,54 +388,59 @@ def _joint_gradient(
 
 
 def _queries(qkv: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
-    """The queries in qkv [rows, length, heads + 2 kv_heads, dim], a view [rows, length, kv_heads,
-    group, dim]."""
+    """The queries in qkv [rows, length, heads + 2 kv_heads, dim], as a view [rows, length,
+    kv_heads, group, dim]."""
     return qkv[:, :, : sizes.heads].view(*sizes)
 
 
 def _keys_and_values(qkv: torch.Tensor, sizes: _Sizes) -> Sequence[torch.Tensor]:
-    """The keys and the values in qkv [rows, length, heads + 2 kv_heads, dim], two views [rows,
+    """The keys and the values in qkv [rows, length, heads + 2 kv_heads, dim], as two views [rows,
     length, kv_heads, dim]."""
     return qkv[:, :, sizes.heads :].split(sizes.kv_heads, 2)
 
 
 def _scaled(queries: torch.Tensor) -> torch.Tensor:
-    """The queries [..., dim] divided by sqrt(dim), in new memory in the order of their indices."""
+    """Divide the queries [..., dim] by sqrt(dim). The result is contiguous, whatever the strides of
+    the input are."""
     out = queries.new_empty(queries.shape)
     return torch.mul(queries, queries.shape[-1] ** -0.5, out=out)
 
 
 def _by_row(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x [kv_heads, rows * n, ...] as [kv_heads * rows, n, ...], a view: each row by itself."""
+    """View x [kv_heads, rows * n, ...] as [kv_heads * rows, n, ...], so that each row stands by
+    itself."""
     return x.view(x.shape[0] * rows, -1, x.shape[2])
 
 
 def _split_columns(
     x: torch.Tensor, prompt_length: int, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two views of x [kv_heads, rows * n, prompt length + length], which has n queries per row and
-    a column for each key: the columns of the prompt's keys, [kv_heads, rows * n, prompt length],
-    and those of the rows' own keys, row by row, [kv_heads * rows, n, length]."""
+    """Split the columns of x [kv_heads, rows * n, prompt length + length], one for each key, into
+    two views. x has n queries per row.
+
+    Returns (the columns of the prompt's keys, [kv_heads, rows * n, prompt length]; the columns of
+    the rows' own keys, row by row, [kv_heads * rows, n, length]).
+    """
     of_prompt = x[:, :, :prompt_length]
     of_rows = _by_row(x, rows)[:, :, prompt_length:]
     return of_prompt, of_rows
 
 
 def _softmax_gradient(gradient: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """The gradient of the scores, from that of their softmax over the last dimension."""
+    """Compute the gradient of scores from the gradient of their softmax over the last dimension."""
     return torch.ops.aten._softmax_backward_data(gradient, probabilities, -1, torch.float32)
 
 
 def _from_rows_first(x: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
-    """A view [rows, length, kv_heads, n, dim] of x [rows * kv_heads, length * n, dim]; n is `group`
+    """View x [rows * kv_heads, length * n, dim] as [rows, length, kv_heads, n, dim]; n is `group`
     for queries and 1 for keys."""
     rows, length, kv_heads, _, dim = sizes
     return x.view(rows, kv_heads, length, -1, dim).transpose(1, 2)
 
 
 def _from_heads_first(x: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
-    """A view [rows, length, kv_heads, n, dim] of x, of which the numbers stand in the order
-    [kv_heads, rows, length, n, dim]; n is `group` for queries and 1 for keys."""
+    """View x, whose numbers stand in the order [kv_heads, rows, length, n, dim], as [rows, length,
+    kv_heads, n, dim]; n is `group` for queries and 1 for keys."""
     rows, length, kv_heads, _, dim = sizes
     return x.view(kv_heads, rows, length, -1, dim).permute(1, 2, 0, 3, 4)
 
@@ -435,9 +448,9 @@ def _from_heads_first(x: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
 @lru_cache(maxsize=256)
 def _future_mask(count: int, group: int) -> torch.Tensor:
     """The mask that is added to the scores of a block of `count` tokens, [count * group, count]:
-    -inf where the key comes after the query, else 0. `group` query heads stand side by side at each
+    -inf if the key comes after the query, else 0. `group` query heads stand side by side at each
     token."""
-    # The cached mask is also used in training, which refuses tensors made in inference mode.
+    # The cached mask is also used in training, where torch refuses tensors made in inference mode.
     with torch.inference_mode(False):
         mask = torch.full((count, count), float("-inf")).triu_(1)
         return mask.repeat_interleave(group, 0)

@@ -1,8 +1,8 @@
-"""The functions of fused_ops.py as plain formulas, which torch.compile fuses. It cannot follow the
-way they are written there, where results go into parts of tensors to save memory and copies.
+"""The functions of fused_ops.py as plain formulas, which torch.compile can fuse. It cannot follow
+the versions in fused_ops.py, which write results into parts of tensors to save memory and copies.
 
-The first call of a function compiles it for that number of rows, the first call with another number
-compiles it for all numbers.
+The first call of a function compiles it for that number of rows; the first call with another number
+of rows compiles it for any number.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,8 @@ class Eps(NamedTuple):
 
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
+    """Return (x / rms(x) in x's dtype, 1 / rms(x) in float32 [..., 1]). rms is the root of the mean
+    square over the last dimension."""
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * inverse).to(x.dtype), inverse
@@ -35,29 +36,36 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x), in float32: (g - n * mean(g * n)) / rms(x) for g =
-    weight * dy, n = x / rms(x) (`normed`), 1 / rms(x) (`inverse`) and the gradient `dy` of the
-    result."""
+    """Compute the gradient of x in weight * x / rms(x), in float32. The formula is (g - n * mean(g
+    * n)) / rms(x) with g = weight * dy and n = x / rms(x).
+
+    Args:
+        normed: n, that is x / rms(x).
+        inverse: 1 / rms(x), [..., 1].
+        dy: the gradient of the result.
+    """
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
     return (grad - wide_normed * mean_product) * inverse
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each head by its position: the pairs (i, i + dim / 2) of the last dimension by the
-    angles whose cosines and sines are given."""
+    """Rotate each head of x by the position of its token. Numbers i and i + dim / 2 of the last
+    dimension are a pair, rotated by the angle whose cosine and sine stand at i in `cos` and
+    `sin`."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """(weight * x / rms(x), what `norm_gradient` needs)."""
+    """Return (weight * x / rms(x), what `norm_gradient` needs)."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of x in `norm`, from the gradient `dy` of its result."""
+    """Compute the gradient of x in `norm`, from the gradient `dy` of the result. `saved` is what
+    `norm` returned for it."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
@@ -65,7 +73,7 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
+    """Return (x + delta, weight times the RMS norm of that sum, what `add_norm_gradient` needs)."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -74,8 +82,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the two
-    outputs: `dtotal` of x + delta, `dy` of its norm."""
+    """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `dtotal` is the
+    gradient of the sum x + delta, `dy` the gradient of its norm."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -90,16 +98,17 @@ def apply_rope(
     kv_heads: int,
     eps: float,
 ) -> Tensors:
-    """Normalise queries and keys per head, if there are weights, and rotate them by their
+    """Normalise queries and keys per head (if there are weights) and rotate them by their
     positions, in place.
 
     Args:
         qkv: [N, (heads + 2 kv_heads) * dim]: queries, keys, values; overwritten.
         q_weight, k_weight: [dim], the norms' weights; None if heads are not normalised.
-        cos, sin: [N, 1, dim / 2], of the angles.
+        cos, sin: [N, 1, dim / 2], of the rotation angles.
         heads, kv_heads: numbers of query heads, and of key and value heads.
 
-    Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
+    Returns what the gradient needs: (normalised heads, 1 / rms, weights), or () if heads are not
+    normalised.
     """
     # A view: what is written into it changes `qkv`.
     queries_and_keys = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, : heads + kv_heads]
@@ -115,9 +124,9 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. For queries and
-    keys `d` is rotated back, then taken through the norm if there was one; for values, which
-    `apply_rope` leaves alone, it is `d` itself."""
+    """Compute the gradient of qkv in `apply_rope`, from the gradient `d` of the result. For queries
+    and keys `d` is rotated back and taken through the norm, if there was one. `apply_rope` leaves
+    values as they are, so their gradient is `d` itself."""
     by_head = d.unflatten(1, (heads + 2 * kv_heads, -1))
     gradient = rotated(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
     if saved:  # empty if heads were not normalised
@@ -127,24 +136,26 @@ def apply_rope_gradient(
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate_up [N, 2 width], gate first."""
+    """Return silu(gate) * up, [N, width], for gate_up [N, 2 width], which holds the gate in its
+    first half."""
     gate_half, up_half = gate_up.chunk(2, -1)
     return F.silu(gate_half) * up_half
 
 
 def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """silu(gate) * up for a backward pass, and None in place of silu(gate), which the compiled
-    gradient computes itself."""
+    """Return (silu(gate) * up, None) for a backward pass. The None stands for silu(gate), which the
+    compiled gradient computes itself."""
     return gate(gate_up), None
 
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of gate_up [N, 2 width], gate first, from the gradient `dy` [N, width] of
-    silu(gate) * up. Computed in float32. The second argument is what `gate_again` saved: None."""
+    """Compute the gradient of gate_up [N, 2 width] (gate in the first half), from the gradient
+    `dy` [N, width] of silu(gate) * up, in float32. The second argument is what `gate_again`
+    saved: None."""
     gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
     sigmoid = torch.sigmoid(gate_half)
     wide_dy = dy.float()
-    # The derivative of silu.
+    # The derivative of silu at the gate.
     slope = sigmoid * (1 + gate_half * (1 - sigmoid))
     dgate = wide_dy * up_half * slope
     dup = wide_dy * gate_half * sigmoid
@@ -152,7 +163,7 @@ def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Ten
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-    """weight * x / rms(x), without what a gradient would need."""
+    """Return weight * x / rms(x), and keep nothing for a gradient."""
     return normalise(x, eps.number)[0] * weight
 
 
@@ -165,13 +176,13 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """Normalise and rotate the queries and keys of `all_heads` in place, and keep nothing for a
-    gradient. The values stay as they are.
+    """Normalise (unless `weight` is None) and rotate the queries and keys of `all_heads` in place,
+    and keep nothing for a gradient. The values stay as they are.
 
     Args:
         all_heads: [N, heads + 2 kv_heads, dim]: queries, keys, values; overwritten.
         weight: [heads + kv_heads, dim], the norm weight of each head; None for no norm.
-        cos: [N, 1, at least dim / 2], of which the first dim / 2 are used; sin: [N, 1, dim / 2].
+        cos: [N, 1, at least dim / 2]; only the first dim / 2 are used. sin: [N, 1, dim / 2].
     """
     queries_and_keys = all_heads[:, : heads + kv_heads]
     inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
@@ -194,13 +205,13 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 
 def functions() -> list[Callable[..., Any]]:
-    """The functions of `FUNCTIONS`, in that order, each compiled at its first call. The compiler
-    brings 75 MB into the process."""
+    """Return the functions of `FUNCTIONS`, in that order, each wrapped to be compiled at its first
+    call. Importing the compiler takes 75 MB of memory."""
     return [_compile_at_first_call(function) for function in FUNCTIONS]
 
 
 def tolerate_failures() -> None:
-    """From now on a function that cannot be compiled runs as it is written, instead of raising."""
+    """Make a function that cannot be compiled run uncompiled from now on, instead of raising."""
     settings: Any = import_module("torch._dynamo.config")
     settings.suppress_errors = True
 
@@ -219,14 +230,11 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """Return `value`, detached if it is a tensor.
-
-    A tuple or list becomes a tuple of its values, each treated like this; any other value stays as
-    it is.
-    """
+    """Detach a tensor from its gradient graph. In a tuple or list every value is treated like this;
+    any other value is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    # By exact type: `Eps`, a named tuple, stays as it is.
+    # The exact type is compared, so that the named tuple `Eps` stays an `Eps`.
     if type(value) in (tuple, list):
         return tuple(map(_without_gradients, value))
     return value

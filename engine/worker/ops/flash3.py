@@ -1,7 +1,8 @@
-"""FlashAttention 3 in place of the kernels that torch brings along (FlashAttention 2): 1.5 to 2
-times as fast forward on GPUs of compute capability 9.0, by its paper (arXiv 2407.08608). It is a
-package of its own; torch has a switch for the whole process, which acts on the variable-length
-kernel and on scaled_dot_product_attention.
+"""FlashAttention 3 in place of torch's own attention kernels (FlashAttention 2). Its paper (arXiv
+2407.08608) reports a forward pass 1.5 to 2 times as fast on GPUs of compute capability 9.0.
+
+It is a package of its own. torch has a switch for the whole process, which acts on the
+variable-length kernel and on scaled_dot_product_attention.
 """
 
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ import torch
 
 MODULE = "flash_attn_interface"  # of the package flash-attn-3
 NAME = "FA3"  # in torch's list of implementations
-CAPABILITY = (9, 0)  # of Hopper; its kernels run on no other
+CAPABILITY = (9, 0)  # of Hopper GPUs, the only ones that its kernels run on
 
 
 def why_not(device: torch.device) -> str:
-    """Why it cannot be used on the device, in words; "" if it can be tried."""
+    """Return the reason why FlashAttention 3 cannot be used on the device; "" if it can be
+    tried."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
         return "FlashAttention 3 is for GPUs of compute capability 9.0 (Hopper)"
     if find_spec(MODULE) is None:
@@ -29,13 +31,15 @@ def why_not(device: torch.device) -> str:
 
 
 def activate() -> None:
-    """Use it in this process from now on. Raises whatever its package does where it fails."""
+    """Use FlashAttention 3 in this process from now on. Whatever its package raises is passed
+    on."""
     _switches().activate_flash_attention_impl(NAME)
 
 
 @contextmanager
 def in_use(*, wanted: bool) -> Iterator[None]:
-    """A context with it, or without it; afterwards it is as it was before."""
+    """Use FlashAttention 3 (if `wanted`) or torch's own attention kernels inside the context;
+    restore the former choice on exit."""
     switches = _switches()
     before = switches.current_flash_attention_impl()
     _switch(switches, NAME if wanted else None)
@@ -46,7 +50,8 @@ def in_use(*, wanted: bool) -> Iterator[None]:
 
 
 def _switch(switches: Any, name: str | None) -> None:
-    """Use the implementation of this name; None is torch's own."""
+    """Use the attention implementation with this name in torch's list; None stands for torch's
+    own."""
     if name == switches.current_flash_attention_impl():
         return
     if name is None:
@@ -56,5 +61,6 @@ def _switch(switches: Any, name: str | None) -> None:
 
 
 def _switches() -> Any:
-    """torch's module with the switches; some are missing in older versions."""
+    """Return torch's module with the functions that switch implementations. Older versions lack
+    some of them."""
     return import_module("torch.nn.attention")

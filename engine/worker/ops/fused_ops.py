@@ -1,8 +1,8 @@
-"""What stands between the matrix products of a layer: norms, rotary positions, the gate, each with
-its gradient. One set of functions per decoder, chosen when its model is loaded:
+"""The functions between the matrix products of a layer: norms, rotary positions and the gate, each
+with its gradient. A decoder has one set of them, which is chosen when its model is loaded:
 
 - `torch`: as written here; always on a CPU.
-- `liger`: the Triton kernels of liger-kernel (liger.py), one launch where torch makes several.
+- `liger`: the Triton kernels of liger-kernel (liger.py), which take fewer launches than torch's.
 - `compiled`: the same formulas through torch.compile (compiled.py).
 
 Base weights are frozen, so nothing here makes a gradient for one. No function writes into its
@@ -31,21 +31,22 @@ Tensors = tuple[torch.Tensor, ...]
 
 KERNELS = "HONESMITH_KERNELS"  # torch, liger or compiled; unset: liger on a GPU that has it
 CHOICES = ("torch", "liger", "compiled")
-# Steps from which compiling pays, estimated and never measured on a GPU: a minute of warm-up (95 s
-# for the same graphs on a slow CPU, benchmarks/RESULTS.md) over the 60 ms that 8,192 tokens of a
-# 4 B model save at 3.35 TB/s, about 25 MB less to read and write for each.
+# The number of steps from which compiling pays: a minute of warm-up, divided by the 60 ms that a
+# step is estimated to save. The warm-up took 95 s on a slow CPU (benchmarks/RESULTS.md). The saving
+# is about 25 MB less to read and write for each of 8,192 tokens of a 4 B model, at 3.35 TB/s.
+# Neither was measured on a GPU.
 COMPILE_FROM_STEPS = 1000
 # Largest relative distance from torch's numbers that rounding explains, by number format.
 MAX_DISTANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 TRIED_EPS = 1e-6  # of the norms, when a set is tried
-# Numbers of rows that a set is tried on. The second one is so large that the heads, each a row to
-# normalise, are over 32,768 rows, from where on Liger uses another kernel.
+# Numbers of rows that a set is tried on. The second one is so large that the heads (each a row to
+# normalise) are more than 32,768 rows: from that number on Liger uses another kernel.
 TRIED_ROWS = {"cpu": (5, 24), "cuda": (24, 2053)}
 
 
 class Sizes(NamedTuple):
-    """Sizes of the layers that a set of functions is tried on; `normed`: whether queries and keys
-    are normalised per head."""
+    """Sizes of the layers that a set of functions is tried on. `normed` says whether queries and
+    keys are normalised per head."""
 
     hidden: int
     intermediate: int
@@ -93,22 +94,22 @@ class Pointwise:
 
 
 def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """The norm weight of each head, [heads + kv_heads, dim]: `q` [dim] once per query head, then
-    `k` [dim] once per key head."""
+    """Make the norm weight of each head, [heads + kv_heads, dim]: `q` [dim] once per query head,
+    then `k` [dim] once per key head."""
     return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
 
 
 def _head_weights(
     q: torch.Tensor | None, k: torch.Tensor | None, heads: int, kv_heads: int
 ) -> torch.Tensor | None:
-    """The norm weight of each head, see `per_head`; None if heads are not normalised."""
+    """Make the norm weight of each head, as `per_head` does; None if heads are not normalised."""
     return None if q is None or k is None else per_head(q, k, heads, kv_heads)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
     """Rotate every head of x [N, heads, dim] and write the result into `out`, which must not be x.
     Numbers i and i + dim / 2 of a head are a pair, rotated by the angle whose cosine and sine stand
-    at i in cos and sin [N, 1, dim / 2]."""
+    at i in `cos` and `sin` [N, 1, dim / 2]."""
     first, second = x.chunk(2, -1)
     out_first, out_second = out.chunk(2, -1)
     torch.mul(first, cos, out=out_first)
@@ -128,13 +129,16 @@ def _apply_rope(
     eps: float,
 ) -> Tensors:
     """Normalise the queries and keys of qkv [N, (heads + 2 kv_heads) * dim] per head, if there are
-    weights [dim], and rotate them by their positions, in place. cos, sin: [N, 1, dim / 2]. Returns
-    what the gradient needs: (normalised heads, 1 / rms, the weight of each head); () without
-    weights."""
+    weights [dim], and rotate them by their positions, in place. `cos` and `sin` are [N, 1, dim /
+    2].
+
+    Returns what the gradient needs: (normalised heads, 1 / rms, the weight of each head), or () if
+    there are no weights.
+    """
     # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
-        # A copy, since `rotate` must not write into its input.
+        # Rotate a copy, because `rotate` must not write into its input.
         rotate(queries_and_keys.clone(), cos, sin, out=queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
@@ -146,9 +150,9 @@ def _apply_rope(
 def _apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. For queries and
-    keys `d` is rotated back, then taken through the norm if there was one; for values, which
-    `_apply_rope` leaves alone, it is `d` itself."""
+    """Compute the gradient of qkv in `_apply_rope`, from the gradient `d` of the result. For
+    queries and keys `d` is rotated back and taken through the norm, if there was one. `_apply_rope`
+    leaves values as they are, so their gradient is `d` itself."""
     d = d.contiguous()
     out = torch.empty_like(d)
     values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)  # they stand last
@@ -166,19 +170,21 @@ def _apply_rope_gradient(
 
 
 def _queries_and_keys(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """The queries and keys of qkv as [N, heads + kv_heads, dim], a view."""
+    """The queries and keys of qkv, as a view [N, heads + kv_heads, dim]."""
     all_heads = heads + 2 * kv_heads
     return qkv.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)[:, : heads + kv_heads]
 
 
 def _gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate_up [N, 2 width], gate first."""
+    """Return silu(gate) * up, [N, width], for gate_up [N, 2 width], which holds the gate in its
+    first half."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
 
 def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(silu(gate) * up, silu(gate)) for gate_up [N, 2 width]; `_gate_gradient` takes the second."""
+    """Return (silu(gate) * up, silu(gate)) for gate_up [N, 2 width]. `_gate_gradient` takes the
+    second value."""
     gate, up = gate_up.chunk(2, -1)
     silu = F.silu(gate)
     return silu * up, silu
@@ -187,8 +193,9 @@ def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Non
 def _gate_gradient(
     gate_up: torch.Tensor, silu: torch.Tensor | None, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of gate_up [N, 2 width], from the gradient `dy` [N, width] of silu(gate) * up.
-    `silu` is silu(gate) where `_gate_again` has computed it; None computes it here."""
+    """Compute the gradient of gate_up [N, 2 width] from the gradient `dy` [N, width] of
+    silu(gate) * up. `silu` is silu(gate) if `_gate_again` has computed it; if it is None, it is
+    computed here."""
     gate, up = gate_up.chunk(2, -1)
     if silu is None:
         silu = F.silu(gate)
@@ -201,10 +208,10 @@ def _gate_gradient(
 
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n]
-    for all rows, or [heads, n] for x [N, heads, n]."""
-    # Rounded where training rounds (norms.py). F.rms_norm is one kernel, but rounds once only, and
-    # what is sampled would be trained as slightly off policy.
+    """Return weight * x / rms(x) over the last dimension, and keep nothing for a gradient. `weight`
+    is [n] for all rows, or [heads, n] for x [N, heads, n]."""
+    # This rounds at the same places as training does (norms.py). F.rms_norm is one kernel, but
+    # rounds only once: training would then see slightly other probabilities than sampling did.
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     # 1 / sqrt(eps + mean of the squares)
     inverse = torch.addcmul(eps.tensor, size, size, value=1 / x.shape[-1]).rsqrt_()
@@ -221,7 +228,7 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """Normalise queries and keys per head, unless the weight is None, and rotate them by their
+    """Normalise queries and keys per head (unless `weight` is None) and rotate them by their
     positions, in place. Nothing is kept for a gradient.
 
     Args:
@@ -258,13 +265,15 @@ TORCH = Pointwise(
 
 
 def of_compiler() -> Pointwise:
-    """The set `compiled`: the same formulas, each compiled by torch.compile at its first call."""
+    """Make the set `compiled`: the same formulas, each compiled by torch.compile at its first
+    call."""
     # `functions` returns them in the order of the attributes of `Pointwise`.
     return Pointwise("compiled", *compiled.functions())
 
 
 class _LigerFunctions:
-    """Liger's kernels under the signatures of `Pointwise`, where their own are others."""
+    """Liger's kernels with the arguments that `Pointwise` describes, for those kernels that take
+    others."""
 
     def __init__(self, kernels: Liger) -> None:
         self.kernels = kernels
@@ -280,8 +289,9 @@ class _LigerFunctions:
         kv_heads: int,
         eps: float,
     ) -> Tensors:
-        """See `Pointwise.apply_rope`. Returns what the gradient needs: the kernel's tensors, then
-        the weight of each head; nothing if heads are not normalised."""
+        """Normalise and rotate queries and keys in place, as `Pointwise.apply_rope`. Returns what
+        the gradient needs: the kernel's tensors, then the weight of each head; () if heads are not
+        normalised."""
         all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
         weight = _head_weights(q_weight, k_weight, heads, kv_heads)
         saved = self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
@@ -296,16 +306,17 @@ class _LigerFunctions:
         heads: int,
         kv_heads: int,
     ) -> torch.Tensor:
-        """The gradient of qkv, from the gradient `d` of the rotated qkv. `saved` is what
+        """Compute the gradient of qkv from the gradient `d` of the rotated qkv. `saved` is what
         `apply_rope` returned: the kernel's tensors and the weight, or nothing."""
         by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
-        weight = saved[-1] if saved else None  # nothing was saved where heads have no norm
+        weight = saved[-1] if saved else None  # nothing was saved if heads have no norm
         gradient = self.kernels.apply_rope_gradient(
             saved[:-1], weight, cos, sin, by_head, heads, kv_heads
         )
         return gradient.view_as(d)
 
     def plain_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
+        """Return weight * x / rms(x), and drop what the kernel saves for a gradient."""
         return self.kernels.norm(x, weight, eps.number)[0]
 
     def plain_apply_rope(
@@ -318,14 +329,14 @@ class _LigerFunctions:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        """Normalise and rotate the queries and keys in `all_heads`, in place; without a weight only
-        rotate them. What the kernel saves for a gradient is dropped."""
+        """Normalise (unless `weight` is None) and rotate the queries and keys in `all_heads`, in
+        place. What the kernel saves for a gradient is dropped."""
         self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
 
 def of_liger(kernels: Liger) -> Pointwise:
-    """The set of functions `liger`: the Triton kernels of liger-kernel. Some take other arguments
-    than a `Pointwise` does and are called through `_LigerFunctions`."""
+    """Make the set of functions `liger`: the Triton kernels of liger-kernel. Kernels that take
+    other arguments than a `Pointwise` does are called through `_LigerFunctions`."""
     with_other_arguments = _LigerFunctions(kernels)
     return Pointwise(
         name=f"liger {kernels.version}",
@@ -346,22 +357,23 @@ def of_liger(kernels: Liger) -> Pointwise:
 
 @dataclass(frozen=True)
 class Choice:
-    """The set of functions to use. `why` says why it is not the set that was requested, or the
-    usual one; "" if it is."""
+    """The set of functions to use. `why` is the reason why it is not the set that was requested, or
+    not the usual one; "" if it is."""
 
     functions: Pointwise
     why: str = ""
 
 
-AS_WRITTEN = Choice(TORCH)  # where no other set was to be tried
+AS_WRITTEN = Choice(TORCH)  # the choice if no other set was to be tried
 
 
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:
     """Choose the set of functions for a model on a device.
 
-    On a CPU it is torch's set. On a GPU it is the set that HONESMITH_KERNELS names; without that
-    variable, Liger's if liger-kernel is installed, else torch's. If the set cannot be used, torch's
-    is chosen, with the reason; nothing is raised. `steps`: optimizer steps ahead, as far as known.
+    On a CPU it is torch's set. On a GPU it is the set that the variable HONESMITH_KERNELS names; if
+    that is unset, Liger's if liger-kernel is installed, else torch's. If the set cannot be used,
+    torch's is chosen, with the reason; nothing is raised. `steps` is the number of optimizer steps
+    ahead, as far as known.
     """
     requested = os.environ.get(KERNELS, "")
     if requested and requested not in CHOICES:
@@ -380,13 +392,13 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
 def _compiled_if_it_pays(
     sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int
 ) -> Choice:
-    """The set of functions `compiled`, if it works on the model's sizes and the `steps` optimizer
-    steps ahead are enough to pay for compiling; otherwise the set `TORCH`, with the reason."""
+    """Choose the set `compiled` if it works on the model's sizes and the `steps` optimizer steps
+    ahead are enough to pay for compiling. Otherwise choose the set `TORCH`, with the reason."""
     if steps < COMPILE_FROM_STEPS:
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
     choice = attempt(of_compiler, sizes, dtype, device)
     if choice.functions is not TORCH:
-        # The trial has passed; a failure in what the run compiles later must not end the run.
+        # The run compiles again for other sizes later. A failure then must not end the run.
         compiled.tolerate_failures()
     return choice
 
@@ -395,8 +407,8 @@ def attempt(
     make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
     """Try the set of functions that `make_functions` returns. It is chosen if it runs here and its
-    results are within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the
-    reason."""
+    results are within MAX_DISTANCE of the results of torch's set. Otherwise torch's set is chosen,
+    with the reason."""
     try:
         functions = make_functions()
         largest_distance, function_name = difference(functions, sizes, dtype, device)
@@ -416,45 +428,47 @@ def attempt(
 def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
-    """How far the results of a set of functions are from those of torch's set, on the same random
-    numbers. Returns (the largest relative distance, the name of the function that has it)."""
+    """Measure how far the results of a set of functions are from those of torch's set, on the
+    same random numbers. Returns (the largest relative distance, the name of the function that
+    has it)."""
     largest_distance = 0.0
     function_name = ""
-    # At the second number of rows torch.compile makes other code, which serves any number.
+    # At the second number of rows torch.compile generates new code, which serves any number.
     for rows in TRIED_ROWS[device.type]:
         results = trial(functions, sizes, rows, dtype, device)
         for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
             for result, expected in zip(results[name], expected_results, strict=True):
                 distance = _relative_distance(result, expected)
-                # A NaN stays: no number compares as larger.
+                # Once the largest distance is NaN it stays: no number compares as larger.
                 if distance > largest_distance or math.isnan(distance):
                     largest_distance, function_name = distance, name
     return largest_distance, function_name
 
 
 def _relative_distance(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference, as a share of the norm of what was expected."""
+    """The norm of (result - expected), divided by the norm of `expected`."""
     error = (result.float() - expected.float()).norm()
     return float(error / expected.float().norm())
 
 
 class _Draw:
-    """Draws random tensors for a trial. The same calls with the same `rows` draw the same ones."""
+    """Draws random tensors for a trial. Two objects with the same `rows` draw the same tensors in
+    the same calls."""
 
     def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """`rows` is the seed, and the first size of what a trial draws; tensors have this dtype and
-        are on this device."""
+        """Draw tensors of this dtype on this device. `rows` is the seed, and also the number of
+        rows of the tensors that a trial asks for."""
         self.rows, self.dtype, self.device = rows, dtype, device
         self.generator = torch.Generator(device).manual_seed(rows)
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        """A tensor of this shape, normally distributed."""
+        """Draw a tensor of this shape from the standard normal distribution."""
         values = torch.randn(shape, generator=self.generator, device=self.device)
         return values.to(self.dtype)
 
 
 class _NormInputs(NamedTuple):
-    """Random arguments for the norms of a set; `Pointwise` says what they are."""
+    """Random arguments for the norms of a set; `Pointwise` explains their names."""
 
     x: torch.Tensor
     delta: torch.Tensor
@@ -464,13 +478,13 @@ class _NormInputs(NamedTuple):
 
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_NormInputs":
-        """Draw the arguments: [rows, hidden] each, and a weight [hidden] close to 1."""
+        """Draw the arguments: tensors [rows, hidden], and a weight [hidden] close to 1."""
         x, delta, dtotal, dy = (draw(draw.rows, sizes.hidden) for _ in range(4))
         return cls(x, delta, dtotal, dy, weight=1 + 0.1 * draw(sizes.hidden))
 
 
 class _RopeInputs(NamedTuple):
-    """Random arguments for the rotations of a set; `Pointwise` says what they are. `q_weight` and
+    """Random arguments for the rotations of a set; `Pointwise` explains their names. `q_weight` and
     `k_weight` are None if the model does not normalise heads; `d` is the gradient of `qkv`."""
 
     q_weight: torch.Tensor | None
@@ -483,7 +497,7 @@ class _RopeInputs(NamedTuple):
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
         """Draw the arguments. Weights are drawn even if heads have no norm, so that the numbers
-        drawn after them are always the same."""
+        drawn after them are the same in both cases."""
         q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
         angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
         width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim
@@ -501,8 +515,8 @@ class _RopeInputs(NamedTuple):
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """The results of every function of a set on random numbers, by the function's name. The numbers
-    are the same for every set."""
+    """Run every function of a set on random numbers, and return the results by the function's name.
+    The random numbers are the same for every set."""
     draw = _Draw(rows, dtype, device)
     norms = _NormInputs.of(draw, sizes)
     rope = _RopeInputs.of(draw, sizes)
@@ -515,8 +529,8 @@ def trial(
 
 
 def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensors]:
-    """The results of the norms of a set of functions, and of their gradients, by the function's
-    name."""
+    """Run the norms of a set of functions and their gradients. Returns the results by the
+    function's name."""
     x, delta, dtotal, dy, weight = inputs
     y, saved = functions.norm(x, weight, TRIED_EPS)
     dx = functions.norm_gradient(saved, weight, dy)
@@ -531,8 +545,8 @@ def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensor
 
 
 def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of the rotation of a set of functions, and of its gradient, by the function's
-    name."""
+    """Run the rotation of a set of functions and its gradient. Returns the results by the
+    function's name."""
     q_weight, k_weight, cos, sin, qkv, d = inputs
     qkv = qkv.clone()  # it is rotated in place
     heads, kv_heads = sizes.heads, sizes.kv
@@ -542,12 +556,12 @@ def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> di
 
 
 def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
-    """The results of the gate of a set of functions, of its second computation in the backward
-    pass, and of its gradient, by the function's name."""
+    """Run the gate of a set of functions, its second computation for the backward pass, and its
+    gradient. Returns the results by the function's name."""
     gate_up = draw(draw.rows, 2 * sizes.intermediate)
     dy = draw(draw.rows, sizes.intermediate)
     gated = functions.gate(gate_up)
-    # `saved` is what `gate_gradient` can use of the second computation.
+    # `saved` is what the second computation keeps for `gate_gradient`.
     gated_again, saved = functions.gate_again(gate_up)
     dgate_up = functions.gate_gradient(gate_up, saved, dy)
     return {"gate": (gated,), "gate_again": (gated_again,), "gate_gradient": (dgate_up,)}
@@ -556,7 +570,8 @@ def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, 
 def _plain_results(
     functions: Pointwise, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
 ) -> dict[str, Tensors]:
-    """The results of those functions of a set that keep nothing for a gradient, by their names."""
+    """Run the functions of a set that keep nothing for a gradient. Returns the results by the
+    function's name."""
     heads, kv_heads = sizes.heads, sizes.kv
     eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
     normed = functions.plain_norm(norms.x, norms.weight, eps)

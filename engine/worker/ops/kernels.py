@@ -1,6 +1,6 @@
-"""The autograd nodes of our own forward: each replaces several of torch's, and its backward pass is
-written out. Base weights are frozen, so no node makes a gradient for them. Norms, rotations and
-gates are computed by the set of functions that a node is given (fused_ops.py).
+"""The autograd nodes of our own forward. Each replaces several of torch's nodes, with its backward
+pass written out. Base weights are frozen, so no node makes a gradient for them. Each node gets the
+set of functions (fused_ops.py) that computes norms, rotations and gates.
 
 Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
 works in the dtype of its input; adapters are float32 always.
@@ -60,7 +60,7 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for x [N, in], the adapter's share included; the class
+        """Compute the layer's outputs [N, out] for x [N, in], with the adapter's share; the class
         describes the arguments. Beside the weights only `dropped`, the adapter's input, is saved
         for the backward pass."""
         ctx.placement = placement
@@ -72,14 +72,14 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs;
-        None for the other arguments. Without dropout x and `dropped` are one tensor, and x gets the
-        gradient of both."""
+        """Compute the gradients of x, `dropped`, a and b from the gradient `dy` [N, out] of the
+        outputs; the other arguments get None. Without dropout x and `dropped` are one tensor, and x
+        gets the gradient of both."""
         dropped, a, b, weight = ctx.saved_tensors
         da, db, d_low_rank = factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
-        # In the first layer neither does, since nothing below it is trained.
+        # The first layer's input needs no gradient, because nothing before it is trained.
         if x_needs_grad or dropped_needs_grad:
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
@@ -91,8 +91,8 @@ class LoraLinear(torch.autograd.Function):
 
 
 class GatedLoraLinear(torch.autograd.Function):
-    """LoraLinear of silu(gate) * up, without dropout. That product, the second widest input of a
-    layer, is not saved: the backward pass computes it again."""
+    """LoraLinear of silu(gate) * up, without dropout. That product is the second widest input of a
+    layer; it is not saved, and the backward pass computes it again."""
 
     @staticmethod
     def forward(
@@ -105,7 +105,7 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included.
+        """Compute the layer's outputs [N, out] for silu(gate) * up, with the adapter's share.
 
         Args:
             gate_up: [N, 2 * in], gate, then up; the only activation saved for the backward pass.
@@ -121,34 +121,35 @@ class GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None
-        for the other arguments."""
+        """Compute the gradients of gate_up, a and b from the gradient `dy` [N, out] of the outputs;
+        the other arguments get None."""
         gate_up, a, b, weight = ctx.saved_tensors
         x, saved = ctx.functions.gate_again(gate_up)  # x = silu(gate) * up, as in the forward pass
         da, db, d_low_rank = factor_gradients(x, a, b, dy, ctx.placement)
         del x  # its memory, and its place in the processor's cache, serve the next tensors
         dx = linear(dy, weight.t())
-        if not ctx.placement.merged:  # a merged weight has given the adapter's share of dx
+        if not ctx.placement.merged:  # a merged weight contributed the adapter's share above
             dx.addmm_(d_low_rank, a.to(dx.dtype))
         dgate_up = ctx.functions.gate_gradient(gate_up, saved, dx)
         return dgate_up, da, db, None, None, None, None
 
 
 class FrozenLinear(torch.autograd.Function):
-    """y = x W^T + b where nothing is trained: only x gets a gradient."""
+    """y = x W^T + b with a frozen weight and bias: only x gets a gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x W^T + b [N, out] for x [N, in], weight [out, in] and bias [out] or None."""
+        """Return x W^T + b, [N, out], for x [N, in], weight [out, in] and bias [out] or None."""
         ctx.save_for_backward(weight)
         return linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x, from the gradient `dy` of the outputs; weight and bias are frozen."""
+        """Compute the gradient of x from the gradient `dy` of the outputs. Weight and bias are
+        frozen and get None."""
         (weight,) = ctx.saved_tensors
         return linear(dy, weight.t()), None, None
 
@@ -166,10 +167,11 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (x + delta, weight * RMSNorm(x + delta)). All are [N, hidden], but weight is
+        """Return (x + delta, weight * RMSNorm(x + delta)). x and delta are [N, hidden], weight is
         [hidden]. The mean square is over the last dimension, in float32.
 
-        `functions` computes both, and what its gradient function needs of them (`saved`).
+        `functions` computes both results, and the tensors that its gradient function needs
+        (`saved`).
         """
         total, y, saved = functions.add_norm(x, delta, weight, eps)
         ctx.functions = functions
@@ -179,15 +181,15 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of x and delta, which are equal, from those of the two outputs: `dtotal` of
-        x + delta and `dy` of the norm of it. None for the other arguments."""
+        """Compute the gradients of x and delta, which are equal. `dtotal` is the gradient of x +
+        delta, `dy` the gradient of its norm. The other arguments get None."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
 
 
 class Norm(torch.autograd.Function):
-    """w * RMSNorm(x); see AddNorm."""
+    """weight * RMSNorm(x), without the sum of `AddNorm`."""
 
     @staticmethod
     def forward(
@@ -197,8 +199,8 @@ class Norm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """weight * RMSNorm(x), [N, hidden] as x, for weight [hidden]. `functions` computes it, and
-        what its gradient function needs (`saved`)."""
+        """Return weight * RMSNorm(x), [N, hidden] like x, for weight [hidden]. `functions` computes
+        the result, and the tensors that its gradient function needs (`saved`)."""
         y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -207,15 +209,16 @@ class Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x, from the gradient `dy` of the norm; None for the other arguments."""
+        """Compute the gradient of x from the gradient `dy` of the norm; the other arguments get
+        None."""
         weight, *saved = ctx.saved_tensors
         return ctx.functions.norm_gradient(saved, weight, dy), None, None, None
 
 
 class HeadsRope(torch.autograd.Function):
-    """Queries and keys, normalised per head (if there are weights) and rotated by their positions,
-    in place in `qkv`; values stay as they are. Rotary positions in the rotate-half form (arXiv
-    2104.09864)."""
+    """Normalises queries and keys per head (if there are weights) and rotates them by their
+    positions, in place in `qkv`; values stay as they are. Rotary positions in the rotate-half form
+    (arXiv 2104.09864)."""
 
     @staticmethod
     def forward(
@@ -232,7 +235,8 @@ class HeadsRope(torch.autograd.Function):
         place, and return that tensor.
 
         Args:
-            q_weight, k_weight: [dim], of the norms of heads; None if heads are not normalised.
+            q_weight, k_weight: [dim], weights of the heads' norms; None if heads are not
+                normalised.
             cos, sin: [N, 1, dim / 2], of the tokens' positions.
         """
         heads, kv_heads, eps = layout.heads, layout.kv_heads, layout.eps
@@ -245,8 +249,8 @@ class HeadsRope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of qkv before the rotation, from the gradient `d` of the result; None for
-        the other arguments."""
+        """Compute the gradient of qkv before the rotation, from the gradient `d` of the result; the
+        other arguments get None."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv_heads = ctx.layout.heads, ctx.layout.kv_heads
         dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
@@ -258,7 +262,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor, functions: Pointwise = TORCH) -> torch.Tensor:
-        """silu(gate) * up, [N, width]. Only the input is saved."""
+        """Return silu(gate) * up, [N, width]. Only the input is saved for the backward pass."""
         ctx.functions = functions
         ctx.save_for_backward(gate_up)
         return functions.gate(gate_up)
@@ -266,19 +270,19 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of gate_up [N, 2 * width], from the gradient `dy` [N, width] of the
+        """Compute the gradient of gate_up [N, 2 * width] from the gradient `dy` [N, width] of the
         product."""
         (gate_up,) = ctx.saved_tensors
-        # None: `gate_again` has not run, so nothing of it is saved.
+        # None: the forward pass saved no silu(gate), so the gradient function computes it.
         return ctx.functions.gate_gradient(gate_up, None, dy), None
 
 
 class PickRows(torch.autograd.Function):
-    """Rows of x, each at most once; rows that are not picked get a gradient of zero."""
+    """Picks rows of x, each at most once. Rows that are not picked get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """x[rows], for `rows` int64."""
+        """Return x[rows], with `rows` int64."""
         ctx.save_for_backward(rows)
         ctx.size = x.shape
         return x.index_select(0, rows)
@@ -286,37 +290,39 @@ class PickRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x: `dy` at the picked rows, zero elsewhere."""
+        """Compute the gradient of x: `dy` at the picked rows, zero elsewhere."""
         (rows,) = ctx.saved_tensors
         return dy.new_zeros(ctx.size).index_copy_(0, rows, dy), None
 
 
 class Spread(torch.autograd.Function):
-    """Puts packed rows at their places in a padded tensor of `size` rows; the padding is zero."""
+    """Puts packed rows into a padded tensor of `size` rows; the padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scatter_index: torch.Tensor, size: int) -> torch.Tensor:
-        """The padded tensor [size, ...]. Row i of x stands at row `scatter_index[i]` (int64)."""
+        """Return the padded tensor [size, ...]. Row i of x stands at row `scatter_index[i]`
+        (int64)."""
         ctx.save_for_backward(scatter_index)
         return x.new_zeros((size, *x.shape[1:])).index_copy_(0, scatter_index, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x: the rows of `dy` where x was put."""
+        """Compute the gradient of x: the rows of `dy` at which x was put."""
         (scatter_index,) = ctx.saved_tensors
         return dy.index_select(0, scatter_index), None, None
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of given tokens; of the logits only a chunk is in memory at a time.
+    """Log-probabilities of given tokens, computed chunk by chunk so that few logits are in memory
+    at a time.
 
     A token's log-probability depends on its own hidden row alone. So the forward pass already
     computes its whole gradient, (W_label - softmax(z) W) / temperature, and the backward pass only
-    scales it: any loss may follow, and no logits are saved.
+    scales it. Any loss may follow, and no logits are saved.
 
     Args of `apply`:
-        hidden: [T, hidden]; head: of [vocab, hidden], frozen; labels: [T] int64.
+        hidden: [T, hidden]; head: the frozen weight [vocab, hidden]; labels: [T] int64.
         inverse_temperature: multiplies the logits.
         chunk_rows: tokens per chunk.
         entropies: whether to compute entropies too.
@@ -336,10 +342,13 @@ class TokenLogprobs(torch.autograd.Function):
         chunk_rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the log-probability of each label, the entropy of its distribution), both [T] float32;
-        entropies are zeros unless asked for. If `hidden` [T, hidden] needs a gradient, `slopes` is
-        saved in place of the logits: row t is the gradient of token t's log-probability with
-        respect to row t of `hidden`. Logits are computed for `chunk_rows` rows at a time."""
+        """Compute (the log-probability of each label, the entropy of its distribution), both [T]
+        float32; entropies are zeros unless asked for. Logits are computed for `chunk_rows` rows at
+        a time.
+
+        If `hidden` [T, hidden] needs a gradient, `slopes` is saved in place of the logits: row t is
+        the gradient of token t's log-probability with respect to row t of `hidden`.
+        """
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
@@ -364,9 +373,10 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `hidden`, from the gradient `dvalues` [T] of the log-probabilities; None
-        for the other arguments. Entropies have no gradient."""
-        (slopes,) = ctx.saved_tensors  # [T, hidden]: each log-probability by its hidden row
+        """Compute the gradient of `hidden` from the gradient `dvalues` [T] of the
+        log-probabilities; the other arguments get None. Entropies have no gradient."""
+        # [T, hidden]: the gradient of each log-probability with respect to its hidden row.
+        (slopes,) = ctx.saved_tensors
         dhidden = slopes * dvalues[:, None].to(slopes.dtype)
         return dhidden, None, None, None, None, None
 
@@ -380,10 +390,10 @@ def _chunk_logprobs(
     entropy: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The log-probability of each label, [n].
+    """Compute the log-probability of each label, [n].
 
     Args:
-        logits: [n, vocab] float32, as the head gives them; overwritten.
+        logits: [n, vocab] float32, as the head computes them; overwritten.
         labels: [n] int64.
         entropy: [n], filled with the entropy of each row's distribution; None if not needed.
         slopes: [n, hidden], filled with the gradient of each log-probability with respect to its
@@ -396,7 +406,8 @@ def _chunk_logprobs(
     if entropy is not None:
         # The entropy below is computed from logits around 0, which are rounded least.
         logits.sub_(greatest[:, None])
-    # On a CPU the probabilities replace the logits if no entropy reads those again: fewer bytes.
+    # To move fewer bytes on a CPU, the probabilities overwrite the logits. The entropy reads the
+    # logits again, so then they must stay.
     in_place = entropy is None and logits.device.type == "cpu"
     probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
     # The likeliest token's log-probability; any other token's is this plus (logit - greatest). Its
@@ -412,8 +423,8 @@ def _chunk_logprobs(
 def _fill_slopes(
     slopes: torch.Tensor, head: OutputLayer, labels: torch.Tensor, probabilities: torch.Tensor
 ) -> None:
-    """Write into `slopes` [n, hidden] the gradient of each label's log-probability with respect to
-    its hidden row: the head's row for the label, minus the mean of all rows of the head, weighted
-    by their `probabilities` [n, vocab]."""
+    """Fill `slopes` [n, hidden] with the gradient of each label's log-probability with respect to
+    its hidden row. That is the head's row for the label, minus the mean of all rows of the head
+    weighted by their `probabilities` [n, vocab]."""
     mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
     torch.sub(head.weight[labels], mean_row, out=slopes)

@@ -1,14 +1,14 @@
-"""The kernels of the package liger-kernel (Triton), as functions between matrix products;
-fused_ops.py says what each is given and gives.
+"""The kernels of the package liger-kernel (Triton), as the functions between matrix products;
+fused_ops.py describes their arguments and results.
 
-Casting is Llama's: statistics in float32, the normalised row rounded before the weight, as
-transformers does it. The offset that Gemma adds to weights is 0. Weights are frozen, so no kernel
-is asked for their gradient. Some kernels can write over what they are given (`in_place`): that is
-used on memory made here alone.
+Casting is Llama's, as in transformers: statistics in float32, and the normalised row is rounded
+before it is multiplied with the weight. The offset that Gemma adds to weights is 0. Weights are
+frozen, so no kernel is asked for their gradient. Some kernels can overwrite an input (`in_place`);
+that is only allowed for memory that was made here.
 
-Rotations are launched on queries and keys where they stand in one tensor; Liger's own wrapper would
-copy both first, and nothing would be saved. Its fused head is not used: it goes over every row of a
-batch and gives their sum, while `TokenLogprobs` goes over the trained ones and gives each.
+Rotations are launched on queries and keys in the one tensor that holds both; Liger's own wrapper
+would copy both first, and save nothing. Liger's fused head is not used: it computes every row of a
+batch and returns their sum, while `TokenLogprobs` computes the trained rows and returns each.
 """
 
 from importlib import import_module
@@ -25,22 +25,22 @@ STAGES = 2  # of the kernel's pipeline, as Liger's own autograd node sets it
 
 
 class Liger:
-    """The kernels.
+    """The kernels of liger-kernel, imported when the object is made.
 
     Raises:
-        ImportError: where liger-kernel or Triton is missing.
-        AttributeError: where a kernel has another name than in the versions known here.
+        ImportError: if liger-kernel or Triton is missing.
+        AttributeError: if a kernel has another name than in the versions known here.
     """
 
     def __init__(self) -> None:
         """Import the kernels.
 
         Raises:
-            ImportError: liger-kernel or Triton is missing.
-            AttributeError: a kernel has another name than in the versions known here.
+            ImportError: if liger-kernel or Triton is missing.
+            AttributeError: if a kernel has another name than in the versions known here.
         """
         self.version = version("liger-kernel")
-        # By name and late: on most machines there is neither this package nor a use for it.
+        # Imported by name and only now, because most machines lack the package and never use it.
         self._rms: Any = import_module("liger_kernel.ops.rms_norm")
         self._sum: Any = import_module("liger_kernel.ops.fused_add_rms_norm")
         swiglu: Any = import_module("liger_kernel.ops.swiglu")
@@ -53,8 +53,8 @@ class Liger:
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """(weight * x / rms(x), what the gradient needs) for x [N, width]. weight: [width]; None
-        normalises without a weight."""
+        """Return (weight * x / rms(x), what the gradient needs) for x [N, width]. `weight` is
+        [width]; None normalises without a weight."""
         x = x.contiguous()
         row_mode = None  # Liger chooses between its kernels by the number of rows
         y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, row_mode)
@@ -63,14 +63,15 @@ class Liger:
     def norm_gradient(
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient of x in `norm`, from the gradient `dy` of its result."""
+        """Compute the gradient of x in `norm`, from the gradient `dy` of the result. `saved` is
+        what `norm` returned for it."""
         return self._norm_backward(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """(x + delta, weight * RMS norm of that sum, what the gradient needs: the sum and its
-        1 / rms). x and delta: [N, width]."""
+        """Return (x + delta, weight times the RMS norm of that sum, what the gradient needs). The
+        gradient needs the sum and its 1 / rms. x and delta are [N, width]."""
         y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
             x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
         )
@@ -83,8 +84,8 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of x in `add_norm`, which is also that of delta, from the gradients of the
-        two results: `dtotal` of x + delta, `dy` of its norm."""
+        """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `dtotal` is
+        the gradient of the sum x + delta, `dy` the gradient of its norm."""
         total, inverse = saved
         block, warps = self._launch_settings(total.shape[-1])
         dx, *_ = self._sum.fused_add_rms_norm_backward(
@@ -113,8 +114,8 @@ class Liger:
         sin: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, ...]:
-        """Normalise queries and keys, if there is a weight, and rotate them, in place. Returns what
-        the gradient needs; () without a weight.
+        """Normalise queries and keys (unless `weight` is None) and rotate them, in place. Returns
+        what the gradient needs; () if `weight` is None.
 
         Args:
             all_heads: [N, heads + 2 kv_heads, dim], contiguous: queries, keys, values.
@@ -124,8 +125,8 @@ class Liger:
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
             queries_and_keys = all_heads[:, : heads + kv_heads]
-            # A copy, since `norm` saves its input for the gradient and the product below overwrites
-            # the original. `norm` itself copies only what has gaps, and a single row has none.
+            # Give `norm` a copy: it saves its input for the gradient, and the product below
+            # overwrites the original. `norm` itself copies only an input that is not contiguous.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, weight=None, eps=eps)
             torch.mul(normed, weight, out=queries_and_keys)
@@ -142,8 +143,9 @@ class Liger:
         heads: int,
         kv_heads: int,
     ) -> torch.Tensor:
-        """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both are [N,
-        heads + 2 kv_heads, dim]. `saved` is what `apply_rope` returned, `weight` its argument."""
+        """Compute the gradient of the input of `apply_rope` from the gradient `d` of its result;
+        both are [N, heads + 2 kv_heads, dim]. `saved` is what `apply_rope` returned, `weight` its
+        argument."""
         out = d.clone(memory_format=torch.contiguous_format)
         self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
@@ -154,11 +156,12 @@ class Liger:
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for gate_up [N, 2 width], gate first."""
+        """Return silu(gate) * up, [N, width], for gate_up [N, 2 width], which holds the gate in its
+        first half."""
         return self._gate(gate_up.contiguous())[1]  # the first result is the input
 
     def gate_gradient(self, gate_up: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-        """The gradient of gate_up, from the gradient `dy` of `gate`'s result."""
+        """Compute the gradient of gate_up, from the gradient `dy` of the result of `gate`."""
         return self._gate_gradient(gate_up.contiguous(), dy.contiguous(), in_place=False)
 
     def _norm_backward(
@@ -169,8 +172,8 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of x in `norm`, from the gradient `dy` of its result. `saved` and `weight`
-        as in `norm`; `in_place` lets the kernel overwrite `dy`."""
+        """Compute the gradient of x in `norm`, from the gradient `dy` of the result. `saved` and
+        `weight` are those of `norm`; `in_place` lets the kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._launch_settings(width)
@@ -199,13 +202,13 @@ class Liger:
         *,
         back: bool,
     ) -> None:
-        """Rotate queries and keys in place by their positions; with `back` in the other direction.
-        all_heads: [N, heads + 2 kv_heads, dim].
+        """Rotate queries and keys by their positions, in place; with `back` in the opposite
+        direction. `all_heads` is [N, heads + 2 kv_heads, dim].
 
         Liger's kernel takes these arguments by position alone.
         """
         count, _, dim = all_heads.shape
-        # Triton needs powers of two.
+        # Triton's blocks must have sizes that are powers of two.
         padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv_heads)
         padded_dim = self._next_power_of_2(dim)
         stride = all_heads.stride(0)  # from one token to the next

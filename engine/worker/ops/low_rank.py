@@ -1,10 +1,10 @@
 """The part of an adapter in a linear layer: scale * (x A_i^T) B_i^T for each adapted part i of the
 layer's outputs, and its gradients (low-rank adaptation, arXiv 2106.09685).
 
-There are two ways to compute it. By parts: each has a product of its own, out of the float32
-factors; that is a CPU's in float32. Jointly: one product with all B factors, out of copies of the
-factors in the layer's number format (`Joint`), which are made once per optimizer step; a GPU would
-spend more time on starting the products of single parts than on computing them.
+There are two ways to compute it. By parts: each part has a product of its own, with the float32
+factors; this way serves a CPU in float32. Jointly: one product with all B factors, with copies of
+the factors in the layer's number format (`Joint`), which are made once per optimizer step. A GPU
+would spend more time on starting the products of single parts than on computing them.
 
 Shapes: N packed tokens, `in`/`out` features of a layer, r the adapter's rank.
 """
@@ -63,9 +63,9 @@ class Part(NamedTuple):
 
 
 def parts_of(spans: Sequence[tuple[int, int]], rank: int) -> list[Part]:
-    """The adapted parts at these (start, stop) spans of the outputs. In B and in the low-rank
-    activations they follow each other without gaps: for (0, 4) and (8, 10) and rank 2 the rows of B
-    are 0 to 4 and 4 to 6, the columns 0 to 2 and 2 to 4."""
+    """List the adapted parts at these (start, stop) spans of the outputs. In B and in the low-rank
+    activations the parts follow each other without gaps: for the spans (0, 4) and (8, 10) and rank
+    2, the rows of B are 0 to 4 and 4 to 6, the columns 0 to 2 and 2 to 4."""
     parts = []
     row = 0  # of B, the first of the next part
     for number, (start, stop) in enumerate(spans):
@@ -78,8 +78,8 @@ def parts_of(spans: Sequence[tuple[int, int]], rank: int) -> list[Part]:
 
 @torch.no_grad()
 def fill_joint(joint_b: torch.Tensor, b: torch.Tensor, spans: Sequence[tuple[int, int]]) -> None:
-    """Write the B factors b [adapted outputs, r] to their places in `joint_b` [out, parts * r], of
-    which everything else stays as it is."""
+    """Write the B factors b [adapted outputs, r] to their places in `joint_b` [out, parts * r].
+    Everything else in `joint_b` stays as it is."""
     for part in parts_of(spans, rank=b.shape[1]):
         joint_b[part.outputs, part.columns].copy_(b[part.rows])
 
@@ -93,13 +93,14 @@ def adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """x W^T + bias [N, out] for x [N, in]. Unless the weight contains the adapter already, scale *
-    (dropped A_i^T) B_i^T is added in the span of each adapted part i of the outputs.
+    """Compute x W^T + bias, [N, out], for x [N, in], plus the adapter: scale * (dropped A_i^T)
+    B_i^T in the span of each adapted part i of the outputs. A weight that already contains the
+    adapter gets no such addition.
 
     Args:
         dropped: x after adapter dropout, or x itself.
-        a, b: the factors of all parts: those of `placement.joint`, or without it [parts * r, in]
-            and [adapted outputs, r], one below the other.
+        a, b: the factors of all parts: those of `placement.joint`. If that is None, [parts * r, in]
+            and [adapted outputs, r], one part below the other.
     """
     y = linear(x, weight, bias)
     if placement.merged:
@@ -116,9 +117,12 @@ def adapted(
 def factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of the adapter's factors, float32 [parts * r, in] and [adapted outputs, r], and
-    of its low-rank activations x A^T [N, parts * r], from the gradient `dy` [N, out] of the layer's
-    outputs. x [N, in] is the adapter's input; a and b are the factors that `adapted` was given."""
+    """Compute three gradients from the gradient `dy` [N, out] of the layer's outputs: those of the
+    factors, float32 [parts * r, in] and [adapted outputs, r], and that of the low-rank activations
+    x A^T, [N, parts * r].
+
+    x [N, in] is the adapter's input; a and b are the factors that `adapted` was given.
+    """
     if placement.joint is not None:
         return _joint_gradients(x, a, b, dy, placement)
     return _gradients_by_parts(x, a, b, dy, placement)
@@ -127,7 +131,8 @@ def factor_gradients(
 def _gradients_by_parts(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `factor_gradients` returns, by two products for each adapted part of the outputs."""
+    """Compute what `factor_gradients` returns, by two products for each adapted part of the
+    outputs."""
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))  # x A^T
     d_low_rank = torch.empty_like(low_rank)
@@ -146,10 +151,11 @@ def _gradients_by_parts(
 def _joint_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `factor_gradients` returns, by one product for all parts. Of the product for B only the
-    blocks in which outputs and columns belong to one part are used; it is a small one."""
+    """Compute what `factor_gradients` returns, by one product for all parts. The small product for
+    B also computes blocks in which outputs and columns belong to different parts; these are not
+    used."""
     low_rank = linear(x, a)  # x A^T
-    # scale * dy B; with beta 0 what stood in the memory before does not count.
+    # scale * dy B. With beta 0 the uninitialised memory of `empty_like` is ignored.
     d_low_rank = torch.empty_like(low_rank).addmm_(dy, b, beta=0, alpha=placement.scale)
     products = low_rank.mul_(placement.scale).t() @ dy  # [parts * r, out]
     parts = parts_of(placement.spans, rank=a.shape[0] // len(placement.spans))

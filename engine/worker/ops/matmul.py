@@ -1,7 +1,7 @@
-"""Matrix products on the fastest library this CPU has for them.
+"""Matrix products by the fastest library that this CPU has for them.
 
-PyTorch takes float32 products through MKL, which keeps to AVX2 on processors that are not
-Intel's; oneDNN, also part of PyTorch, uses AVX-512 there, at the same precision.
+PyTorch computes float32 products by MKL, which uses only AVX2 on processors that are not Intel's.
+oneDNN, also part of PyTorch, uses AVX-512 there, at the same precision.
 """
 
 from functools import cache, cached_property
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from engine.worker.core import switched_off
 
-# For fewer multiplications, getting into oneDNN costs more than it saves.
+# With fewer multiplications than this, a call of oneDNN costs more than it saves.
 MIN_MULTIPLICATIONS = 2**20
 # The number of rows that the layout of a packed weight is optimised for; others work too.
 PACKED_FOR_ROWS = 32
@@ -28,21 +28,22 @@ LARGE_WEIGHTS = 2**25  # numbers in the weights of its layers
 
 
 def has_onednn() -> bool:
-    """Whether oneDNN may be faster here than torch's own products, whether or not it is used."""
+    """Whether oneDNN may be faster here than torch's own products, even if it is switched off."""
     return _operator_of_onednn() is not None
 
 
 def _onednn() -> Any:
-    """oneDNN's operator for x W^T + b, None where it is not to be used."""
+    """Return oneDNN's operator for x W^T + b; None if it is switched off or not faster on this
+    CPU."""
     return None if switched_off.is_off("onednn_products") else _operator_of_onednn()
 
 
 @cache
 def _operator_of_onednn() -> Any:
-    """Return oneDNN's operator for x W^T + b; None if it is not to be used.
+    """Return oneDNN's operator for x W^T + b; None if it is missing or not faster on this CPU.
 
-    It is missing in some builds of torch, and is faster than torch's own only on AMD processors
-    with AVX-512.
+    Some builds of torch lack it. It is faster than torch's own products only on AMD processors with
+    AVX-512.
     """
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
@@ -55,19 +56,19 @@ def _operator_of_onednn() -> Any:
 
 
 def grain(count: int, weights: int) -> int:
-    """Return the number to a multiple of which `count` rows should be padded.
+    """Return the number that `count` rows should be padded to a multiple of: GRAIN or LARGE_GRAIN.
+    It is 1 (no padding) if oneDNN is not used, or if padding would cost more than it saves.
 
-    It is GRAIN or LARGE_GRAIN; 1 (no padding) if oneDNN is not used, or if padding would cost more
-    than it saves. `weights`: how many numbers the weights of the model's layers have.
+    `weights`: how many numbers the weights of the model's layers have.
     """
     multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
-    # Four times: the padding then adds less than a quarter.
+    # From four multiples on, padding adds less than a quarter of the rows.
     return multiple if count >= 4 * multiple and _onednn() is not None else 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b [N, out], without a gradient. Large float32 products on a CPU go through oneDNN
-    where that is faster.
+    """Compute x W^T + b, [N, out], without a gradient. Large float32 products on a CPU are computed
+    by oneDNN if that is faster.
 
     Args:
         x: [N, in].
@@ -77,7 +78,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     is_large = x.shape[0] * weight.numel() >= MIN_MULTIPLICATIONS
     if is_large and x.dtype == torch.float32 and not x.is_cuda:
         operator = _onednn()
-        # For a slice of a larger weight oneDNN has only reference code, a thousand times slower.
+        # For a slice of a larger weight oneDNN has only its reference code, which is a thousand
+        # times slower.
         is_dense = weight.is_contiguous() or weight.t().is_contiguous()
         if operator is not None and is_dense:
             return operator(x, weight, bias, *NO_ACTIVATION)
@@ -85,16 +87,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """x [N, n], some columns of a larger tensor, in the form in which products take it fastest.
-    Where oneDNN is used, that is a copy without gaps. With gaps, `linear` would copy x for each
-    product in which it is the input, and would not use oneDNN where it is the weight."""
+    """Return x [N, n], some columns of a larger tensor, in the memory layout that products read
+    fastest. If oneDNN is used, that is a contiguous copy. Otherwise `linear` would copy x for each
+    product in which it is the input, and would not use oneDNN if x is the weight."""
     uses_onednn = x.dtype == torch.float32 and x.device.type == "cpu" and _onednn() is not None
     return x.contiguous() if uses_onednn else x
 
 
 class Fixed:
-    """A weight for many products. Where oneDNN is used, its layout is optimised once for all of
-    them.
+    """A weight that is used in many products. If oneDNN is used, the weight's memory layout is
+    optimised once for all of them.
 
     Args:
         weight: [out, in]; must not change afterwards.
@@ -103,7 +105,7 @@ class Fixed:
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
         """Keep the weight [out, in], which must not change any more. If oneDNN is used and `pack`
-        says that memory allows a second copy, make a copy in oneDNN's layout."""
+        is set (memory allows a second copy), make a copy in oneDNN's layout."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None
@@ -114,8 +116,8 @@ class Fixed:
         self._min_rows = MIN_MULTIPLICATIONS / weight.numel()  # from here on oneDNN is faster
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0. Goes through
-        oneDNN if the weight was packed and there are enough rows."""
+        """Compute x W^T + b, [N, out], without a gradient, for x [N, in] and bias [out] (None for
+        0). oneDNN computes it if the weight was packed and there are enough rows."""
         if self.packed is None:
             return linear(x, self.weight, bias)
         if x.shape[0] < self._min_rows:  # too few for oneDNN to be faster
@@ -124,18 +126,18 @@ class Fixed:
 
 
 def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T [N, out] in float32 out of operands of 16 bits, on a GPU. The product is summed in
-    float32 there anyway; rounded to bfloat16 first, logits would lose all but three digits."""
+    """Compute x W^T, [N, out], in float32 from 16-bit operands, on a GPU. The GPU sums in float32
+    anyway; rounding the result to bfloat16 would leave logits only three digits."""
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
 class OutputLayer:
-    """The weight of a model's output layer, which never changes, for products from both sides. The
-    copies in oneDNN's layout are made when they are first needed.
+    """The weight of a model's output layer, which never changes, for products with it and with its
+    transpose. The copies in oneDNN's layout are made when they are first needed.
 
     Args:
         weight: [vocab, hidden].
-        pack: whether memory allows a second copy of it for either side.
+        pack: whether memory allows a second copy for each of the two products.
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool = False) -> None:
@@ -145,11 +147,11 @@ class OutputLayer:
 
     @cached_property
     def logits(self) -> Fixed:
-        """The product x W^T, [N, vocab] for x [N, hidden]."""
+        """The product x W^T: [N, vocab] for x [N, hidden]."""
         return Fixed(self.weight, pack=self.pack)
 
     def float_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T, [N, vocab] float32 for x [N, hidden]."""
+        """Compute x W^T as float32, [N, vocab], for x [N, hidden]."""
         is_wide = x.device.type == "cpu" or x.dtype == torch.float32
         if not is_wide and not switched_off.is_off("float32_head"):
             return float32_product(x, self.weight)
@@ -157,6 +159,6 @@ class OutputLayer:
 
     @cached_property
     def mean_rows(self) -> Fixed:
-        """The product p W, [N, hidden] for p [N, vocab]: for probabilities, the mean of W's rows
-        under them."""
+        """The product p W: [N, hidden] for p [N, vocab]. If p are probabilities, the result is the
+        mean of W's rows weighted by them."""
         return Fixed(self.weight.t(), pack=self.pack)

@@ -1,12 +1,13 @@
-"""Packing: rows of token ids one after the other, without padding; a group's prompt only once.
+"""Packing: rows of token ids stand one after the other, without padding. A prompt that the rows of
+a group (completions of one task) share stands only once.
 
     prefixes                              suffixes
     [prompt of group 0][prompt of 1] ...  [completion 0 of group 0][completion 1 of group 0] ...
 
 A row that shares nothing is a prefix alone. A token of a prefix attends to the tokens before it in
 that prefix; a token of a suffix attends to its whole prefix and to the tokens before it in the
-suffix. That is what it would attend to if the prompt were repeated for each row. The last token of
-a row predicts nothing and is left out.
+suffix. These are the same tokens as if the prompt were repeated for each row. The last token of a
+row predicts nothing and is left out.
 
 Linear layers run over the packed tokens; only attention needs to know which token attends to which,
 and learns it from a `Layout`.
@@ -21,8 +22,8 @@ import torch
 from engine.worker.core.batch import Row
 from engine.worker.core.transfer import to_device
 
-# The most pairs of tokens that an attention bucket may compute only because of padding: they cost
-# as much as one more call.
+# The most pairs of tokens that an attention bucket may compute only because of padding. Computing
+# so many costs as much as one more call for another bucket.
 MAX_WASTED_PAIRS = 12000
 # Suffixes share a bucket while the longest of their prefixes is at most PREFIX_RATIO times the
 # shortest, plus PREFIX_TOKENS.
@@ -35,10 +36,10 @@ class Bucket:
     """Sequences of similar length, one after the other in the packed order.
 
     Attributes:
-        start, stop: where their tokens begin and end in the packed order.
+        start, stop: the range of their tokens in the packed order.
         rows, length: how many sequences there are, and the length of the longest.
-        scatter_index: [stop - start] int64, where each token goes among the rows * length places of
-            the padded bucket; None where all sequences are equally long.
+        scatter_index: [stop - start] int64, the place of each token among the rows * length places
+            of the padded bucket; None if all sequences are equally long.
     """
 
     start: int
@@ -48,6 +49,7 @@ class Bucket:
     scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
+        """The same bucket with its tensor on the device."""
         return replace(self, scatter_index=_on_device(self.scatter_index, device))
 
 
@@ -146,7 +148,8 @@ class Packed:
     predicting_of_label: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """The same microbatch with its tensors on the device, without waiting for it."""
+        """Return the same microbatch with its tensors copied to the device. Does not wait for the
+        copies."""
         moved = {name: to_device(getattr(self, name), device) for name in _TENSORS}
         return replace(self, **moved)
 
@@ -156,20 +159,20 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     suffixes in the order of their prefixes, those of one prefix by length.
 
     Args:
-        rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: called with the number of tokens, returns the number of which it should be a
-            multiple (matmul.py; 1: any number will do). One more sequence, which no row sees, fills
-            the batch up to that multiple.
+        rows: each with its ids, its loss mask and the length of the prompt it shares.
+        grain: called with the number of tokens, returns the number that it should be a multiple of
+            (matmul.py; 1: any number will do). One more sequence, which no row sees, fills the
+            batch up to that multiple.
 
     Raises:
-        ValueError: when a row's first token is marked as trained, since nothing predicts it.
+        ValueError: if a row's first token is marked as trained, since nothing predicts that token.
     """
     prefixes = _filled_prefixes(rows, grain)
     order = _PackedOrder.of(rows, prefixes)
     ids, positions = _packed_ids_with_positions(rows, prefixes, order)
     sources, labels, row_numbers = _trained_tokens(rows, order)
     source = torch.cat(sources)
-    # Found here, on the CPU: on a GPU it would make the host wait for the device.
+    # `unique` runs here, on the CPU. On a GPU it would make the host wait for the device.
     predicting, predicting_of_label = source.unique(return_inverse=True)
     return Packed(
         ids=torch.cat(ids),
@@ -184,9 +187,9 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 
 def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
-    """The distinct prefixes of the rows, sorted by length so that those of similar length can share
-    a bucket. One more prefix, with which no row begins, fills the packed tokens up to the multiple
-    that `grain` asks for (see `pack`)."""
+    """Collect the distinct prefixes of the rows, sorted by length, so that those of similar length
+    can share a bucket. One more prefix, which belongs to no row, fills the packed tokens up to the
+    multiple that `grain` asks for (see `pack`)."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % grain(token_total)  # up to the next multiple
@@ -198,7 +201,7 @@ def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["
 
 @dataclass(frozen=True)
 class _PackedOrder:
-    """Where the prefixes and suffixes of rows stand in the packed order.
+    """The places of prefixes and suffixes of rows in the packed order.
 
     Attributes:
         layout: lengths of the sequences in that order.
@@ -212,7 +215,7 @@ class _PackedOrder:
 
     @classmethod
     def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
-        """The order of these rows, whose prefixes stand in the order of `prefixes`."""
+        """Put these rows into packed order; `prefixes` are their prefixes, already in order."""
         prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
         suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
         suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
@@ -225,12 +228,13 @@ class _PackedOrder:
 
     @cached_property
     def prefix_starts(self) -> list[int]:
-        """Where each prefix begins."""
+        """The index in the packed order at which each prefix begins."""
         return start_offsets(self.layout.prefix_lengths, offset=0)
 
     @cached_property
     def suffix_starts(self) -> dict[int, int]:
-        """By row number, where its suffix begins; only for rows that have a suffix."""
+        """The index in the packed order at which a row's suffix begins, by row number. Rows without
+        a suffix are left out."""
         starts = start_offsets(self.layout.suffix_lengths, offset=sum(self.layout.prefix_lengths))
         return dict(zip(self.suffix_rows, starts, strict=True))
 
@@ -238,8 +242,8 @@ class _PackedOrder:
 def _packed_ids_with_positions(
     rows: Sequence[Row], prefixes: Sequence["_Prefix"], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Two lists with one tensor for each prefix, then for each suffix: its ids, and their positions
-    in their row. A row's last id is left out, as nothing is predicted from it."""
+    """Make two lists with one tensor for each prefix, then for each suffix: its ids, and their
+    positions in their row. A row's last id is left out, because nothing is predicted from it."""
     prefix_lengths = order.layout.prefix_lengths
     ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
     positions = [torch.arange(length) for length in prefix_lengths]
@@ -251,8 +255,9 @@ def _packed_ids_with_positions(
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """The token numbers `rows`, filled up to a multiple of grain(len(rows)), as in `pack`, with
-    numbers below `token_count` that are not among them; with fewer if there are not so many."""
+    """Extend the token numbers `rows` to a multiple of grain(len(rows)) (see `pack`) with
+    numbers below `token_count` that are not among them. If there are too few such numbers, all
+    are added."""
     missing = -len(rows) % grain(len(rows))  # up to the next multiple
     if not missing:
         return rows
@@ -262,14 +267,17 @@ def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]
 
 
 def _suffix_length(row: Row) -> int:
-    """How many tokens of a row with a shared prompt are packed after the prompt; the last token
-    predicts nothing and is not packed."""
+    """Count the tokens of a row that are packed after its shared prompt. The last token predicts
+    nothing and is not packed."""
     return len(row.ids) - 1 - row.prefix_len
 
 
 def _trained_positions(row: Row, number: int) -> torch.Tensor:
-    """The positions of a row's trained tokens in it, [trained] int64. Raises ValueError, which
-    names the row by its `number`, where its first token is among them: nothing predicts it."""
+    """Find the positions of a row's trained tokens in the row, [trained] int64.
+
+    Raises ValueError if the first token is one of them, since nothing predicts that token. The
+    message names the row by its `number`.
+    """
     if row.loss_mask[0]:
         fault = "its first token is marked as trained, nothing predicts it"
         raise ValueError(f"row {number}: {fault}")
@@ -285,7 +293,7 @@ def _trained_tokens(
     the id of the trained token, and the row's number.
 
     Raises:
-        ValueError: when a row's first token is marked as trained.
+        ValueError: if a row's first token is marked as trained.
     """
     source, labels, row_numbers = [], [], []
     for number, row in enumerate(rows):
@@ -302,7 +310,7 @@ def _in_packed_order(
     positions: torch.Tensor, row: Row, row_number: int, order: _PackedOrder
 ) -> torch.Tensor:
     """Translate positions in a row, which count from its first token, into indices of the same
-    tokens in the packed order, where the row's prefix and its suffix stand apart."""
+    tokens in the packed order. There the row's prefix and its suffix are not adjacent."""
     if_in_prefix = order.prefix_starts[order.prefix_of_row[row_number]] + positions
     if not row.prefix_len:  # the row shares no prompt: all of it is packed as a prefix
         return if_in_prefix
@@ -312,30 +320,28 @@ def _in_packed_order(
 
 
 def token_count(rows: Sequence[Row]) -> int:
-    """How many tokens `pack` would run through the model, without a filling sequence."""
+    """Count the tokens that `pack` would run through the model for these rows, without a filling
+    sequence."""
     return _packed_tokens(_distinct_prefixes(rows), rows)
 
 
 def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    """How many tokens these prefixes and the rows' suffixes have."""
+    """Count the tokens of these prefixes and of the rows' suffixes."""
     prefix_tokens = sum(len(prefix.ids) for prefix in prefixes)
     return prefix_tokens + sum(_suffix_length(row) for row in rows if row.prefix_len)
 
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A sequence that is packed once, and the numbers of the rows that begin with it."""
+    """A sequence that is packed once, and the numbers of the rows that begin with this sequence."""
 
     ids: Sequence[int]
     rows: list[int]
 
 
 def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
-    """Return the prefixes of a microbatch.
-
-    Each shared prompt stands once, and every row without a shared prompt as a whole (without its
-    last token, which predicts nothing).
-    """
+    """Collect the prefixes of a microbatch: each shared prompt once, and each row without a shared
+    prompt as a whole (without its last token, which predicts nothing)."""
     prefixes: list[_Prefix] = []
     index_of_prompt: dict[tuple[int, ...], int] = {}
     for number, row in enumerate(rows):
@@ -357,8 +363,8 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 
 
 def continuations(layout: Layout) -> list[Continuation]:
-    """One entry for each prompt that has suffixes, with its suffixes in one padded bucket; empty
-    suffixes are left out."""
+    """Make one entry for each prompt that has suffixes, with all its suffixes in one padded bucket.
+    Empty suffixes are left out."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     groups: list[Continuation] = []
     offset = sum(layout.prefix_lengths)  # where the next suffix begins in the packed order
@@ -371,7 +377,7 @@ def continuations(layout: Layout) -> list[Continuation]:
 
 
 def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
-    """By the number of a prefix, the lengths of its suffixes that have tokens."""
+    """Map the number of each prefix to the lengths of its suffixes; empty suffixes are left out."""
     lengths: dict[int, list[int]] = {}
     for owner, length in zip(layout.owners, layout.suffix_lengths, strict=True):
         if length:
@@ -396,9 +402,9 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
-    """The end of the bucket that begins with suffix `first`: the number of the next suffix whose
-    prefix is too long to be padded together with the others; the number of all suffixes if none
-    is."""
+    """Find the end of the bucket that begins with suffix `first`. That is the number of the next
+    suffix whose prefix is too long to be padded together with the others, or the number of all
+    suffixes if there is none."""
     # For each suffix the length of its prefix. They rise: the first is the bucket's shortest.
     prefix_lengths = [layout.prefix_lengths[owner] for owner in layout.owners]
     longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
@@ -409,8 +415,8 @@ def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
-    """Make the bucket of the suffixes with the numbers from `first` to `end - 1`, which attention
-    pads to one length. At least one of them has tokens. `offset` is where suffix `first` begins in
+    """Make the bucket of the suffixes from number `first` to `end - 1`, which attention pads to one
+    length. At least one of them has tokens. `offset` is the index at which suffix `first` begins in
     the packed order."""
     # A completion of one token has an empty suffix.
     nonempty = [i for i in range(first, end) if layout.suffix_lengths[i]]
@@ -431,7 +437,8 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
 
 
 def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
-    """The packed rows of the prefixes with these numbers, one prefix after the other, int64."""
+    """List the packed token indices of the prefixes with these numbers, one prefix after the other,
+    int64."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     return torch.cat(
         [torch.arange(starts[i], starts[i] + layout.prefix_lengths[i]) for i in numbers]
@@ -441,10 +448,10 @@ def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
 def _suffix_mask(
     suffixes: Bucket, prefix_lengths: Sequence[int], owner: torch.Tensor
 ) -> torch.Tensor:
-    """Make the mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length].
+    """Make the mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length] bool. A
+    suffix token sees all of its prefix, and its suffix up to itself.
 
-    A suffix token sees all of its prefix, and its suffix up to itself. `owner` [suffixes] holds for
-    each suffix the number of its prefix, as an index of `prefix_lengths`.
+    `owner` [suffixes] holds for each suffix the index of its prefix in `prefix_lengths`.
     """
     longest = max(prefix_lengths)
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
@@ -455,12 +462,12 @@ def _suffix_mask(
 
 
 def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
-    """Group consecutive sequences into buckets. A bucket ends where one more sequence would bring
+    """Group consecutive sequences into buckets. A bucket ends before the sequence that would bring
     its padding above MAX_WASTED_PAIRS.
 
     Args:
         lengths: of the sequences, in rising order.
-        offset: where the first sequence begins in the packed order.
+        offset: the index at which the first sequence begins in the packed order.
     """
     buckets = []
     first = 0  # the bucket's first sequence; `end` is the one after its last
@@ -474,8 +481,9 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
 
 
 def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
-    """The end of the bucket that begins with sequence `first`: the number of the next sequence that
-    would bring its padding above MAX_WASTED_PAIRS; len(lengths) if none would."""
+    """Find the end of the bucket that begins with sequence `first`. That is the number of the next
+    sequence that would bring the bucket's padding above MAX_WASTED_PAIRS, or len(lengths) if none
+    would."""
     end = first
     unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
     while end < len(lengths):
@@ -489,8 +497,8 @@ def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
 
 
 def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
-    """The bucket of consecutive sequences of these lengths; the first begins at `start` in the
-    packed order."""
+    """Make the bucket of consecutive sequences of these lengths. The first begins at index `start`
+    of the packed order."""
     longest = max(lengths)
     return Bucket(
         start=start,
@@ -502,10 +510,8 @@ def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
 
 
 def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
-    """Return the place of each token, int64, when every sequence is padded to `longest`.
-
-    None if nothing has to be padded. For the lengths 1 and 2: [0, 2, 3].
-    """
+    """Compute the place of each token, int64, after every sequence is padded to `longest`. For the
+    lengths 1 and 2 that is [0, 2, 3]. Returns None if nothing has to be padded."""
     if all(length == longest for length in lengths):
         return None
     starts = [number * longest for number in range(len(lengths))]
@@ -514,8 +520,8 @@ def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
 
 
 def start_offsets(lengths: Sequence[int], offset: int) -> list[int]:
-    """Where each of consecutive sequences begins if the first begins at `offset`. For the lengths 3
-    and 5 and offset 0: [0, 3]."""
+    """Compute the index at which each of consecutive sequences begins, if the first begins at
+    `offset`. For the lengths 3 and 5 and offset 0: [0, 3]."""
     starts = []
     for length in lengths:
         starts.append(offset)

@@ -1,8 +1,8 @@
-"""Tensors between the ranks of a run: gloo on CPUs, nccl on GPUs.
+"""Sends tensors between the ranks (processes) of a run: by gloo on CPUs, by nccl on GPUs.
 
-All ranks are on this machine: they find each other through a file in a private folder, and their
-sockets listen on the loopback interface alone. Every call is made by all ranks at once, right after
-rank 0 told the others to; none waits longer than PATIENCE for one that does not come.
+All ranks are on this machine. They find each other through a file in a private folder, and their
+sockets listen on the loopback interface alone. All ranks make every call at the same time, right
+after rank 0 has told the others to. No rank waits longer than PATIENCE for one that does not come.
 """
 
 import errno
@@ -29,13 +29,13 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where ranks find each other.
+    """How the ranks of a run find each other.
 
     Attributes:
-        store: path of a file in a folder of this user alone.
+        store: path of a file in a folder that only this user can read.
         count: how many ranks there are.
-        training: how many of them train, the first ones; where others sample beside them, the two
-            kinds do collective calls of their own.
+        training: how many of them train; these come first. If others sample beside them, each of
+            the two kinds has collective calls of its own.
     """
 
     store: str
@@ -45,11 +45,11 @@ class Meeting:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Which ranks do a collective call together; None for all.
+    """The ranks that make a collective call together; None stands for all ranks.
 
     Attributes:
-        training: those that train.
-        sampling: rank 0 and those that sample.
+        training: the ranks that train.
+        sampling: rank 0 and the ranks that sample.
     """
 
     training: Any = None
@@ -60,16 +60,18 @@ _groups = _Groups()
 
 
 class Disconnected(RuntimeError):
-    """A collective call failed: another rank is gone, or has not come in time."""
+    """Raised if a collective call failed because another rank is gone or did not come in time."""
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """A context for this process's side of a collective call.
+    """Translate the errors of a collective call that this process makes inside the context. A
+    failure for want of memory is passed on unchanged.
 
     Raises:
-        OSError: where ranks cannot write the file by which they find each other.
-        Disconnected: where the call fails for anything else but memory.
+        OSError: if the file by which ranks find each other cannot be written (disk full or
+            read-only).
+        Disconnected: if the call fails for any other reason.
     """
     try:
         yield
@@ -89,12 +91,12 @@ def join(
     patience: timedelta = PATIENCE,
     backend: str = "",
 ) -> None:
-    """Connect this process to the other ranks of its run; returns when all are there.
+    """Connect this process to the other ranks of its run. Returns when all are connected.
 
     Args:
         patience: how long a call waits for a rank that does not come.
-        backend: what carries the tensors, "nccl" or "gloo"; "" takes what suits the device and
-            works on this machine.
+        backend: the library that sends the tensors, "nccl" or "gloo"; "" chooses by the device and
+            by what works on this machine.
     """
     global _groups
     on_gpu = device.type == "cuda"
@@ -109,7 +111,8 @@ def join(
     )
     _groups = _Groups()
     if meeting.training < meeting.count:
-        # Every rank makes both, in this order: so torch demands.
+        # torch demands that every rank creates all groups in the same order, even those that it
+        # does not belong to.
         samplers = range(meeting.training, meeting.count)
         _groups = _Groups(
             distributed.new_group(list(range(meeting.training)), timeout=patience),
@@ -118,21 +121,21 @@ def join(
 
 
 def lockstep_group() -> "distributed.ProcessGroup":
-    """A group of all ranks for calls on the CPU that wait for however long a rank takes."""
+    """Make a group of all ranks for calls on the CPU. A call waits up to a day for a slow rank."""
     group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
     assert isinstance(group, distributed.ProcessGroup)
     return group
 
 
 def backend_of(device: torch.device) -> str:
-    """What carries the tensors of ranks on such a device: nccl between GPUs where it works on this
-    machine, else gloo, which takes the way through the machine's memory."""
+    """Choose the library that sends tensors between ranks on such a device: nccl between GPUs, if
+    its trial on this machine passed; else gloo, which copies through the machine's memory."""
     return "nccl" if device.type == "cuda" and not switched_off.is_off("collectives") else "gloo"
 
 
 def leave(*, broken: bool = False) -> None:
-    """Close the connections of this process; nothing where there are none. `broken`: another rank
-    is gone, and nothing may be waited for."""
+    """Close the connections of this process, if there are any. With `broken` another rank is gone,
+    so nothing is waited for."""
     if not distributed.is_initialized():
         return
     abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
@@ -144,14 +147,16 @@ def leave(*, broken: bool = False) -> None:
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Replace the gradients on every rank that trains by their sum over all of these, bit for bit
-    the same on each. A parameter without a gradient on any rank is left without one."""
+    """Replace the gradients on every rank that trains by their sum over these ranks. The sums are
+    bit for bit the same on each rank. A parameter that has no gradient on any rank stays without
+    one."""
     if len(parameters) == 1 and parameters[0].grad is not None:  # our own adapter: one buffer
         distributed.all_reduce(parameters[0].grad, group=_groups.training)
         return
     flat = _gradients_in_a_row(parameters)
     distributed.all_reduce(flat, group=_groups.training)
-    ranks_with_gradient = flat[-len(parameters) :].tolist()  # of each parameter
+    # For each parameter, the number of ranks on which it has a gradient.
+    ranks_with_gradient = flat[-len(parameters) :].tolist()
     place = 0
     for parameter, rank_count in zip(parameters, ranks_with_gradient, strict=True):
         size = parameter.numel()
@@ -161,8 +166,9 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 def _gradients_in_a_row(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-    """All gradients, one after the other, then for each parameter 1 if it has a gradient here and 0
-    if not, in one vector [elements of all parameters + parameters]. Missing gradients are zeros."""
+    """Concatenate all gradients (zeros for a missing one), and then one number per parameter: 1 if
+    it has a gradient here, else 0. Returns a vector of length (elements of all parameters +
+    parameters)."""
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
     has_gradient = torch.tensor(
         [float(p.grad is not None) for p in parameters], device=parameters[0].device
@@ -172,13 +178,13 @@ def _gradients_in_a_row(parameters: Sequence[torch.nn.Parameter]) -> torch.Tenso
 
 @torch.no_grad()
 def hand_on(adapter: Adapter) -> None:
-    """Give the adapter of every rank that samples the weights of rank 0's."""
+    """Copy the weights of rank 0's adapter to the adapter of every rank that samples."""
     _hand_on_weights(adapter, _groups.sampling)
 
 
 @torch.no_grad()
 def hand_on_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool]) -> None:
-    """Give adapter and optimizer of every rank that trains the weights and moments of rank 0's.
+    """Copy the weights and the optimizer's moments of rank 0 to every rank that trains.
 
     Args:
         has_moments: for each parameter whether rank 0 has moments for it.
@@ -195,8 +201,9 @@ def hand_on_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool
 
 
 def _hand_on_weights(adapter: Adapter, group: "distributed.ProcessGroup | None") -> None:
-    """Give the adapter of every rank of the group the weights of rank 0's."""
+    """Copy the weights of rank 0's adapter to the adapter of every rank in the group."""
     for parameter in adapter.parameters():
         distributed.broadcast(parameter.detach(), src=0, group=group)
-    # The call does not raise autograd's version counters, by which samplers notice new weights.
+    # `broadcast` does not raise the tensors' version counters. Samplers compare these counters to
+    # notice new weights.
     torch.autograd.graph.increment_version(adapter.parameters())

@@ -1,8 +1,10 @@
-"""Rank 0's side: it starts the other ranks, tells them what to do, and sees one of them die.
+"""Rank 0's view of the other ranks (processes of a run): it starts them, tells them what to do, and
+notices if one dies.
 
-Each of the others is a child process with a socket to this one alone. Whoever dies closes it: a
-rank ends as soon as rank 0 is gone, and rank 0 fails as soon as one of the others is. Where it
-cannot notice, because it waits in a call of the driver for that very rank, a timer ends it.
+Each of the others is a child process with a socket to rank 0 alone. The socket closes if either
+process dies: a rank ends as soon as rank 0 is gone, and rank 0 fails as soon as another rank is
+gone. If rank 0 cannot notice, because it waits for that very rank in a call of the driver, a timer
+ends rank 0.
 """
 
 import contextlib
@@ -44,38 +46,41 @@ from engine.worker.update.optimizer import AdamW
 
 RANK, RANKS, RANK_FD = "HONESMITH_RANK", "HONESMITH_RANKS", "HONESMITH_RANK_FD"
 FAILED = 3  # exit status of a trainer that has written why it failed
-LEAVE_S = 10.0  # that a rank may take to end by itself
-STUCK_S = 15.0  # that rank 0 may take to notice that another is gone
-CAUSE_S = 2.0  # that the end of the rank which ended first may take to be noticed
+LEAVE_S = 10.0  # a rank that has not ended by itself after so many seconds is killed
+STUCK_S = 15.0  # rank 0 is ended if it has not noticed the end of a rank after so many seconds
+CAUSE_S = 2.0  # how long rank 0 waits to learn which rank ended first, and so is the cause
 _HINT = "Read the end of the console log; resume continues from the last checkpoint."
 
 Message = TypeVar("Message")
 
 
 class RankDevice(NamedTuple):
-    """The device of a rank: its id, and the CUDA_VISIBLE_DEVICES that shows it alone."""
+    """The device of a rank: its id, and the value of CUDA_VISIBLE_DEVICES that shows only this
+    device."""
 
     id: str
     visible: str
 
 
 def training_ranks(config: RunConfig, ranks: int) -> int:
-    """How many of a run's ranks train, the first ones; with `async_sampling` the others sample
-    beside them."""
+    """How many of a run's ranks train; these are the first ones. With `async_sampling` the other
+    ranks sample beside them."""
     beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
     return training_devices(ranks, beside=beside)
 
 
 def is_sharded(config: RunConfig, ranks: int) -> bool:
-    """Whether the layers of the base are cut over those of a run's ranks that train."""
+    """Whether the layers of the base are cut over those ranks of the run that train."""
     wanted = isinstance(config, TrainConfig) and config.settings.shard_base
     return wanted and training_ranks(config, ranks) > 1
 
 
 def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
-    """The device of each rank of a run, rank 0's first; one for a run in one process.
+    """List the device of each rank of a run, rank 0's first. Returns [] if the run has only one
+    process, and on any rank but 0.
 
-    A run on GPUs has a rank on each that it was leased. On a CPU its setting `gpus` counts them.
+    On GPUs, a run has one rank on each GPU that it was leased. On a CPU, the setting `gpus` is the
+    number of ranks.
     """
     ids = os.environ.get("HONESMITH_DEVICE", "").split(",")
     config = job.config
@@ -90,7 +95,8 @@ class _Helper:
     """One of the other ranks, as rank 0 sees it.
 
     Attributes:
-        messages: what it said and nobody has read yet; None comes last, when its socket is closed.
+        messages: messages that it sent and nobody has read yet. None comes last, when its socket is
+            closed.
         failed: why it cannot go on, if it said so.
         gone: set when its socket is closed.
     """
@@ -105,16 +111,16 @@ class _Helper:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, or has said that it cannot go on."""
+        """Whether the rank is gone, or has said that it cannot go on."""
         return self.failed is not None or self.gone.is_set()
 
     @property
     def is_cause(self) -> bool:
-        """Whether it ended by itself, and not because another rank did."""
+        """Whether the rank ended by itself, and not because another rank ended."""
         return self.has_ended and not (self.failed is not None and self.failed.is_consequence)
 
     def failure(self) -> WorkerFailure:
-        """The failure of the run, of which this rank is gone or about to be."""
+        """Make the failure of the run that this rank's end causes."""
         failed = self.failed
         if failed is not None:
             message = f"Rank {self.rank}: {failed.message}"
@@ -128,8 +134,8 @@ class _Helper:
         )
 
     def wait_until_gone(self) -> None:
-        """Wait until its process has ended, which is killed after `LEAVE_S` seconds, and close the
-        socket."""
+        """Wait until the rank's process has ended, and close its socket. The process is killed if
+        it has not ended after `LEAVE_S` seconds."""
         try:
             self.process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -138,7 +144,7 @@ class _Helper:
         self.socket.close()
 
     def _end_in_words(self) -> str:
-        """How its process ended, such as "it was ended by signal 9"."""
+        """Say how the rank's process ended, such as "it was ended by signal 9"."""
         try:
             status = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -147,40 +153,42 @@ class _Helper:
 
 
 class Ranks:
-    """The ranks of a run, this process among them.
+    """The ranks of a run, as rank 0 (this process) sees them.
 
     Attributes:
-        count: how many of them train, this one included.
-        trainers: the numbers of the others that train.
-        samplers: the numbers of the others that sample: the same, or such that do nothing else.
+        count: how many ranks train, this one included.
+        trainers: the numbers of the other ranks that train.
+        samplers: the numbers of the other ranks that sample: the same as `trainers`, or ranks that
+            only sample.
     """
 
     def __init__(self, job: Job[RunConfig], devices: Sequence[RankDevice], training: int) -> None:
-        """Start a process for each rank that trains but this one.
+        """Start a process for each rank that trains, except this one.
 
         Args:
             devices: the device of every rank, this one's first.
-            training: how many of them train, the first ones; on the others `start_samplers` starts
-                ranks that sample beside them.
+            training: how many ranks train; these are the first ones. On the other devices
+                `start_samplers` starts ranks that only sample.
         """
         self.count = training
         self.trainers = self.samplers = range(1, training)
         self._devices = devices
         self._job = job
-        self._known: tuple[Adapter, int] | None = None  # adapter and version the others have
+        # The adapter, and its version, that the other ranks' policies have.
+        self._known: tuple[Adapter, int] | None = None
         self._is_joined = self._is_closed = self._is_accompanied = False
         self.lockstep: Lockstep | None = None
         self._timers: list[threading.Timer] = []
         self._news = threading.Condition()  # notified when a rank has ended
         self._folder = job.run.ranks
-        shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(self._folder, ignore_errors=True)  # an attempt that was killed has left it
         self._folder.mkdir(mode=0o700)
         names = ", ".join(device.id for device in devices[:training])
         job.event("ranks", f"training on {names}", ranks=training)
         self._helpers = {rank: self._start(rank, devices[rank]) for rank in self.trainers}
 
     def start_samplers(self) -> None:
-        """Start a process on each device that does not train: ranks that do nothing but sample."""
+        """Start a process on each device that does not train. These ranks only sample."""
         self.samplers = range(self.count, len(self._devices))
         names = ", ".join(self.sampling_devices)
         self._job.event("ranks", f"sampling beside on {names}", ranks=len(self._devices))
@@ -193,18 +201,19 @@ class Ranks:
 
     @property
     def sampling_devices(self) -> list[str]:
-        """The ids of the devices that only sample."""
+        """The ids of the devices whose ranks only sample."""
         return [device.id for device in self._devices[self.count :]]
 
     @property
     def samples_beside(self) -> bool:
-        """Whether some ranks do nothing but sample, and rank 0 does not."""
+        """Whether some ranks only sample; rank 0 then does not sample."""
         return self.samplers != self.trainers
 
     # --- processes --------------------------------------------------------------------------------
 
     def _start(self, rank: int, device: RankDevice) -> _Helper:
-        """Start the process of a rank, and the threads that read what it says and prints."""
+        """Start the process of a rank, and two threads: one reads its messages, one copies what it
+        prints."""
         ours, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(
@@ -223,7 +232,8 @@ class Ranks:
         return helper
 
     def _variables(self, rank: int, device: RankDevice, socket: int) -> dict[str, str]:
-        """The environment variables of a rank."""
+        """The environment variables for the process of a rank. `socket` is the number of its
+        socket."""
         variables = {
             **os.environ,
             "HONESMITH_DEVICE": device.id,
@@ -232,11 +242,12 @@ class Ranks:
             RANKS: str(len(self._devices)),
             RANK_FD: str(socket),
         }
-        variables.pop("HONESMITH_LIFELINE_FD", None)  # it has its own way to learn of our end
+        # A rank notices the end of this process by its socket, so it needs no lifeline.
+        variables.pop("HONESMITH_LIFELINE_FD", None)
         return variables
 
     def _listen(self, helper: _Helper) -> None:
-        """Read what a rank says until it is gone; runs in a thread."""
+        """Read the messages of a rank until it is gone. Runs in a thread."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = helper.socket.recv()
@@ -249,8 +260,8 @@ class Ranks:
         self._note_end(helper)
 
     def _note_end(self, helper: _Helper) -> None:
-        """Wake up whoever waits for a rank that has ended or is about to; see that this process
-        ends too, wherever it waits."""
+        """Wake up every caller that waits for a rank which has ended or is about to. Also start a
+        timer that ends this process if it waits where it cannot be woken up."""
         with self._news:
             self._news.notify_all()
         helper.messages.put(None)
@@ -261,8 +272,8 @@ class Ranks:
             timer.start()
 
     def _end_stuck(self, helper: _Helper) -> None:
-        """End this process, which did not notice that a rank is gone: it waits for it where nothing
-        interrupts it. Its failure is written first."""
+        """End this process if it has not noticed that a rank is gone, because it waits for that
+        rank in a call that nothing interrupts. The failure is written first."""
         if self._is_closed:
             return
         why = self._failure(f"rank {helper.rank} is gone")
@@ -273,8 +284,9 @@ class Ranks:
         os._exit(FAILED)
 
     def close(self, *, failed: bool = False) -> None:
-        """End the other ranks; returns when they are gone. `failed`: the run has, and others may
-        wait for this rank in the middle of a sharded pass, where no order reaches them."""
+        """End the other ranks, and return when they are gone. `failed` says that the run has
+        failed. With a sharded base the ranks are then killed, because they may wait for this one in
+        the middle of a pass, where no order reaches them."""
         self._is_closed = True
         for timer in self._timers:
             timer.cancel()
@@ -294,7 +306,7 @@ class Ranks:
     # --- orders and answers -----------------------------------------------------------------------
 
     def tell(self, rank: int, order: Any) -> None:
-        """Send an order to a rank. Raises WorkerFailure where it is gone."""
+        """Send an order to a rank. Raises WorkerFailure if the rank is gone."""
         self._end_company()
         helper = self._helpers[rank]
         try:
@@ -303,8 +315,8 @@ class Ranks:
             raise self._failure(f"rank {rank}: {error}") from error
 
     def answer(self, rank: int) -> Any:
-        """The next answer of a rank, which is waited for. Raises WorkerFailure where the rank
-        cannot go on or is gone."""
+        """Wait for the next answer of a rank and return it; signs of life are skipped. Raises
+        WorkerFailure if the rank is gone or cannot go on."""
         self._end_company()
         helper = self._helpers[rank]
         while True:
@@ -316,8 +328,8 @@ class Ranks:
                 return message
 
     def come_so_far(self, rank: int, kind: type[Message]) -> list[Message]:
-        """The answers of a kind that a rank has given so far, without waiting for any; others
-        are left for `answer`."""
+        """Return the answers of type `kind` that a rank has sent so far, without waiting. Answers
+        of other types stay queued for `answer`."""
         helper = self._helpers[rank]
         taken: list[Message] = []
         others: list[Any] = []
@@ -328,15 +340,16 @@ class Ranks:
                     taken.append(message)
                 elif not isinstance(message, Beat):
                     others.append(message)
-        for message in others:  # a `Done` comes after all of the kind
+        # They may go to the end of the queue, because a `Done` comes after all answers of `kind`.
+        for message in others:
             helper.messages.put(message)
         return taken
 
     def carry_out(
         self, order: Any, ranks: Iterable[int], beside: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Have other ranks carry out an order; returns their results, rank by rank. `beside` is
-        called meanwhile: this rank's side of a collective call."""
+        """Send an order to other ranks, and return their results, rank by rank. If `beside` is
+        given, it is called meanwhile: it is this rank's side of a collective call."""
         ranks = list(ranks)
         if beside is not None:
             self._join()
@@ -347,21 +360,22 @@ class Ranks:
         return [self.answer(rank).result for rank in ranks]
 
     def _join(self) -> None:
-        """Connect all ranks for collective calls, where that was not done before."""
+        """Connect all ranks for collective calls, unless they are connected already."""
         if self._is_joined:
             return
         meeting = collective.Meeting(store_of(self._job), 1 + len(self._helpers), self.count)
-        self.carry_out(Join(meeting), self._helpers)  # loaded, and about to connect
+        # Each rank answers when it has loaded its model, just before it connects.
+        self.carry_out(Join(meeting), self._helpers)
         self._connect(meeting, collective.PATIENCE)
 
     def join_at_once(self) -> None:
-        """Connect all ranks before they load, as they do themselves: a sharded base is loaded by
-        all together."""
+        """Connect all ranks before they load their model, because a sharded base is loaded by all
+        together. The other ranks connect without an order."""
         meeting = collective.Meeting(store_of(self._job), self.count, self.count)
         self._connect(meeting, collective.LOADING_PATIENCE)
 
     def _connect(self, meeting: collective.Meeting, patience: timedelta) -> None:
-        """Do this rank's side of connecting all."""
+        """Make this rank's side of connecting all ranks."""
         device = torch.device("cuda" if self._job.device.startswith("cuda") else "cpu")
         self._together(lambda: collective.join(meeting, 0, device, patience))
         self._is_joined = True
@@ -369,15 +383,16 @@ class Ranks:
     # --- a sharded base ---------------------------------------------------------------------------
 
     def keep_step(self, network: EmptyPasses) -> None:
-        """From now on the passes of all ranks through `network`, whose layers are sharded, are in
-        step (lockstep.py)."""
+        """Keep the passes of all ranks through `network`, whose layers are sharded, in step from
+        now on (lockstep.py)."""
         group = collective.lockstep_group()
         self.lockstep = Lockstep(network, group, self._together, before=self.accompany)
         network.take_turn = self.lockstep.turn
 
     def accompany(self, busy: Collection[int] = ()) -> None:
-        """Where the base is sharded: have the other ranks do the passes that come, those too that
-        are not `busy` with passes of their own, until the next order."""
+        """If the base is sharded, tell the other ranks to do empty passes along with this rank's
+        passes, until their next order. The ranks in `busy` do passes of their own and are not
+        told."""
         if self.lockstep is None or self._is_accompanied:
             return
         for rank in self._helpers:
@@ -386,14 +401,14 @@ class Ranks:
         self._is_accompanied = True
 
     def _end_company(self) -> None:
-        """Let the other ranks end their passes, so that they listen to orders again."""
+        """End the empty passes of the other ranks, so that they listen to orders again."""
         if self.lockstep is not None and self._is_accompanied:
             self._is_accompanied = False
             self.lockstep.idle()
 
     def _together(self, call: Callable[[], None]) -> None:
-        """Do this rank's side of a collective call. Raises WorkerFailure where another rank is
-        gone, or does not come."""
+        """Make this rank's side of a collective call. Raises WorkerFailure if another rank is gone
+        or does not come."""
         try:
             with collective.together():
                 call()
@@ -401,8 +416,9 @@ class Ranks:
             raise self._failure(str(error)) from error
 
     def explain(self, error: RuntimeError) -> None:
-        """Raise the WorkerFailure of a rank that has ended, which explains an error of a call that
-        waited for it; nothing where none has."""
+        """Raise the WorkerFailure of a rank that has ended, if that explains `error`, which came
+        from a call that waited for the rank. Returns if no rank has ended, or if memory ran out
+        here."""
         helpers = self._helpers.values()
         with self._news:
             self._news.wait_for(lambda: any(helper.has_ended for helper in helpers), CAUSE_S)
@@ -410,9 +426,9 @@ class Ranks:
             raise self._failure(str(error)) from error
 
     def _failure(self, evidence: str) -> WorkerFailure:
-        """The failure of the run: that of the rank that ended first, since the others end for want
-        of it; where none has ended by itself, that one does not come. `evidence`: what this
-        process noticed of it."""
+        """Make the failure of the run: that of the rank which ended first, because the others end
+        as a consequence. If no rank has ended by itself, it says which ranks did not come.
+        `evidence` is what this process noticed."""
         helpers = self._helpers.values()
         with self._news:  # a rank that is gone closes its socket at once
             self._news.wait_for(lambda: any(helper.is_cause for helper in helpers), CAUSE_S)
@@ -420,7 +436,8 @@ class Ranks:
             if helper.is_cause:
                 return helper.failure()
         missing = [helper.rank for helper in helpers if not helper.has_ended]
-        if not missing:  # all ended for want of another: of this one
+        # All ended as a consequence of another rank's end, which can only be this one's.
+        if not missing:
             return next(iter(helpers)).failure()
         ranks = " and ".join(f"rank {rank}" for rank in missing)
         return WorkerFailure(
@@ -433,11 +450,12 @@ class Ranks:
     # --- weights ----------------------------------------------------------------------------------
 
     def have(self, adapter: Adapter) -> bool:
-        """Whether the policy of the other ranks has the weights that `adapter` has now."""
+        """Whether the policies of the other ranks have the weights that `adapter` has now."""
         return self._known is not None and self._known == (adapter, adapter.version)
 
     def hand_on_state(self, adapter: Adapter, optimizer: AdamW) -> None:
-        """Give the policy and the optimizer of all ranks that train the state of this rank's."""
+        """Copy the policy's weights and the optimizer's state of this rank to all ranks that
+        train."""
         if not self.trainers:
             return
         has_moments = [parameter in optimizer.state for parameter in adapter.parameters()]
@@ -449,8 +467,8 @@ class Ranks:
         self._known = (adapter, adapter.version)
 
     def step(self, order: Any, adapter: Adapter, apply: Callable[[], float]) -> float:
-        """Do an optimizer step on every rank that trains: the gradients are added up, then each
-        applies the same step. Returns the gradient's norm, which `apply` returns here."""
+        """Do an optimizer step on every rank that trains: their gradients are summed, then each
+        applies the same step (`apply`, on this one). Returns the norm of the gradient."""
         if not self.trainers:
             return apply()
         for rank in self.trainers:
@@ -463,9 +481,9 @@ class Ranks:
         return norm
 
     def require_same_weights(self, fingerprint: bytes) -> None:
-        """Check that all ranks that train have the weights with this fingerprint. Raises
-        WorkerFailure (kind internal) where one has others: its updates would count for a model that
-        is not saved."""
+        """Check that the weights of all ranks that train have this fingerprint. Raises
+        WorkerFailure (kind internal) if those of a rank differ: its gradients would be those of a
+        model that is not saved."""
         for rank, other in enumerate(self.carry_out(Fingerprint(), self.trainers), start=1):
             if other != fingerprint:
                 raise WorkerFailure(
@@ -476,8 +494,8 @@ class Ranks:
 
 
 def _copy_marked(lines: IO[bytes], rank: int) -> None:
-    """Copy what a rank prints to the console of the run, each line with the rank's number; runs in
-    a thread."""
+    """Copy the lines that a rank prints to the console of the run, each with the rank's number in
+    front. Runs in a thread."""
     for line in lines:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.buffer.write(f"[rank {rank}] ".encode() + line)
@@ -490,10 +508,10 @@ def store_of(job: Job[RunConfig]) -> str:
 
 
 def own_rank() -> int:
-    """The number of this process among the ranks of its run; 0 for the trainer."""
+    """The number of this process among the ranks of its run; 0 for the trainer (rank 0)."""
     return int(os.environ.get(RANK) or 0)
 
 
 def rank_count() -> int:
-    """How many ranks the run has, as one of them was told; 1 for the trainer."""
+    """How many ranks the run has. Only ranks other than 0 are told; on rank 0 this is 1."""
     return int(os.environ.get(RANKS) or 1)

@@ -1,9 +1,10 @@
-"""Forward passes of a base whose layers are sharded over the ranks, in step.
+"""Keeps the forward passes of all ranks in step, for a base whose layers are sharded over them.
 
-A pass gathers every layer from all ranks, so all must do as many passes, of the same kind and in
-the same order, however much each has to read. Before a pass a rank says which kind it wants, and
-all learn the largest that anybody does: who wanted less does an empty pass of that kind first. Who
-has nothing to do stays idle, which is to do the passes of the others, until all are.
+A pass gathers every layer from all ranks (processes of the run). So all ranks must do equally many
+passes, of the same kind and in the same order, however much each has to compute. Before a pass each
+rank says which kind it wants, and all learn the largest kind that any rank wants. A rank that
+wanted less does an empty pass of the larger kind first. A rank that has nothing to do is idle: it
+does empty passes along with the others until all are idle.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from engine.worker.core import pulse
 
 
 class Turn(IntEnum):
-    """What a rank wants to do next: a pass has a backward pass too, or only reads."""
+    """What a rank wants to do next, from least to most: nothing, a forward pass, or a forward and a
+    backward pass."""
 
     IDLE = 0
     READ = 1
@@ -25,32 +27,34 @@ class Turn(IntEnum):
 
 
 class EmptyPasses(Protocol):
-    """A network that can do a pass for the sake of other ranks.
+    """A network that can do an empty pass (one whose results are not used) for other ranks.
 
     Attributes:
-        take_turn: called before each pass of its own, with whether a backward pass follows.
+        take_turn: called before each pass of the network's own, with whether a backward pass
+            follows.
     """
 
     take_turn: Callable[[bool], None]
 
     def empty_pass(self, *, trains: bool) -> None:
-        """Run one token through the layers, and back where it `trains`; no gradient changes."""
+        """Run one token through the layers, and if `trains` also back. No gradient changes."""
         ...
 
 
 def together(call: Callable[[], None]) -> None:
-    """Do this rank's side of a collective call."""
+    """Make this rank's side of a collective call. Stands in for a function that also translates
+    errors."""
     call()
 
 
 class Lockstep:
-    """The passes of this rank, in step with those of the others.
+    """Keeps the passes of this rank in step with those of the other ranks.
 
     Args:
-        network: whose layers are sharded.
-        group: the ranks that hold them; its calls are those of gloo, on the CPU.
-        collectively: does a collective call, with the errors that this side has for it.
-        before: called before anything is agreed on: rank 0 tells the others to come.
+        network: the network whose layers are sharded.
+        group: the ranks that hold these layers, connected by gloo on the CPU.
+        collectively: makes a collective call and translates its errors.
+        before: called before the ranks agree on a pass; rank 0 uses it to tell the others to come.
     """
 
     def __init__(
@@ -67,24 +71,27 @@ class Lockstep:
         self._before = before
 
     def turn(self, trains: bool) -> None:
-        """Come to a pass of this rank: the caller does it next, with its backward pass where it
-        `trains`, before anything else."""
+        """Wait until all ranks are ready for a pass of the kind that this rank wants, and do empty
+        passes until then. The caller must do the pass next, with its backward pass if `trains` is
+        set."""
         self._before()
         wanted = Turn.TRAIN if trains else Turn.READ
         while (agreed := self._agree(wanted)) != wanted:
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
 
     def idle(self) -> None:
-        """Do the passes of the other ranks until all of them are idle."""
+        """Do empty passes along with the other ranks until all of them are idle."""
         while (agreed := self._agree(Turn.IDLE)) != Turn.IDLE:
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
 
     def _agree(self, wanted: Turn) -> Turn:
-        """The most that any rank wants."""
+        """Tell the other ranks what this rank wants, and return the largest kind of pass that any
+        rank wants."""
         pulse.beat()
         most = torch.tensor([int(wanted)])
 
         def agree() -> None:
+            """Replace `most` by its maximum over all ranks."""
             distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self.group)
 
         self._collectively(agree)

@@ -1,8 +1,8 @@
-"""What ranks tell each other: orders of rank 0, and what the others answer.
+"""The messages between ranks (processes of a run): orders of rank 0, and the answers of the others.
 
-They travel as pickles over a pair of connected sockets that a rank inherits when it is started. No
-other process has an end of it, so nobody else can write what is unpickled here. Tensors do not
-travel here (collective.py).
+They are sent as pickles over a pair of connected sockets that a rank inherits when it is started.
+No other process has an end of the pair, so nobody else can write what is unpickled here. Tensors
+are sent in another way (collective.py).
 """
 
 from collections.abc import Sequence
@@ -20,34 +20,35 @@ from engine.worker.ranks.parts import Part
 
 @dataclass(frozen=True)
 class Join:
-    """Connect to the other ranks for collective calls."""
+    """Order to connect to the other ranks for collective calls (calls that all ranks make
+    together)."""
 
     meeting: Meeting
 
 
 @dataclass(frozen=True)
 class TakeState:
-    """Receive weights and moments of the policy from rank 0. `has_moments`: for each parameter
-    whether it was ever updated."""
+    """Order to receive the policy's weights and the optimizer's moments from rank 0. `has_moments`
+    says for each parameter whether it was ever updated."""
 
     has_moments: list[bool]
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A new batch, of which this rank computes `part`."""
+    """Order to begin a new batch, of which this rank computes `part`."""
 
     part: Part
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over the batch that was begun.
+    """Order to do one pass over the batch that was begun.
 
     Attributes:
         token_limit: the most tokens that go through the model at once.
-        first: whether it is the first pass over this batch.
-        seed: of the random numbers that the pass draws (dropout).
+        first: whether this is the first pass over the batch.
+        seed: seed of the random numbers that the pass draws (dropout).
     """
 
     token_limit: int
@@ -57,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """Add the gradients up over all ranks, and do the optimizer step."""
+    """Order to sum the gradients over all ranks and do the optimizer step."""
 
     learning_rate: float
     max_grad_norm: float
@@ -65,15 +66,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Load:
-    """Sample from now on with the policy's adapter, with one whose weights rank 0 hands on now, or
-    with none: "policy", "handed on" or "base"."""
+    """Order to sample from now on with the adapter that `what` names: "policy" (the policy's own),
+    "handed on" (one whose weights rank 0 sends now), or "base" (none)."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Sample one completion for each of the prompts."""
+    """Order to sample one completion for each of the prompts."""
 
     prompts: Sequence[list[int]]
     params: SamplingParams
@@ -81,23 +82,23 @@ class Generate:
 
 @dataclass(frozen=True)
 class Accompany:
-    """Do the passes of other ranks, which hold parts of each other's layers (lockstep.py), until
-    all are idle. No answer."""
+    """Order to do empty passes together with the other ranks, which hold parts of each other's
+    layers (lockstep.py), until all ranks are idle. It has no answer."""
 
 
 @dataclass(frozen=True)
 class ReleaseMemory:
-    """Release memory that the sampler does not need until the next call."""
+    """Order to release memory that the sampler does not need until its next call."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Answer with the SHA-256 of the policy's weights."""
+    """Order to answer with the SHA-256 of the policy's weights."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The run is over."""
+    """Order to end: the run is over."""
 
 
 # --- answers of the others ------------------------------------------------------------------------
@@ -105,12 +106,12 @@ class End:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life from within a long order."""
+    """A sign of life while a long order is carried out."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Completion number `index` of a `Generate` has ended."""
+    """Answer to `Generate`, sent for each completion: number `index` has ended."""
 
     index: int
     completion: Completion
@@ -118,22 +119,22 @@ class Ended:
 
 @dataclass(frozen=True)
 class Done:
-    """An order is carried out; `result` is what came of it."""
+    """Answer that an order has been carried out; `result` depends on the order."""
 
     result: Any = None
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """Memory ran out in a pass, whose gradients count no more."""
+    """Answer that memory ran out in a pass. The gradients of that pass must not be used."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The rank cannot go on. The first fields are those of a failure record; `is_consequence` says
-    that a collective call failed, for which another rank is to blame."""
+    """Answer that the rank cannot go on. The first fields are those of a failure record.
+    `is_consequence` says that a collective call failed because of another rank."""
 
     kind: str
     message: str

@@ -1,8 +1,8 @@
-"""A rank's part of a batch, for each kind of pass: what travels to another rank, and what becomes
-of it there.
+"""A rank's part of a batch, for each kind of pass: what is sent to another rank (process of the
+run), and the pass that the rank makes of it.
 
-A part knows the sizes of the whole batch that its loss is divided by: the gradients of all parts
-add up to that of the batch.
+A part knows the sizes of the whole batch by which its loss is divided. So the gradients of all
+parts add up to the gradients of the batch.
 """
 
 from collections.abc import Sequence
@@ -19,28 +19,30 @@ from engine.worker.update.policy_update import PolicyPass
 from engine.worker.update.preference import Pair, PreferencePass
 from engine.worker.update.supervised import SupervisedPass, SupervisedSums
 
-# All ranks do a part of these passes; a teacher reads on rank 0 alone.
+# All ranks do a part of these passes. A teacher's passes run on rank 0 alone.
 Shareable = SupervisedPass | PreferencePass | PolicyPass
 SHAREABLE = (SupervisedPass, PreferencePass, PolicyPass)
 
 
 class Part(Protocol):
-    """A rank's part of a batch, as it travels."""
+    """A rank's part of a batch, in the form in which it is sent."""
 
     def on(self, policy: Policy) -> Shareable:
-        """Passes over this part that add to the gradients of `policy`."""
+        """Make the pass over this part that adds to the gradients of `policy`."""
         ...
 
 
 @dataclass(frozen=True)
 class SupervisedPart:
-    """Rows of an SFT step; the loss is divided by the `supervised_tokens` of the whole step."""
+    """Rows of an SFT step. Their loss is divided by the `supervised_tokens` (trained tokens) of the
+    whole step."""
 
     rows: Sequence[Row]
     packing: bool
     supervised_tokens: int
 
     def on(self, policy: Policy) -> SupervisedPass:
+        """Make the pass over these rows that adds to the gradients of `policy`."""
         return SupervisedPass(
             policy, self.rows, packing=self.packing, supervised_tokens=self.supervised_tokens
         )
@@ -48,7 +50,7 @@ class SupervisedPart:
 
 @dataclass(frozen=True)
 class PreferencePart:
-    """Pairs of a DPO step; the loss is divided by the number of pairs of the whole step."""
+    """Pairs of a DPO step. Their loss is divided by the number of pairs in the whole step."""
 
     pairs: Sequence[Pair]
     beta: float
@@ -56,23 +58,26 @@ class PreferencePart:
     pairs_in_batch: int
 
     def on(self, policy: Policy) -> PreferencePass:
+        """Make the pass over these pairs that adds to the gradients of `policy`."""
         return PreferencePass(policy, self.pairs, self.beta, self.sft_weight, self.pairs_in_batch)
 
 
 @dataclass(frozen=True)
 class PolicyPart:
-    """Trajectories of a GRPO step; the loss is divided by the sizes of the whole step."""
+    """Trajectories of a GRPO step. Their loss is divided by the sizes of the whole step."""
 
     settings: GRPOSettings
     trajectories: Sequence[Trajectory]
     normaliser: Normaliser
 
     def on(self, policy: Policy) -> PolicyPass:
+        """Make the pass over these trajectories that adds to the gradients of `policy`."""
         return PolicyPass(policy, self.settings, self.trajectories, self.normaliser)
 
 
 def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
-    """The part of each rank; None for one that gets nothing, which rank 0 never is."""
+    """Cut the batch of a pass into one part for each rank, of about equal numbers of tokens. A rank
+    that gets nothing has None; rank 0 always gets a part."""
     if isinstance(batch_pass, SupervisedPass):
         costs = [len(row.ids) for row in batch_pass.batch]
     elif isinstance(batch_pass, PreferencePass):
@@ -83,7 +88,7 @@ def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
 
 
 def _part(batch_pass: Shareable, indices: range) -> Part:
-    """The part of the pass with the items at these indices."""
+    """Make the part of the pass that has the items with these indices."""
     if isinstance(batch_pass, SupervisedPass):
         rows = [batch_pass.batch[i] for i in indices]
         return SupervisedPart(rows, batch_pass.packing, batch_pass.supervised_tokens)
@@ -99,13 +104,14 @@ def _part(batch_pass: Shareable, indices: range) -> Part:
 
 
 def _without_texts(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without what no pass reads, so that less travels."""
+    """Drop the fields of the trajectory that no pass reads, so that less is sent."""
     return replace(trajectory, prompt=[], messages=[], completion="", tools=[], metrics={})
 
 
 def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
-    """What the pass over the whole batch returns, from what those over its parts returned, rank 0's
-    first. Microbatches are those of rank 0: as many follow each other on a device."""
+    """Merge what the passes over the parts returned (rank 0's first) into what a pass over the
+    whole batch returns. The number of microbatches is rank 0's, because the ranks work at the same
+    time."""
     if isinstance(batch_pass, SupervisedPass):
         return SupervisedSums(sum(loss for loss, _ in results), results[0].microbatches)
     if isinstance(batch_pass, PreferencePass):

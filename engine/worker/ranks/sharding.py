@@ -1,12 +1,14 @@
-"""A base too large for one device: its layers cut over the ranks that train (FSDP2).
+"""Loads a base model that is too large for one device: its layers are cut over the ranks
+(processes) that train (FSDP2).
 
-Each rank keeps a part of every layer's frozen weights, and a layer is gathered from all ranks just
+Each rank keeps a part of every layer's frozen weights. A layer is gathered from all ranks just
 before it is computed, forward and again backward (`fully_shard` of torch.distributed.fsdp, arXiv
-2304.11277). Frozen weights have no gradients, so none are scattered; adapters are added afterwards,
-whole on every rank, and their gradients are added up as on unsharded ranks (collective.py). What is
-outside the layers, embeddings, head and last norm, is whole on every rank too.
+2304.11277). Frozen weights have no gradients, so none are scattered. Adapters are added afterwards,
+whole on every rank, and their gradients are summed as on unsharded ranks (collective.py).
+Embeddings, head and last norm, which are outside the layers, are whole on every rank too.
 
-Rank 0 reads the files into the machine's memory; to the others the weights go layer by layer.
+Rank 0 reads the files into the machine's memory, and sends the weights to the others layer by
+layer.
 """
 
 from collections.abc import Sequence
@@ -38,8 +40,8 @@ WHY = "its layers are sharded over several ranks"
 def load_in_step(
     job: Job[RunConfig], path: Path, device: torch.device, precision: str, ranks: Ranks | None
 ) -> Base:
-    """Connect this rank with the others and load the base with them; every rank that trains calls
-    this. `ranks` are those of rank 0, None on another."""
+    """Connect this rank with the others and load the base together with them. Every rank that
+    trains calls this. `ranks` is rank 0's view of the others; None on another rank."""
     if ranks is not None:
         ranks.join_at_once()
     else:
@@ -49,19 +51,20 @@ def load_in_step(
             collective.join(meeting, own_rank(), device, collective.LOADING_PATIENCE)
     base = load_sharded_base(path, device, precision, own_rank())
     if isinstance(job.config, TrainConfig) and job.config.settings.gradient_checkpointing:
-        # By all at once: a pass back gathers the layers of whatever asks for gradients.
+        # Every rank must switch this on before its first pass: a backward pass gathers a layer from
+        # all ranks whenever an activation needs gradients.
         assert isinstance(base.network, HubNetwork)
         base.network.enable_checkpointing()
     return base
 
 
 def load_sharded_base(path: Path, device: torch.device, precision: str, rank: int) -> Base:
-    """Load the base model in the folder `path`, sharded over all ranks of the process group, which
-    call this at once.
+    """Load the base model in the folder `path`, sharded over all ranks of the process group. All
+    ranks must call this at the same time.
 
     Raises:
-        WorkerFailure: kind config, when the folder holds no model that can be loaded, or one
-            without a list of layers.
+        WorkerFailure: kind config, if the folder holds no model that can be loaded, or one without
+            a list of layers.
     """
     if rank == 0:
         model: Any = load_transformers(path, torch.device("cpu"), precision, runs_on=device)[0]
@@ -72,8 +75,8 @@ def load_sharded_base(path: Path, device: torch.device, precision: str, rank: in
 
 
 def shard(model: Any, device: torch.device) -> None:
-    """Give the model of every rank the weights of rank 0's, on its device, and cut the layers over
-    the ranks. Raises WorkerFailure (config) for a model without a list of layers."""
+    """Copy the weights of rank 0's model to the model of every rank, on its device, and cut the
+    layers over the ranks. Raises WorkerFailure (config) if the model has no list of layers."""
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
@@ -90,7 +93,8 @@ def shard(model: Any, device: torch.device) -> None:
     in_layers = {id(parameter) for parameter in layers.parameters()}
     _hand_on_module(model, device, leave_out=in_layers)
     outside = {p for p in decoder.parameters() if id(p) not in in_layers}
-    # The root, which gathers the next layer while one is computed; it holds no weights itself.
+    # FSDP needs a root module that gathers the next layer while one is computed. The root itself
+    # has no weights to shard.
     fully_shard(decoder, mesh=mesh, ignored_params=outside)
 
 
@@ -100,10 +104,10 @@ Owners = list[tuple[torch.nn.Module, str]]
 def _hand_on_module(
     module: torch.nn.Module, device: torch.device, leave_out: AbstractSet[int] = frozenset()
 ) -> None:
-    """Put the values of rank 0's tensors in `module` into every rank's, on its device.
+    """Copy the tensors in rank 0's `module` to the same module of every rank, on its device.
 
     Args:
-        leave_out: ids of parameters that are there already.
+        leave_out: ids of parameters that are not copied, because they have been already.
     """
     places = _tensors(module, leave_out)
     shapes_and_types = _of_rank_0(module, [tensor for tensor, _ in places])
@@ -121,11 +125,12 @@ def _hand_on_module(
 def _of_rank_0(
     module: torch.nn.Module, tensors: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of each of the module's tensors on rank 0, which sends them to all ranks;
-    `tensors` are those of this rank. Raises WorkerFailure (internal) where rank 0 has another
-    number of them."""
+    """Return the shape and dtype of each tensor of rank 0's module, which rank 0 sends to all
+    ranks. `tensors` are those of this rank. Raises WorkerFailure (internal) if rank 0 has another
+    number of tensors."""
     sent: list[Any] = [[(tensor.shape, tensor.dtype) for tensor in tensors]]
-    distributed.broadcast_object_list(sent, src=0)  # replaces what is in the list
+    # On every rank but 0 this replaces the list's content by rank 0's.
+    distributed.broadcast_object_list(sent, src=0)
     (shapes_and_types,) = sent
     if len(shapes_and_types) != len(tensors):
         raise WorkerFailure(
@@ -140,8 +145,9 @@ def _of_rank_0(
 def _tensors(
     module: torch.nn.Module, leave_out: AbstractSet[int]
 ) -> list[tuple[torch.Tensor, Owners]]:
-    """Every tensor that the modules in `module` hold, each once, with all places that hold it:
-    parameters, buffers, and tensors that are plain attributes. In the same order on every rank."""
+    """List every tensor in `module` and its submodules once, with all places that hold it:
+    parameters, buffers, and plain attributes. The order is the same on every rank. Tensors whose id
+    is in `leave_out` are skipped."""
     owners: dict[int, tuple[torch.Tensor, Owners]] = {}
     for part in module.modules():
         held = {**part._parameters, **part._buffers, **vars(part)}

@@ -1,7 +1,7 @@
-"""A pass over a batch by all ranks; rank 0's side.
+"""A pass over a batch by all ranks (processes of a run), as rank 0 runs it.
 
 Each rank adds the gradients of its part to its own copy of the adapter. Nothing is exchanged before
-the optimizer step, whose all-reduce makes them those of the whole batch.
+the optimizer step, whose all-reduce turns them into the gradients of the whole batch.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ class SharedPass:
     """Passes over the batch of one step; a `BatchPass` (update/memory_retry.py)."""
 
     def __init__(self, ranks: Ranks, batch_pass: Shareable, seed: int) -> None:
-        """Hand each rank its part of the batch in `batch_pass`. `seed` decides what the others
-        draw (dropout); rank 0 draws from its own generator."""
+        """Send each rank its part of the batch in `batch_pass`. `seed` decides the dropout that the
+        other ranks draw; rank 0 draws from its own generator."""
         self.ranks = ranks
         self.whole = batch_pass
         self.seed = seed
         self.passes = 0
         parts = parts_of(batch_pass, ranks.count)
-        assert parts[0] is not None  # it gets the first item of any batch
+        assert parts[0] is not None  # rank 0 gets the first item of any batch
         self.first_part = parts[0].on(batch_pass.policy)
         self.helpers: list[int] = []  # the other ranks that have a part
         for rank, part in enumerate(parts[1:], start=1):
@@ -37,15 +37,19 @@ class SharedPass:
 
     def run(self, token_limit: int) -> Pending[Any]:
         """Add the gradients of all parts, at most `token_limit` tokens at a time on each rank.
-        Returns what `batch_pass.run` would. Raises torch.OutOfMemoryError where memory ran out on
-        any rank, after all have ended the pass."""
+        Returns what `batch_pass.run` would return.
+
+        Raises torch.OutOfMemoryError if memory ran out on any rank, after all ranks have ended the
+        pass.
+        """
         first = self.whole.is_first_pass if isinstance(self.whole, PolicyPass) else True
         self._start_helpers(token_limit, first=first)
-        here: Pending[Any] | str  # what rank 0's part gave, or that memory ran out
+        here: Pending[Any] | str  # the result of rank 0's part, or a message that memory ran out
         try:
             here = self._run_first_part(token_limit, first=first)
         except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
-            # A sharded pass cannot be left halfway: the others wait for its layers.
+            # With a sharded base the other ranks wait for layers from this one, so a pass that
+            # failed here cannot be given up and repeated.
             if not out_of_memory(error) or self.ranks.lockstep is not None:
                 raise
             here = str(error) or type(error).__name__
@@ -59,18 +63,19 @@ class SharedPass:
         )
 
     def _start_helpers(self, token_limit: int, *, first: bool) -> None:
-        """Have the other ranks begin a pass over their parts, each with a seed of its own. `first`:
-        whether it is the first pass over this batch."""
+        """Tell the other ranks to begin a pass over their parts, each with a seed of its own.
+        `first` says whether it is the first pass over this batch."""
         self.passes += 1
         for rank in self.helpers:
-            # Far apart for all ranks and passes of a step; steps have neighbouring seeds.
+            # The seeds of all ranks and passes of a step are far apart, because the seeds of steps
+            # are neighbouring numbers.
             seed = self.seed + (rank << 40) + (self.passes << 32)
             self.ranks.tell(rank, Run(token_limit, first, seed))
         self.ranks.accompany(self.helpers)
 
     def _results_of_helpers(self) -> tuple[list[Any], str]:
-        """Wait until the other ranks have ended the pass. Returns (what each part gave, in the
-        order of the ranks; the first message that memory ran out, or "")."""
+        """Wait until the other ranks have ended the pass. Returns (their results, in the order of
+        the ranks; the first message that memory ran out, or "")."""
         results: list[Any] = []
         memory_error = ""
         for rank in self.helpers:
@@ -82,7 +87,8 @@ class SharedPass:
         return results, memory_error
 
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
-        """The pass over rank 0's part."""
+        """Run the pass over rank 0's part. `first` says whether it is the first pass over this
+        batch."""
         if isinstance(self.first_part, PolicyPass) and isinstance(self.whole, PolicyPass):
             self.first_part.is_first_pass = first
             sums = self.first_part.run(token_limit)
@@ -91,5 +97,6 @@ class SharedPass:
         return self.first_part.run(token_limit)
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every item of the batch already goes alone."""
+        """Whether `token_limit` already puts every item of the batch into a microbatch of its
+        own."""
         return self.whole.is_finest(token_limit)

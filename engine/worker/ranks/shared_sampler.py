@@ -1,9 +1,8 @@
-"""A sampler that samples on several ranks; rank 0's side.
+"""A sampler that samples on several ranks (processes of a run), as rank 0 uses it.
 
-Either all ranks of a run sample, rank 0 with them, or some do nothing else, and the next batch can
-be sampled while the others train. A completion's random numbers follow from the numbers of its
-prompt and of itself in the whole call (network/sampler.py), so it does not matter which rank
-samples it.
+Either all ranks sample, rank 0 included, or some ranks only sample, and produce the next batch
+while the others train. A completion's random numbers follow from its number and its prompt's number
+in the whole call (network/sampler.py), so it does not matter which rank samples it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +21,14 @@ from engine.worker.ranks.shares import cut
 
 
 class SharedSampler:
-    """Samples with `sampler` and with those of the other ranks; see `Sampler`.
+    """Samples with `sampler` and with the samplers of the other ranks; see the protocol `Sampler`.
 
-    Without a `sampler` the ranks that do nothing else sample alone (`elsewhere`), one thread
-    telling them what.
+    Without a `sampler`, only the ranks that do nothing else sample (`elsewhere`), on the orders of
+    one thread of rank 0.
     """
 
     def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
-        """`sampler` is that of this rank; None where it trains while others sample."""
+        """`sampler` is the one of this rank; None if this rank trains while others sample."""
         self.sampler = sampler
         self.ranks = ranks
         self.name = sampler.name if sampler else "torch"
@@ -37,8 +36,8 @@ class SharedSampler:
         self._loaded: tuple[Any, int] | None = None  # adapter and version of ranks elsewhere
 
     def load(self, adapter: Any) -> None:
-        """Have all ranks sample with this adapter from now on, or with the base alone where it is
-        None. The weights travel to the other ranks unless those have them already."""
+        """Make all ranks sample with this adapter from now on, or with the base alone if it is
+        None. The weights are sent to the other ranks unless these have them already."""
         if self.sampler is not None:
             self.sampler.load(adapter)
         version = (adapter, adapter.version) if adapter is not None else None
@@ -58,38 +57,42 @@ class SharedSampler:
         params: SamplingParams,
         done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """See `Sampler`; `done` is called in this thread, for completions of other ranks too."""
+        """Sample `n` completions of each prompt on all sampling ranks, and return them in the order
+        of the prompts. `done` is called in this thread for each completion, also for those of other
+        ranks."""
         call = _Call(prompts, n, params, done, self.ranks)
         return call.sample(self.sampler)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """See `Sampler`; one completion is sampled here alone, or comes whole from elsewhere."""
+        """Sample one completion and yield its ids: one by one as this rank draws them, or, if this
+        rank does not sample, after another rank has finished the completion."""
         if self.sampler is None:
             return iter(self.generate([prompt], 1, params)[0][0].ids)
         return self.sampler.stream(prompt, params)
 
     def release_memory(self) -> None:
-        """See `Sampler`; ranks that do nothing else keep theirs."""
+        """Release the memory that no rank needs until its sampler's next call. Ranks that only
+        sample keep theirs."""
         if self.sampler is not None:
             self.sampler.release_memory()
             self.ranks.carry_out(ReleaseMemory(), self.ranks.samplers)
 
     def close(self) -> None:
-        """Close the sampler of this rank; the others go with their processes."""
+        """Close the sampler of this rank. Those of other ranks end with their processes."""
         if self.sampler is not None:
             self.sampler.close()
 
 
 def _part_of_each_rank(ranks: Ranks, count: int) -> dict[int, range]:
-    """Which of `count` completions each rank samples: their indices, by the number of the rank.
-    Ranks that sample none are left out."""
+    """Divide the numbers 0 to `count` - 1 of the completions among the ranks that sample. Returns
+    the range of each rank, by its number. Ranks that sample none are left out."""
     members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
     parts = cut([1.0] * count, len(members))
     return {rank: part for rank, part in zip(members, parts, strict=True) if part}
 
 
 class _Call:
-    """One call of `SharedSampler.generate`, whose arguments it takes."""
+    """One call of `SharedSampler.generate`; `__init__` takes the same arguments."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class _Call:
         self.params = params
         self.done = done
         self.ranks = ranks
-        # (prompt, completion) of everything that is sampled.
+        # (number of the prompt, number among its completions) of each completion to sample.
         self.places = [(prompt, member) for prompt in range(len(prompts)) for member in range(n)]
         self.parts = _part_of_each_rank(ranks, len(self.places))  # ranges of `places`
         self.completions: dict[tuple[int, int], Completion] = {}
@@ -129,22 +132,23 @@ class _Call:
         ]
 
     def _on_completion(self, index: int, _member: int, completion: Completion) -> None:
-        """Take a completion of rank 0, and what has come from elsewhere meanwhile."""
+        """Record a completion of rank 0, and those that other ranks have finished in the
+        meantime."""
         self._take(0, index, completion)
         for rank in self.helpers:
             for ended in self.ranks.come_so_far(rank, Ended):
                 self._take(rank, ended.index, ended.completion)
 
     def _order(self, part: range) -> Generate:
-        """The order to one rank to sample the completions whose numbers `part` holds.
+        """Make the order to one rank to sample the completions with the numbers in `part`.
 
         A completion's random numbers follow from its place in the whole batch: (number of the
-        prompt, number among the prompt's completions). So the order names the places, and what is
-        sampled does not depend on how many ranks share the work.
+        prompt, number among the prompt's completions). The order names these places, so the result
+        does not depend on how many ranks share the work.
         """
         places = [self.places[number] for number in part]
         places_of_prompts = self.params.places
-        if places_of_prompts:  # this call samples a part of a larger batch itself
+        if places_of_prompts:  # this call itself samples only a part of a larger batch
             places_in_batch = tuple(places_of_prompts[prompt] for prompt, _ in places)
         else:
             places_in_batch = tuple(places)
@@ -152,14 +156,15 @@ class _Call:
         return Generate(prompts, replace(self.params, places=places_in_batch))
 
     def _take(self, rank: int, index: int, completion: Completion) -> None:
-        """Note completion number `index` of a rank, and tell the caller."""
+        """Record completion number `index` of a rank's part, and report it to the caller of
+        `generate`."""
         prompt, member = self.places[self.parts[rank][index]]
         self.completions[prompt, member] = completion
         if self.done is not None:
             self.done(prompt, member, completion)
 
     def _take_rest(self, rank: int) -> None:
-        """Wait until a rank has sampled all of its part."""
+        """Wait until a rank has sampled all of its part, and record each completion as it comes."""
         while isinstance(answer := self.ranks.answer(rank), Ended):
             self._take(rank, answer.index, answer.completion)
             pulse.beat()

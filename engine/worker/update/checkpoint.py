@@ -1,9 +1,10 @@
-"""Checkpoints: complete or absent.
+"""Checkpoints, which are either complete or absent.
 
-A checkpoint is a folder in PEFT's own format plus what training needs to go on as if it had never
-stopped. It is written aside, synced, given a manifest with every file's SHA-256 last, and renamed
-into place; a folder without a manifest that matches is no checkpoint. Randomness is not stored:
-every draw is seeded from (seed, step), so the step number restores it.
+A checkpoint is a folder in PEFT's own format, plus what training needs to go on as if it had never
+stopped. It is written under a temporary name and synced; then a manifest with every file's SHA-256
+is written, and the folder is renamed. A folder without a manifest that matches is no checkpoint.
+Random states are not stored: every draw is seeded by (seed, step), so the step number restores
+them.
 """
 
 import hashlib
@@ -33,8 +34,8 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training is: `step` steps are done; `state` is what the loop keeps beside weights
-    and optimizer."""
+    """How far training is: `step` steps are done, and `state` is what the training loop keeps
+    beside weights and optimizer."""
 
     step: int
     state: LoopState
@@ -54,18 +55,18 @@ def save(
 
     Args:
         progress: the step and the loop's state.
-        base_ref: the base's name.
-        base_weights: SHA-256 of the base's weight files, by file name; recorded, so that
+        base_ref: the base model's name.
+        base_weights: SHA-256 of the base's weight files, by file name. They are recorded, so that
             `require_base` can refuse the checkpoint on another base.
 
     Raises:
-        WorkerFailure: kind infra, when the disk is full or read-only.
+        WorkerFailure: kind infra, if the disk is full or read-only.
     """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():  # complete, since the manifest is written last
         return final
-    sweep(run)  # what an interrupted save has left
-    # Written aside and renamed, so that the checkpoint is complete or absent.
+    sweep(run)  # delete what an interrupted save has left
+    # Written under another name and renamed, so that the checkpoint is complete or absent.
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -114,10 +115,10 @@ def _write_files(
 
 
 def sweep(run: RunDir) -> None:
-    """Delete what an earlier attempt left if it died while it saved or deleted a checkpoint:
-    temporary files, and checkpoints without a manifest. Safe, since no other process writes into
-    the folder now."""
-    # The temporary names of `save` and `mark_best`.
+    """Delete temporary files, and checkpoints without a manifest. An earlier attempt leaves them if
+    it dies while it saves or deletes a checkpoint. This is safe, because no other process writes
+    into the folder now."""
+    # These patterns match the temporary names that `save` and `mark_best` use.
     leftovers = [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*")]
     for folder in run.checkpoints.glob("step_*"):
         if not (folder / MANIFEST).exists():
@@ -131,10 +132,10 @@ def sweep(run: RunDir) -> None:
 
 def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
     """Load the weights and the optimizer state of the checkpoint in `folder` into `policy` and
-    `optimizer`. Returns its step and the loop's state.
+    `optimizer`. Returns the checkpoint's step and the loop's state.
 
     Raises:
-        WorkerFailure: kind infra, when a file is missing or differs from the manifest.
+        WorkerFailure: kind infra, if a file is missing or differs from the manifest.
     """
     verify(folder)
     policy.adapter.load(read_adapter(folder))
@@ -162,7 +163,7 @@ def verify(folder: Path) -> None:
 
 def mark_damaged(folder: Path) -> Path:
     """Rename a damaged checkpoint to `damaged_<name>`, so that it no longer counts as a checkpoint.
-    Returns the new folder; an earlier folder of that name is deleted."""
+    Returns the new folder; an earlier folder with that name is deleted."""
     new_folder = folder.with_name(f"damaged_{folder.name}")
     shutil.rmtree(new_folder, ignore_errors=True)  # the same step was damaged before
     os.replace(folder, new_folder)
@@ -171,12 +172,12 @@ def mark_damaged(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with a checkpoint: that its manifest cannot be read, or what is wrong with the
-    first damaged file, such as "optimizer.safetensors is missing". "" if all files match."""
+    """Describe what is wrong with a checkpoint: its manifest cannot be read, or the first damaged
+    file, such as "optimizer.safetensors is missing". Returns "" if all files match."""
     try:
         files = read_json(folder / MANIFEST)["files"]
         hashes = {name: facts["sha256"] for name, facts in files.items()}
-    # OSError: no file; ValueError: no JSON; the others: JSON of another shape.
+    # OSError: no manifest; ValueError: it is not JSON; the others: its JSON has another shape.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
     for name, expected in hashes.items():
@@ -193,11 +194,11 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
 
     Args:
         folder: the adapter's folder.
-        base_weights: SHA-256 of the present base's weight files, by file name; {} where unknown.
+        base_weights: SHA-256 of the present base's weight files, by file name; {} if unknown.
 
     Raises:
-        WorkerFailure: kind config, when the manifest has hashes, `base_weights` is not empty, and
-            the two differ.
+        WorkerFailure: kind config, if the manifest has hashes, `base_weights` is not empty, and the
+            two differ.
     """
     try:
         trained_weights = read_json(folder / MANIFEST).get("base_weights") or {}
@@ -214,7 +215,7 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
 
 def mark_best(run: RunDir, step: int) -> None:
     """Make the symbolic link `checkpoints/best` point to the checkpoint of `step`. The link is
-    replaced by one rename, so that there is a link at every moment."""
+    replaced by one rename, so that it exists at every moment."""
     temporary = run.best.with_name(f".best.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(run.checkpoint(step).name)
@@ -222,12 +223,12 @@ def mark_best(run: RunDir, step: int) -> None:
 
 
 def prune(run: RunDir, keep: int, protected: set[int]) -> None:
-    """Delete all checkpoints except the last `keep`, those of the steps in `protected`, and those
-    that the user has pinned. Where the pins cannot be read, nothing is deleted."""
+    """Delete all checkpoints except the newest `keep`, those of the steps in `protected`, and those
+    that the user has pinned. If the list of pins cannot be read, nothing is deleted."""
     steps = run.checkpoint_steps()
     older_steps = steps[: max(0, len(steps) - keep)]
     for step in older_steps:
-        # Read anew each time: a pin may be set while others are deleted.
+        # The pins are read for each checkpoint, because the user may set one during the loop.
         if step not in protected and not _is_pinned(run, step):
             # The manifest goes first: without it a half-deleted checkpoint does not count as one.
             (run.checkpoint(step) / MANIFEST).unlink()
@@ -235,7 +236,7 @@ def prune(run: RunDir, keep: int, protected: set[int]) -> None:
 
 
 def _is_pinned(run: RunDir, step: int) -> bool:
-    """Whether the user keeps the checkpoint of `step`; also where the list cannot be read."""
+    """Whether the user keeps the checkpoint of `step`. True if the list of pins cannot be read."""
     try:
         return step in pinned_steps(run)
     except (OSError, ValueError):
@@ -249,9 +250,9 @@ def digest(file: Path) -> str:
 
 
 def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tensor]:
-    """The optimizer's state as one flat dict of tensors on the CPU, for a safetensors file. A key
-    is the parameter's index and the name of the state, such as "0.exp_avg"; a parameter that was
-    never updated has none."""
+    """Flatten the optimizer's state to one dict of CPU tensors, for a safetensors file. A key is
+    the parameter's index and the name of the state, such as "0.exp_avg". A parameter that was never
+    updated has no state and is left out."""
     tensors = {}
     for index, parameter in enumerate(policy.parameters()):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -260,10 +261,9 @@ def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tens
 
 
 def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore the optimizer's state from tensors named by parameter and state: "0.exp_avg".
-
-    Each goes to the device of its parameter; a parameter without tensors keeps its state.
-    """
+    """Restore the optimizer's state from tensors whose names are a parameter's index and the name
+    of the state, such as "0.exp_avg". Each tensor goes to the device of its parameter. A parameter
+    without tensors keeps its state."""
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
         state = {
@@ -279,12 +279,13 @@ def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.T
 
 
 def _described_files(folder: Path) -> list[Path]:
-    """The files that a manifest describes: all in the folder but the manifest, sorted by name."""
+    """List the files that a manifest describes: all in the folder but the manifest, sorted by
+    name."""
     return sorted(path for path in folder.iterdir() if path.name != MANIFEST)
 
 
 def _sync_file(path: Path) -> None:
-    """Force the file's contents to the disk, so that they survive a power failure."""
+    """Write the file's contents through to the disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

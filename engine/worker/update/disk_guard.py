@@ -1,4 +1,5 @@
-"""Room on the disk for the next checkpoint: looked at before it is written, and made if need be."""
+"""Checks that the disk has room for the next checkpoint before that is written, and deletes old
+checkpoints if it has not."""
 
 import os
 from collections.abc import Callable, Collection
@@ -16,20 +17,18 @@ _BYTES_PER_PARAMETER = 3 * 4
 def make_room(
     run: RunDir, parameters: int, keep: Collection[int], report: Callable[[str], None]
 ) -> None:
-    """Check that the disk has room for another checkpoint, and remove old ones if it has not.
-
-    Removed are all checkpoints but the newest, those of the steps in `keep` and those that the user
-    has pinned.
+    """Check that the disk has room for another checkpoint. If it has not, delete all checkpoints
+    but the newest, those of the steps in `keep` and those that the user has pinned.
 
     Args:
         run: the run's folder.
-        parameters: how many the adapter has.
+        parameters: the number of the adapter's parameters.
         keep: steps whose checkpoints stay, such as the best.
-        report: called with what was removed and why, in a sentence.
+        report: called with a sentence that says what was deleted and why.
 
     Raises:
-        WorkerFailure: kind infra, when there is still too little room. Nothing was written then,
-            and the newest checkpoint is whole.
+        WorkerFailure: kind infra, if there is still too little room. Nothing was written then, and
+            the newest checkpoint is complete.
     """
     needed = checkpoint_bytes(run, parameters) + RESERVE
     if free_bytes(run) >= needed:
@@ -52,8 +51,8 @@ def make_room(
 
 
 def checkpoint_bytes(run: RunDir, parameters: int) -> int:
-    """How many bytes the next checkpoint will take: as many as the newest one, or before the first
-    what its `parameters` take."""
+    """Estimate the bytes that the next checkpoint will take: the size of the newest checkpoint. If
+    there is none yet, `parameters` times the bytes per parameter."""
     newest = run.latest_checkpoint()
     if newest is None:
         return _BYTES_PER_PARAMETER * parameters
@@ -61,6 +60,6 @@ def checkpoint_bytes(run: RunDir, parameters: int) -> int:
 
 
 def free_bytes(run: RunDir) -> int:
-    """Bytes that this user may still write on the disk of the run."""
+    """How many bytes this user may still write on the disk of the run."""
     disk = os.statvfs(run.path)
     return disk.f_bavail * disk.f_frsize

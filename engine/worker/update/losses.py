@@ -4,8 +4,8 @@ normaliser of the whole batch, so that the sum over any split into microbatches 
 Symbols, all float32 and shaped [tokens] (the trained tokens of some trajectories, in order):
 
     policy     log-probabilities under the policy, with gradient
-    old        the same at the time of the batch's first update, without
-    advantage  of the trajectory a token belongs to
+    old        log-probabilities at the time of the batch's first update, without gradient
+    advantage  advantage of the trajectory that a token belongs to
     ratio      exp(policy - old), 1 on the first update
 
 Signs: a loss is minimised, so each is the negative of the objective in its paper.
@@ -38,7 +38,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Sizes of the whole batch, over all microbatches: trajectories, trained tokens, cut-off."""
+    """Sizes of the whole batch: its trajectories, their trained tokens, the limit of tokens of
+    one."""
 
     trajectories: int
     tokens: int
@@ -47,7 +48,7 @@ class Normaliser:
 
 @dataclass(frozen=True)
 class Clip:
-    """The ratio is limited to the interval [1 - low, 1 + high]."""
+    """Limits of the ratio: it is clipped to the interval [1 - low, 1 + high]."""
 
     low: float
     high: float
@@ -61,27 +62,27 @@ def clipped_loss(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> to
 
 
 def grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """Mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
+    """Loss as the mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
     term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / (t.lengths[t.row] * norm.trajectories)
 
 
 def dr_grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """Sum over all tokens, divided by a constant, so that length is not rewarded (arXiv
+    """Loss as the sum over all tokens, divided by a constant, so that length is not rewarded (arXiv
     2503.20783)."""
     term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / (norm.trajectories * norm.max_tokens)
 
 
 def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """Mean over all tokens of the batch (arXiv 2503.14476)."""
+    """Loss as the mean over all tokens of the batch (arXiv 2503.14476)."""
     term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / norm.tokens
 
 
 def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """All tokens of a trajectory have the same ratio, exp(mean log ratio) (arXiv 2507.18071); the
-    loss is the mean over trajectories. A trajectory's term is divided evenly among its tokens: only
+    """Loss with one ratio for all tokens of a trajectory, exp(mean log ratio), as the mean over
+    trajectories (arXiv 2507.18071). A trajectory's term is divided evenly among its tokens: only
     the sum over the tokens matters."""
     sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)  # per trajectory
     ratio = torch.exp(sums / t.lengths)[t.row]
@@ -90,8 +91,8 @@ def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """-weight A log p, with weight = min(ratio, 1 + high) without gradient: the weight is limited,
-    and every token has a gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
+    """Loss -weight A log p with weight = min(ratio, 1 + high) without gradient, as the mean over
+    all tokens: the weight is limited, and every token has a gradient (arXiv 2506.13585)."""
     weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
     return -weight * t.advantage * t.policy * t.correction / norm.tokens
 
@@ -106,24 +107,25 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 
 
 def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
-    """The weight that the loss called `kind` gives each token, [tokens] float32. A term added to
-    that loss, such as the KL term, is weighted the same."""
+    """Return the weight of each token in the loss called `kind`, [tokens] float32. A term added to
+    that loss, such as the KL term, uses the same weights."""
     if kind in ("grpo", "gspo"):  # the mean over trajectories of each one's mean over its tokens
         return 1 / (t.lengths[t.row] * norm.trajectories)
-    if kind == "dr_grpo":  # the same, as if every trajectory had max_tokens tokens
+    if kind == "dr_grpo":  # as if every trajectory had max_tokens tokens
         return torch.full_like(t.policy, 1 / (norm.trajectories * norm.max_tokens))
     return torch.full_like(t.policy, 1 / norm.tokens)  # dapo and cispo: a mean over all tokens
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(d) - d - 1 with d = reference - policy, per token: unbiased for KL(policy | reference)
-    on samples of the policy, never negative (joschu.net/blog/kl-approx.html)."""
+    """Return exp(d) - d - 1 with d = reference - policy, per token: an unbiased estimate of
+    KL(policy | reference) on samples of the policy, never negative
+    (joschu.net/blog/kl-approx.html)."""
     d = reference - policy
     return torch.exp(d) - d - 1
 
 
 def clipped_tokens(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
-    """The number of tokens on which the clipping of the loss called `kind` acts, as a tensor of
+    """Count the tokens on which the clipping of the loss called `kind` acts. Returns a tensor of
     shape [].
 
     In cispo these are the tokens whose weight is limited. In every other loss they are the tokens
@@ -136,20 +138,20 @@ def clipped_tokens(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
     ratio = torch.exp(log_ratio)
     if kind == "cispo":
         return (ratio > 1 + clip.high).sum()
-    # Of ratio * A and clip(ratio) * A the smaller one counts (`clipped_loss`). It is the clipped
-    # one, which has no gradient, only on the side to which the advantage pulls.
+    # `clipped_loss` takes the smaller of ratio * A and clip(ratio) * A. Only on the side to which
+    # the advantage pulls is that the clipped one, which has no gradient.
     too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
     too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
     return (too_high | too_low).sum()
 
 
 def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(exp(old - sampled), cap) per token, without gradient: the weight that corrects for a
-    sampler whose log-probabilities differ from the trainer's (truncated importance sampling,
+    """Return min(exp(old - sampled), cap) per token, without gradient: the weight that corrects for
+    a sampler whose log-probabilities differ from the trainer's (truncated importance sampling,
     Ionides 2008)."""
     return torch.exp(old - sampled).clamp(max=cap).detach()
 
 
 def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
-    """SFT's loss: -log p of each token, divided by the supervised tokens of the whole batch."""
+    """Return SFT's loss: -log p of each token, divided by the trained tokens of the whole batch."""
     return -policy / tokens_in_batch

@@ -1,8 +1,8 @@
-"""A step that ran out of memory is done again in smaller microbatches.
+"""Does a step again in smaller microbatches if memory ran out.
 
 The loss is divided by the whole batch's tokens, so the gradient is the same sum however the batch
 is split: half the tokens at once and twice the passes is the same update within rounding. Model,
-lengths and groups stay as they were asked for.
+lengths and groups stay as the user asked.
 """
 
 from collections.abc import Callable
@@ -14,40 +14,42 @@ import torch
 from engine.worker.core.failures import HINTS, WorkerFailure, out_of_memory
 from engine.worker.core.job import LoopState
 
-# In a run. If a 32nd of the estimated tokens does not fit either, the number of tokens is not what
-# is too large.
+# The most halvings in a run. If a 32nd of the estimated tokens does not fit either, something else
+# than the number of tokens is too large.
 MAX_HALVINGS = 5
-# Where the state counts the halvings. Checkpoints hold it, so that a resumed run splits as before.
+# The key under which the loop's state counts halvings. Checkpoints store the state, so that a
+# resumed run splits its batches as before.
 HALVINGS_KEY = "memory_halvings"
 
 Sums = TypeVar("Sums", covariant=True)
 
 
 class BatchPass(Protocol[Sums]):
-    """A pass forward and backward over the batch of a step."""
+    """A pass forward and backward over the batch of one step."""
 
     def run(self, token_limit: int) -> Sums:
         """Compute the gradients of the whole batch, at most `token_limit` tokens at a time."""
         ...
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every row already goes alone, so that a smaller limit would
-        change nothing."""
+        """Whether `token_limit` already puts every row into a microbatch of its own, so that a
+        smaller limit would change nothing."""
         ...
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """The most tokens of a microbatch: `budget` after the halvings that `state` counts."""
+    """The most tokens of a microbatch: `budget`, halved as often as `state` counts."""
     return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))  # a shift by n halves n times
 
 
 @dataclass(frozen=True)
 class MemoryRetry:
-    """Runs a pass over a batch, again with half the tokens at once each time memory runs out.
+    """Runs a pass over a batch. Each time memory runs out, runs it again with half the tokens at
+    once.
 
     Attributes:
         budget: tokens at once before any halving.
-        state: counts the halvings of the whole run; they are never taken back.
+        state: counts the halvings of the whole run; they are never undone.
         clear_gradients: called to drop the gradients of an unfinished pass.
         report: called after each halving with the new limit of tokens at once and the error's
             message.
@@ -63,8 +65,8 @@ class MemoryRetry:
         the tokens per microbatch.
 
         Raises:
-            WorkerFailure: kind oom, when memory still runs out after `MAX_HALVINGS` halvings, or
-                with every row alone.
+            WorkerFailure: kind oom, if memory still runs out after `MAX_HALVINGS` halvings, or with
+                every row alone.
         """
         while True:
             token_limit = tokens_at_once(self.budget, self.state)
@@ -76,7 +78,8 @@ class MemoryRetry:
                     raise
                 text = str(error).strip() or type(error).__name__
                 message = text.splitlines()[0][:300]  # torch's messages are long
-            # After the except block: within it the traceback keeps the pass's activations alive.
+            # This stands after the except block, because inside that the traceback keeps the memory
+            # of the pass's activations in use.
             every_row_alone = batch_pass.is_finest(token_limit)
             self._halve(token_limit, message, every_row_alone=every_row_alone)
             _restore_random_state(random_state)
@@ -86,11 +89,12 @@ class MemoryRetry:
 
     def _halve(self, token_limit: int, message: str, *, every_row_alone: bool) -> None:
         """Halve the token limit, by counting one more halving in the state, and drop the gradients
-        of the unfinished pass. `token_limit` and `message`: the limit at which memory ran out, and
-        the error.
+        of the unfinished pass. `token_limit` is the limit at which memory ran out, `message` the
+        error's.
 
         Raises:
-            WorkerFailure: kind oom, when the batch cannot be split further.
+            WorkerFailure: kind oom, if every row already went alone, or after MAX_HALVINGS
+                halvings.
         """
         if every_row_alone:
             raise WorkerFailure(
@@ -113,14 +117,15 @@ class MemoryRetry:
 
 
 def _random_state() -> list[torch.Tensor]:
-    """The state of torch's random generators: the CPU's first, then one for each GPU in use."""
+    """Return the states of torch's random generators: the CPU's first, then one for each GPU in
+    use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
 
 
 def _restore_random_state(random_state: list[torch.Tensor]) -> None:
-    """Restore the generators to a state that `_random_state` returned, so that a repeated pass
+    """Restore torch's generators to a state that `_random_state` returned, so that a repeated pass
     draws the same dropout."""
     torch.set_rng_state(random_state[0])
-    if len(random_state) > 1:  # after the CPU's come those of the GPUs
+    if len(random_state) > 1:  # the GPUs' states follow the CPU's
         torch.cuda.set_rng_state_all(random_state[1:])

@@ -1,9 +1,10 @@
-"""How well a run uses its machine: operations done, seconds, the most memory held.
+"""Measures how well a run uses its machine: operations done, seconds, the most memory held.
 
-The operations of a model are counted where the estimate counts them (engine/cost/flops.py), for the
-tokens that really run: a prompt that a group shares once, padding never, recomputation not (model
-FLOPs utilisation of arXiv 2204.02311). The rate they are held against is that of one large matrix
-product on this machine, measured when the worker starts, or of a step that was faster than it.
+The operations of a model are counted by the same code as for the estimate (engine/cost/flops.py),
+for the tokens that really run. A prompt that a group shares counts once; padding and recomputation
+do not count (model FLOPs utilisation of arXiv 2204.02311). Their rate is compared with that of one
+large matrix product on this machine, measured when the worker starts, or of the fastest step if
+that was faster.
 """
 
 import resource
@@ -27,8 +28,8 @@ from engine.worker.ops import matmul
 from engine.worker.update.telemetry import telemetry_of
 from envs.json_types import JsonObject
 
-PROBE_S = 0.05  # how long matrix products are measured
-# Of a process on a GPU beside what torch reserves, as estimates count it.
+PROBE_S = 0.05  # seconds for which matrix products are measured
+# GPU memory of a process beside what torch reserves, as estimates count it.
 CONTEXT_BYTES = int(OVERHEAD["cuda"][0])
 SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
 
@@ -37,9 +38,12 @@ class Meter:
     """Counts the operations of the steps of one run."""
 
     def __init__(self, policy: Policy, ranks: int = 1) -> None:
-        """Count for the training of `policy`. Measures first how fast this machine multiplies large
-        matrices, which takes about `PROBE_S` seconds. `ranks`: processes that share each batch;
-        what is counted is the work of one of them."""
+        """Count for the training of `policy`. First measures how fast this machine multiplies large
+        matrices, which takes about `PROBE_S` seconds.
+
+        `ranks` is the number of processes that share each batch; the work of one of them is
+        counted.
+        """
         self.ranks = ranks
         network = policy.base.network
         self.device = network.device
@@ -51,7 +55,7 @@ class Meter:
         self._operations = 0.0
 
     def count_microbatch(self, rows: Sequence[Row]) -> None:
-        """Count the operations of a microbatch of these rows that went forward and backward."""
+        """Count the operations of one pass forward and backward over a microbatch of these rows."""
         tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
         self._operations += flops.update_operations(
             self.model_facts,
@@ -62,23 +66,24 @@ class Meter:
         )
 
     def count_batch(self, rows: Sequence[Row]) -> None:
-        """Count the operations of a whole batch, of which every rank does its part."""
+        """Count this rank's share of the operations of a whole batch, which all ranks divide
+        evenly."""
         before = self._operations
         self.count_microbatch(rows)
         self._operations = before + (self._operations - before) / self.ranks
 
     def step(self, train_s: float) -> dict[str, float]:
-        """The metrics of the microbatches that were counted since the last call: `mfu`, their
-        operations per second as a share of what the machine can do, `peak_memory`, in bytes, of
-        the run so far, and what the sensors of a GPU said.
+        """Return the metrics of the microbatches that were counted since the last call: `mfu`,
+        their operations per second as a share of what the machine can do; `peak_memory`, in bytes,
+        of the run so far; and the readings of a GPU's sensors.
 
         Args:
             train_s: the seconds that the microbatches took; with 0, `mfu` is 0.
         """
         flops_per_s = self._operations / train_s if train_s > 0 else 0.0
         self._operations = 0.0
-        # The machine may have been busy when its rate was measured. A step that is faster than that
-        # rate shows what the machine can do.
+        # The machine may have been busy when its rate was measured. A faster step shows that the
+        # machine can do more.
         self.matrix_flops = max(self.matrix_flops, flops_per_s)
         measured = {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
         return measured | (self.telemetry.step() if self.telemetry else {})
@@ -97,7 +102,7 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
     for row in rows:
         length = len(row.ids) - 1
         prompt = tuple(row.ids[: row.prefix_len])
-        # How much of the row was counted with an earlier row that has the same prompt.
+        # The tokens of this row that were counted with an earlier row of the same prompt.
         shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
             seen_prompts.add(prompt)
@@ -108,8 +113,8 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
 
 
 def _causal_pairs(length: int) -> int:
-    """The pairs of a token and one that it attends to among the first `length` tokens of a row:
-    token number k, from 1, attends to k tokens."""
+    """Count the pairs of a token and a token that it attends to, among the first `length` tokens of
+    a row. Token number k, from 1, attends to k tokens."""
     return length * (length + 1) // 2
 
 
@@ -123,11 +128,8 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the seconds of the fastest product of the two matrices.
-
-    It is repeated for `PROBE_S` seconds, at least three times; the first time warms up and does not
-    count.
-    """
+    """Return the seconds of the fastest product of the two matrices. The product is repeated for
+    `PROBE_S` seconds, at least three times. The first time does not count, because it warms up."""
     durations_s: list[float] = []
     while sum(durations_s) < PROBE_S or len(durations_s) < 3:
         _synchronize(left.device)
@@ -139,18 +141,18 @@ def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work; nothing on a CPU."""
+    """Wait until a GPU has finished its work; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once since the start: on a GPU what torch had reserved there and the
-    context of this process, on a CPU the memory of this process."""
+    """The most bytes held at once since this process started. On a GPU that is what torch had
+    reserved there, plus the context of this process; on a CPU the memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
     status = Path("/proc/self/status")  # on Linux
-    if status.exists():  # preferred: getrusage would count what the parent held before the fork
+    if status.exists():  # preferred, because getrusage also counts the parent's before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
@@ -160,15 +162,15 @@ def peak_memory(device: torch.device) -> int:
 
 
 def totals(run: RunDir) -> Result:
-    """The measurements of a run over the training steps of all its attempts; {} for a run without a
-    step.
+    """Summarise the measurements of a run over the training steps of all its attempts. Returns {}
+    if the run has done no step.
 
     Keys:
         seconds: by phase; see `_phase_seconds`.
         tokens_per_s: the median of the steps.
-        mfu: the share of the machine's rate that was used, the mean over all seconds of training.
+        mfu: the share of the machine's rate that was used, averaged over all seconds of training.
         peak_memory: in bytes.
-        effective_share: the mean share of groups whose rewards differ (GRPO).
+        effective_share: the mean share of groups (answers to one task) whose rewards differ (GRPO).
     """
     steps = _training_steps(run)
     if not steps:
@@ -187,18 +189,16 @@ def totals(run: RunDir) -> Result:
 
 
 def _training_steps(run: RunDir) -> list[JsonObject]:
-    """The metrics of the run's training steps. Lines without `train_s` are left out: they come from
-    evaluations outside a step, such as that at step 0."""
+    """Read the metrics of the run's training steps. Lines without `train_s` are left out, because
+    they come from evaluations outside a step, such as the one at step 0."""
     lines, _ = read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)
     return [line for line in lines if line.get("train_s") is not None]
 
 
 def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
-    """Sum the seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`.
-
-    A phase that some step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are
-    added to `train_s`, as in estimates.
-    """
+    """Sum the seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that
+    some step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are added to
+    `train_s`, as in estimates."""
     seconds: dict[str, float] = {
         name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")

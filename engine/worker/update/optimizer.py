@@ -1,9 +1,10 @@
 """AdamW over the tensors of an adapter, by the fused kernel that torch.optim.AdamW calls.
 
-torch.optim.AdamW(fused=True) leaves the same weights, but its first optimizer imports torch's
-compiler, which no run here uses: 76 MB of resident memory and 1.13 s of CPU time in every trainer,
-ours 2 MB and 0.00 s. A step on pebble's adapter takes 0.88 of the time of torch's. Medians with
-torch 2.13 on a CPU, 2026-11-22, by `python -m benchmarks.optimizer` (benchmarks/RESULTS.md).
+torch.optim.AdamW(fused=True) gives the same weights. But its first optimizer imports torch's
+compiler, which no run here uses: that takes 76 MB of resident memory and 1.13 s of CPU time in
+every trainer; this class takes 2 MB and 0.00 s. A step on the adapter of pebble (the built-in
+model) takes 0.88 of the time of torch's. Medians with torch 2.13 on a CPU, 2026-11-22, by `python
+-m benchmarks.optimizer` (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ EPS = 1e-8
 
 
 class AdamW:
-    """Decoupled weight decay (arXiv 1711.05101), bias-corrected moments (arXiv 1412.6980).
+    """Adam with decoupled weight decay (arXiv 1711.05101) and bias-corrected moments (arXiv
+    1412.6980).
 
     Attributes:
         learning_rate: of the next step; may be changed between steps.
         state: for each parameter that was ever updated: `step` ([] float32), `exp_avg` and
-            `exp_avg_sq` (both of its shape).
+            `exp_avg_sq` (both of the parameter's shape).
     """
 
     def __init__(
@@ -39,8 +41,8 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient, and its moments. Other parameters and their
-        state do not change."""
+        """Update every parameter that has a gradient, and the moments of its gradients. Other
+        parameters and their state do not change."""
         with_gradient = [(p, p.grad) for p in self.parameters if p.grad is not None]
         if not with_gradient:
             return
@@ -63,12 +65,13 @@ class AdamW:
             amsgrad=False,
             maximize=False,
         )
-        # The fused kernel does not raise autograd's version counters, by which merged weights
-        # notice that the adapter has changed.
+        # The fused kernel does not raise the tensors' version counters. Weights with a merged
+        # adapter compare these counters to notice that the adapter has changed.
         torch.autograd.graph.increment_version(parameters)
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameter's step count and moments; made at its first step, all zero."""
+        """Return the parameter's step count and moments. They are made at its first step, all
+        zero."""
         if parameter not in self.state:
             self.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

@@ -1,7 +1,8 @@
-"""What a pass over a batch has left on its device, read by the host once per optimizer step.
+"""The results of a pass over a batch that are still on the device. The host reads them once per
+optimizer step.
 
-On a GPU each number that is asked for makes the host wait until all that was started before is
-done, and meanwhile it starts nothing new.
+On a GPU, each number that the host reads makes it wait until all earlier work is done. Meanwhile it
+cannot start new work.
 """
 
 import math
@@ -17,17 +18,18 @@ Sums = TypeVar("Sums")
 
 
 def _loss_of(sums: Any) -> float:
+    """The attribute `loss` of a result, for results that have one."""
     return float(sums.loss)
 
 
 @dataclass(frozen=True)
 class Pending(Generic[Sums]):
-    """The result of a pass, of which the numbers are still on the device.
+    """The result of a pass, whose numbers are still on the device.
 
     Attributes:
         numbers: [n] float64.
-        of: the result, from those numbers.
-        loss_of: the loss of the whole batch, from the result.
+        of: makes the result from these numbers.
+        loss_of: returns the loss of the whole batch, given the result.
     """
 
     numbers: torch.Tensor
@@ -35,12 +37,13 @@ class Pending(Generic[Sums]):
     loss_of: Callable[[Sums], float] = _loss_of
 
     def read(self) -> Sums:
-        """The result; waits for the device."""
+        """Wait for the device and return the result."""
         return self.of(self.numbers.tolist())
 
 
 class Reading(Generic[Sums]):
-    """Reads a pending result together with one more number of the device.
+    """Reads a pending result together with one more number from the device, so that the host waits
+    once.
 
     Attributes:
         sums: the result, once it is read.
@@ -49,15 +52,17 @@ class Reading(Generic[Sums]):
     sums: Sums
 
     def __init__(self, pending: Pending[Sums], step: int) -> None:
-        """Read nothing yet. `step`: number of the optimizer step, for the message."""
+        """Remember the pending result; nothing is read yet. `step` is the number of the optimizer
+        step, for an error message."""
         self.pending = pending
         self.step = step
 
     def __call__(self, number: torch.Tensor) -> float:
-        """Wait for the device once: sets `sums` and returns the number in the tensor [].
+        """Wait for the device once, set `sums` to the result, and return the number in `number`, a
+        tensor of shape [].
 
         Raises:
-            WorkerFailure: kind nonfinite, when the result's loss is NaN or infinite.
+            WorkerFailure: kind nonfinite, if the loss in the result is NaN or infinite.
         """
         numbers = torch.cat([self.pending.numbers, number.detach().double().reshape(1)])
         *of_result, last = numbers.tolist()

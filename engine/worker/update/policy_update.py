@@ -1,8 +1,8 @@
 """The trajectories of a step as microbatches, and one pass of the policy loss over them.
 
-With `updates_per_batch` above 1 the batch is passed over several times. The first pass is by the
-policy that sampled (or is one update ahead of it), so its log-probabilities are the `old` ones of
-all passes and need no forward of their own.
+With `updates_per_batch` above 1 there are several passes over the batch. The policy of the first
+pass is the one that sampled (or one update ahead). So that pass's log-probabilities serve as the
+`old` ones in all passes, and no extra forward pass is needed for them.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class Microbatch:
 
     Attributes:
         members: indices of the trajectories within the batch.
-        budget: the token budget by which the batch was split.
+        budget: the token limit with which the batch was split.
         rows, batch: the trajectories as token ids, and as tensors on the device.
         advantage, sampled: [tokens] float32, for the trained tokens in order; `sampled` is the
             sampler's log-probability.
         lengths: [rows] float32, trained tokens of each trajectory.
         reference: [tokens] float32, log-probabilities under the reference policy; None without a KL
             term.
-        old: [tokens] float32, those under the policy at the first pass; None before that pass.
+        old: [tokens] float32, log-probabilities in the first pass; None before that pass.
     """
 
     members: list[int]
@@ -53,15 +53,15 @@ class PassSums:
     """Sums over the trained tokens of one microbatch in one pass.
 
     Attributes:
-        loss: its share of the batch's loss, the KL term included.
-        tokens: how many they are.
+        loss: the microbatch's share of the batch's loss, the KL term included.
+        tokens: how many trained tokens there are.
         entropy, kl: sums in nats; `kl` is 0 without a KL term.
         clipped: tokens that the clipping acts on.
         gap_sum, gap_max: sum and maximum of the distances between the trainer's and the sampler's
             log-probabilities.
         missing: tokens for which the sampler gave no log-probability.
-        is_first_pass: whether this was the first pass over the batch; entropy and gap are measured
-            only in that one.
+        is_first_pass: whether this was the first pass over the batch; only that pass measures
+            entropy and gap.
     """
 
     loss: float
@@ -80,7 +80,7 @@ class PolicyPass:
 
     Attributes:
         is_first_pass: whether the next pass is the first of the batch; the loop clears it.
-        microbatches: of the last pass.
+        microbatches: those of the last pass.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
-        """Prepare passes over `trajectories`, the ones that are trained. Their loss is divided by
-        the sizes in `normaliser`. The batch is split into microbatches at the first pass."""
+        """Prepare passes over the trained `trajectories`. Their loss is divided by the sizes in
+        `normaliser`. The first pass splits them into microbatches."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
@@ -103,7 +103,7 @@ class PolicyPass:
     def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Compute the gradients of the whole batch, in microbatches of at most `token_limit`
         tokens. Returns the sums of each microbatch. The first pass splits the batch; later passes
-        keep the split, as long as the limit is the same."""
+        keep the microbatches unless the limit has changed."""
         if self.is_first_pass:
             self.microbatches = self._split(token_limit, earlier=[])
         elif self.microbatches[0].budget != token_limit:  # memory ran out, the limit is lower now
@@ -114,7 +114,7 @@ class PolicyPass:
         return Pending(numbers, of, loss_of=lambda all_sums: sum(each.loss for each in all_sums))
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every trajectory already goes alone."""
+        """Whether `token_limit` already puts every trajectory into a microbatch of its own."""
         microbatches = self.policy.split(rows_of(self.trajectories), token_limit)
         return len(microbatches) == len(self.trajectories)
 
@@ -124,7 +124,7 @@ class PolicyPass:
 
         Args:
             earlier: the microbatches of the first pass, whose log-probabilities are copied into the
-                new ones; [] if the first pass is still to come.
+                new ones; [] in the first pass itself.
         """
         rows = rows_of(self.trajectories)
         microbatches = []
@@ -141,8 +141,7 @@ class PolicyPass:
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
         """Make the microbatch of the trajectories with the indices `members`, with its tensors on
-        the device. `rows` are the same trajectories in that order; `budget` is the token limit by
-        which the batch was split."""
+        the device. `rows` are the same trajectories; `budget` is the token limit of the split."""
         device = self.policy.device
         rollouts = [self.trajectories[index] for index in members]
         sampled = [logprob for rollout in rollouts for logprob in rollout.trained_logprobs]
@@ -159,8 +158,8 @@ class PolicyPass:
         )
 
     def _backward(self, micro: Microbatch) -> torch.Tensor:
-        """Run one microbatch forward and backward, which adds to the gradients. Returns its sums,
-        [7] float64 as `_pass_sums` reads them."""
+        """Run one microbatch forward and backward, which adds to the gradients. Returns its seven
+        sums as [7] float64, in the order that `_pass_sums` reads."""
         tokens, entropy, missing = self._forward(micro)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
@@ -170,9 +169,10 @@ class PolicyPass:
         return torch.stack([value.double() for value in sums])
 
     def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, torch.Tensor]:
-        """Run one microbatch forward. Returns (its trained tokens; their entropies; for how many of
-        them the sampler gave no log-probability). The first pass also stores the policy's
-        log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
+        """Run one microbatch forward. Returns (its trained tokens, their entropies, the number of
+        tokens without a log-probability from the sampler). The first pass also stores its
+        log-probabilities: all in `micro.old`, and those that the sampler did not give in
+        `micro.sampled`."""
         settings = self.settings
         logprobs, entropy = self.policy.logprobs(
             micro.batch, settings.temperature, entropies=self.is_first_pass
@@ -194,9 +194,9 @@ class PolicyPass:
     def _loss(
         self, tokens: losses.Tokens, reference: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (the microbatch's share of the batch's loss, with the KL term if there is one;
-        the divergence from the reference policy, summed over the tokens). `reference`: that
-        policy's log-probabilities; None without a KL term, when the divergence is given as 0."""
+        """Return (the microbatch's share of the batch's loss, the KL divergence from the reference
+        policy summed over the tokens). `reference` holds that policy's log-probabilities. If it is
+        None, there is no KL term and the divergence is 0."""
         loss = losses.LOSSES[self.settings.loss](tokens, self.normaliser, self.clip).sum()
         if reference is None:
             return loss, torch.zeros((), device=tokens.policy.device)
@@ -206,12 +206,11 @@ class PolicyPass:
     def _kl(
         self, tokens: losses.Tokens, reference: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The divergence of the policy from the reference policy, whose log-probabilities are
-        `reference`. Returns (its term of the loss, with each token weighted as in the loss; its sum
-        over the tokens in nats, without gradient)."""
+        """Compute the KL divergence of the policy from the reference policy, whose
+        log-probabilities are `reference`. Returns (its term of the loss, weighted by token as the
+        loss is; its sum over the tokens in nats, without gradient)."""
         divergence = losses.kl_k3(tokens.policy, reference)
-        # Multiplied by the ratio, so that the gradient is that of the divergence itself and not of
-        # its estimator.
+        # Times the ratio, so that the gradient is the divergence's, and not its estimator's.
         ratio = torch.exp(tokens.policy - tokens.old)
         weights = losses.token_weights(self.settings.loss, tokens, self.normaliser)
         return (ratio * divergence * weights).sum(), divergence.detach().sum()
@@ -220,8 +219,8 @@ class PolicyPass:
 def _pass_sums(
     numbers: Sequence[float], *, tokens: Sequence[int], is_first_pass: bool
 ) -> list[PassSums]:
-    """The sums of each microbatch, of which `tokens` gives the trained tokens, from the seven
-    numbers of each that `PolicyPass._backward` counted."""
+    """Turn the numbers of all microbatches, seven each as `PolicyPass._backward` returns them, into
+    a `PassSums` for each. `tokens` are their numbers of trained tokens."""
     all_sums = []
     for first, count in zip(range(0, len(numbers), 7), tokens, strict=True):
         loss, entropy, kl, clipped, missing, *gap = numbers[first : first + 7]
@@ -232,18 +231,18 @@ def _pass_sums(
 
 
 def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> torch.Tensor:
-    """Give each token without a log-probability from the sampler (NaN) the one in `old`, the
-    trainer's own of the first pass, as if the two agreed. Returns the number of such tokens."""
+    """Fill in each log-probability that the sampler did not give (NaN) from `old`, the trainer's
+    own of the first pass. Returns the number of such tokens."""
     is_missing = microbatch.sampled.isnan()
     microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
     return is_missing.sum()
 
 
 def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
-    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
-    `earlier`, the microbatches of the first pass, into which the batch was split differently."""
-    # For each trajectory: its microbatch of the first pass, and the mask of its tokens in there
-    # (`batch.row` has for each token the position of its trajectory in the microbatch).
+    """Copy `sampled` and `old` of the trajectories in `microbatch` from `earlier`, the microbatches
+    of the first pass, which split the batch in another way."""
+    # For each trajectory: its microbatch in the first pass, and the mask of its tokens in that
+    # (`batch.row` holds for each token the position of its trajectory in the microbatch).
     places = {
         member: (source, source.batch.row == position)
         for source in earlier
@@ -259,8 +258,8 @@ def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbat
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
-    """The metrics of a step, by name, from the sums of all its microbatches in all passes. Means
-    are per trained token. Entropy and the gap to the sampler come from the first pass."""
+    """Compute the metrics of a step, by name, from the sums of all its microbatches in all passes.
+    Means are per trained token. Entropy and the gap to the sampler come from the first pass."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.is_first_pass]
     first_tokens = sum(sums.tokens for sums in first_sums)

@@ -1,9 +1,10 @@
-"""Pairs of a better and a worse answer as rows, and one pass of DPO's loss over those of a step.
+"""Pairs of a better and a worse answer as rows, and one pass of DPO's loss over the pairs of a
+step.
 
 Both answers of a pair go through the model in the same microbatch, because the loss compares them.
-What the two conversations have in common at their beginning, the prompt and any equal first tokens
-of the answers, has the same probability in both: it cancels out of the loss and its gradient, so it
-is run once and not trained.
+The two conversations begin with the same tokens: the prompt, and any equal first tokens of the
+answers. These tokens have the same probability in both, so they cancel out of the loss and its
+gradient. They are run once and not trained.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from engine.worker.update.pending import Pending
 @dataclass(frozen=True)
 class Pair:
     """A better and a worse answer to one task, each with the conversation before it. `prefix_len`
-    of both rows is the number of tokens that both begin with; only what follows is trained."""
+    of both rows is the number of tokens that both begin with; only the tokens after these are
+    trained."""
 
     task_id: str
     chosen: Row
@@ -40,8 +42,9 @@ class Pair:
 
 
 def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) -> Pair | None:
-    """Cut both conversations at `limit` tokens and make them a pair. None if nothing is left to
-    compare, because one of them has no trained token after the beginning that both share."""
+    """Cut both conversations at `limit` tokens and make them a pair. Returns None if one of them
+    has no trained token after the beginning that both share, because then there is nothing to
+    compare."""
     shared = 0  # tokens that both begin with
     for better, worse in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
         if better != worse:
@@ -49,7 +52,7 @@ def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) ->
         shared += 1
     rows = []
     for conversation in (chosen, rejected):
-        # What both share cancels out of the loss and is not trained.
+        # The tokens that both share cancel out of the loss and are not trained.
         loss_mask = [0] * shared + conversation.loss_mask[shared:limit]
         if not any(loss_mask):
             return None
@@ -60,9 +63,11 @@ def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) ->
 def dpo_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, beta: float, pairs_in_batch: int
 ) -> torch.Tensor:
-    """-log sigmoid(beta (chosen - rejected)) of each pair, divided by the number of pairs in the
-    whole batch (arXiv 2305.18290, equation 7). `chosen` and `rejected`, [pairs] float32, are the
-    gains of the better and of the worse answers: log policy(answer) - log reference(answer).
+    """Return -log sigmoid(beta (chosen - rejected)) of each pair, divided by the number of pairs in
+    the whole batch (arXiv 2305.18290, equation 7).
+
+    `chosen` and `rejected`, [pairs] float32, are the gains of the better and of the worse answers:
+    log policy(answer) - log reference(answer).
     """
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)) / pairs_in_batch
 
@@ -70,14 +75,15 @@ def dpo_loss(
 def gains(
     policy: Policy, pairs: Sequence[Pair], *, training: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gain of each answer, which says how much likelier the policy makes it than the reference
-    does: log policy(answer) - log reference(answer), summed over the answer's trained tokens.
+    """Compute the gain of each answer: log policy(answer) - log reference(answer), summed over the
+    answer's trained tokens. It says how much likelier the policy makes the answer than the
+    reference does.
 
     Args:
         training: whether the result carries gradients and dropout acts.
 
-    Returns (the gains of the better answers, those of the worse ones, the mean log-probability of a
-    token of each better answer), all [pairs] float32.
+    Returns (the gains of the better answers, those of the worse answers, the mean log-probability
+    of a token of each better answer), all [pairs] float32.
     """
     rows = [row for pair in pairs for row in pair.rows]  # they alternate: better, worse
     batch = policy.collate(rows).to(policy.device)
@@ -91,8 +97,8 @@ def gains(
 
 
 def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
-    """The policy's log-probabilities of the trained tokens, [tokens] float32; with gradients and
-    dropout only if `training`."""
+    """Compute the policy's log-probabilities of the trained tokens, [tokens] float32. They have
+    gradients and dropout only if `training` is set."""
     if training:
         logprobs, _ = policy.logprobs(batch)
     else:  # without the dropout that `policy.logprobs` has
@@ -101,15 +107,16 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
 
 
 def _summed_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
-    """The sums of values of the trained tokens ([tokens] float32) over each row of the batch,
-    [rows] float32."""
+    """Sum `values`, one for each trained token ([tokens] float32), over each row of the batch.
+    Returns [rows] float32."""
     return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
-    """Indices of `pairs` in microbatches of at most `budget` tokens; a larger pair goes alone."""
-    # `policy.split` divides rows by their lengths. So each pair is given to it as one row whose
-    # length is that of both answers; our own forward runs the beginning that they share only once.
+    """Divide `pairs` into microbatches of at most `budget` tokens; a larger pair gets one of its
+    own. Returns for each microbatch the indices of its pairs."""
+    # `policy.split` divides rows by their lengths. So each pair is passed as one row as long as
+    # both answers. Our own forward runs their common beginning only once, so it counts once.
     shares_prompts = policy.base.network.forward == "own"
     joined_rows = []
     for pair in pairs:
@@ -124,10 +131,10 @@ class PreferenceSums:
     """Sums over the pairs of a step, or over some of them.
 
     Attributes:
-        loss: each pair's loss divided by the number of the step's pairs, so over all of them the
-            mean.
+        loss: the sum of the pairs' losses, each divided by the number of the step's pairs. Over all
+            pairs it is the mean loss.
         correct: pairs whose better answer gained more than the worse one.
-        chosen, rejected: the gains of the better and of the worse answers.
+        chosen, rejected: the summed gains of the better and of the worse answers.
         microbatches: number of forward passes with gradients.
     """
 
@@ -164,9 +171,9 @@ class PreferencePass:
         Args:
             beta: how strongly a gain in log-probability counts in DPO's loss (see `dpo_loss`).
             sft_weight: the weight of the second term of the loss, which keeps the better answers
-                likely; 0 leaves it out.
-            pairs_in_batch: what the loss is divided by, where `pairs` are a part of a batch; None:
-                the number of `pairs`.
+                likely; 0 leaves the term out.
+            pairs_in_batch: what the loss is divided by if `pairs` are only a part of the batch;
+                None: the number of `pairs`.
         """
         self.policy = policy
         self.pairs = pairs
@@ -175,8 +182,9 @@ class PreferencePass:
         self.pairs_in_batch = len(pairs) if pairs_in_batch is None else pairs_in_batch
 
     def run(self, token_limit: int) -> Pending[PreferenceSums]:
-        """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
-        microbatches of at most `token_limit` tokens."""
+        """Add the gradients of the step's loss (the mean over all its pairs) to the adapter's
+        gradients, in microbatches of at most `token_limit` tokens. Returns the pending sums of the
+        step."""
         numbers = [
             self._backward([self.pairs[i] for i in members])
             for members in split_pairs(self.policy, self.pairs, token_limit)
@@ -184,12 +192,12 @@ class PreferencePass:
         return Pending(torch.cat(numbers), _added_up)
 
     def _backward(self, microbatch: Sequence[Pair]) -> torch.Tensor:
-        """Run some of the step's pairs forward and backward, which adds to the gradients, and
-        return their sums, [4] float64 as `_added_up` reads them."""
+        """Run some of the step's pairs forward and backward, which adds to the gradients. Returns
+        their four sums as [4] float64, in the order that `_added_up` reads."""
         chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
         losses = dpo_loss(chosen, rejected, self.beta, self.pairs_in_batch)
-        # DPO's loss alone can also fall while both answers become less likely, the worse one more
-        # so; the second term keeps the better one likely (arXiv 2404.19733, equation 1).
+        # DPO's loss alone also falls if both answers become less likely, the worse one more so. The
+        # second term keeps the better one likely (arXiv 2404.19733, equation 1).
         loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / self.pairs_in_batch
         loss.backward()
         correct = (chosen > rejected).sum()
@@ -197,13 +205,14 @@ class PreferencePass:
         return torch.stack([each.double() for each in sums])
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every pair already goes alone, so that a smaller limit would
-        change nothing."""
+        """Whether `token_limit` already puts every pair into a microbatch of its own, so that a
+        smaller limit would change nothing."""
         return len(split_pairs(self.policy, self.pairs, token_limit)) == len(self.pairs)
 
 
 def _added_up(numbers: Sequence[float]) -> PreferenceSums:
-    """The sums of a step, from four numbers of each of its microbatches."""
+    """Add up the sums of a step from `numbers`, which holds four numbers of each of its
+    microbatches."""
     total = PreferenceSums()
     for first in range(0, len(numbers), 4):
         loss, correct, chosen, rejected = numbers[first : first + 4]

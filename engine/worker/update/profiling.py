@@ -1,8 +1,9 @@
-"""A profile of two steps, for a run that asked for one: where their time and memory go.
+"""A profile of two steps, if the run asked for one: it shows where their time and memory go.
 
 `honesmith train --profile` sets `profile` in config.json. The second and third step of the attempt
-leave `logs/trace_step_N.json.gz` each (open it in ui.perfetto.dev or chrome://tracing) and the most
-expensive operations as a table in `logs/profile.txt`. The first step is left out: it warms up.
+then write `logs/trace_step_N.json.gz` each (open it in ui.perfetto.dev or chrome://tracing), and
+the most expensive operations as a table to `logs/profile.txt`. The first step is not profiled,
+because it warms up.
 """
 
 import gzip
@@ -23,18 +24,15 @@ class Profiler:
     """Profiles the second and third step of an attempt."""
 
     def __init__(self, folder: Path, *, wanted: bool) -> None:
-        """Write the profiles to `folder`; nothing is profiled unless `wanted`."""
+        """Write the profiles to `folder`. If `wanted` is False, nothing is profiled."""
         self.folder = folder
         self.wanted = wanted
         self._steps_begun = 0  # of this attempt
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Context manager for the work of step `number`.
-
-        It records the second and third step of the attempt and writes their files on exit; for
-        other steps it does nothing.
-        """
+        """Profile step `number` inside the context, if it is the second or third step of the
+        attempt, and write its files on exit. Any other step runs without a profile."""
         self._steps_begun += 1
         if not self.wanted or not FIRST <= self._steps_begun <= LAST:
             yield
@@ -48,8 +46,8 @@ class Profiler:
 
     def _write(self, number: int, trace: profile) -> None:
         """Write the trace of step `number` to `trace_step_<number>.json.gz`, and append the table
-        of its most expensive operations to profile.txt. The first recorded step of an attempt
-        replaces that file."""
+        of its most expensive operations to profile.txt. The first profiled step of an attempt
+        replaces the profile.txt of an earlier attempt."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_trace(number, trace)
         sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
@@ -59,7 +57,8 @@ class Profiler:
             file.write(f"step {number}\n{table}\n")
 
     def _write_trace(self, number: int, trace: profile) -> None:
-        """Write `trace_step_<number>.json.gz`, which trace viewers read."""
+        """Write the trace of step `number` to `trace_step_<number>.json.gz`, in the format that
+        trace viewers read."""
         uncompressed = self.folder / f".trace_step_{number}.{os.getpid()}.json"
         trace.export_chrome_trace(str(uncompressed))
         target = self.folder / f"trace_step_{number}.json.gz"

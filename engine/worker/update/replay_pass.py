@@ -1,4 +1,5 @@
-"""GRPO's pass over a batch with a supervised pass over replayed rows beside it (`keep`)."""
+"""GRPO's pass over a batch, with a supervised pass over replayed rows (the rows of setting
+`keep`)."""
 
 from collections.abc import Sequence
 
@@ -12,18 +13,19 @@ from engine.worker.update.supervised import SupervisedPass
 
 
 class PassWithReplay:
-    """GRPO's pass over a batch and then a supervised pass over replayed rows; a `BatchPass`
-    (memory_retry.py). The gradients add up.
+    """GRPO's pass over a batch, and then a supervised pass over replayed rows; a `BatchPass`
+    (memory_retry.py). The gradients of both add up.
 
     Attributes:
-        first: what does GRPO's pass: `policy_pass`, or all ranks of a run together. The replayed
-            rows, a small share, are read by rank 0 alone.
-        replayed_rows: of this step.
-        replay_loss: of the replayed rows in the last pass, in nats per token; None without any.
+        first: does GRPO's part: `policy_pass`, or all ranks (processes) of the run together. The
+            replayed rows are few, and rank 0 alone reads them.
+        replayed_rows: those of this step.
+        replay_loss: the loss of the replayed rows in the last pass, in nats per token; None if
+            there are none.
     """
 
     def __init__(self, policy_pass: PolicyPass, replayed_rows: Sequence[Row]) -> None:
-        """Prepare both passes; the second does nothing where there are no replayed rows."""
+        """Prepare both passes. Without replayed rows there is only GRPO's pass."""
         self.policy_pass = policy_pass
         self.first: BatchPass[Pending[list[PassSums]]] = policy_pass
         self.replay_loss: float | None = None
@@ -32,7 +34,7 @@ class PassWithReplay:
 
     def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Add the gradients of both passes, in microbatches of at most `token_limit` tokens.
-        Returns the sums of GRPO's; when they are read, `replay_loss` is set too."""
+        Returns the pending sums of GRPO's pass. Reading them also sets `replay_loss`."""
         first = self.first.run(token_limit)
         if not self.replayed_rows:
             return first
@@ -40,11 +42,13 @@ class PassWithReplay:
         first_count = len(first.numbers)
 
         def of(numbers: list[float]) -> list[PassSums]:
+            """Read both passes' numbers: GRPO's come first, the replayed rows' after them."""
             self.replay_loss = replay.of(numbers[first_count:]).loss
             return first.of(numbers[:first_count])
 
         return Pending(torch.cat([first.numbers, replay.numbers]), of, first.loss_of)
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every row of both passes already goes alone."""
+        """Whether `token_limit` already puts every row of both passes into a microbatch of its
+        own."""
         return self.policy_pass.is_finest(token_limit) and self._replay.is_finest(token_limit)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and the optimizer they drive."""
+"""Learning-rate schedules, and the optimizer whose learning rate they set."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from engine.worker.update.optimizer import AdamW
 
 
 def rate(step: int, total: int, settings: CommonSettings) -> float:
-    """The learning rate of optimizer step `step` (1 to `total`).
+    """Return the learning rate of optimizer step `step` (1 to `total`).
 
     Over the first share `warmup_ratio` of the steps it rises linearly to `learning_rate`. Then it
     stays there, or falls, linearly or along half a cosine (arXiv 1608.03983), as `lr_schedule`
@@ -22,7 +22,7 @@ def rate(step: int, total: int, settings: CommonSettings) -> float:
     warmup_steps = math.ceil(settings.warmup_ratio * total)
     if step <= warmup_steps:
         return peak * step / warmup_steps
-    # Of the steps after the warm-up, the share that is done before this one.
+    # The share of the steps after the warm-up that are done before this one.
     done_share = (step - 1 - warmup_steps) / max(1, total - warmup_steps)
     match settings.lr_schedule:
         case "constant":
@@ -34,7 +34,7 @@ def rate(step: int, total: int, settings: CommonSettings) -> float:
 
 
 def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: CommonSettings) -> AdamW:
-    """A new AdamW optimizer with the learning rate and weight decay of the settings."""
+    """Make an AdamW optimizer with the learning rate and weight decay of the settings."""
     return AdamW(parameters, settings.learning_rate, settings.weight_decay)
 
 
@@ -47,11 +47,10 @@ def apply_step(
 ) -> float:
     """Clip the gradients, update the weights and clear the gradients. `max_grad_norm` is the
     largest norm of all gradients together; 0 turns clipping off. Returns the norm before clipping,
-    which `read` asks the device for.
+    which is copied from the device by calling `read`.
 
     Raises:
-        WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
-            infinite.
+        WorkerFailure: kind nonfinite, if a gradient is NaN or infinite; no weight is changed then.
     """
     # An infinite limit clips nothing; the norm is needed all the same.
     limit = max_grad_norm if max_grad_norm > 0 else math.inf

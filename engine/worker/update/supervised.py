@@ -1,4 +1,4 @@
-"""One pass of the cross-entropy over the rows of an SFT step."""
+"""One pass of the cross-entropy loss over the rows of an SFT step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,17 +12,18 @@ from engine.worker.update.pending import Pending
 
 
 class SupervisedSums(NamedTuple):
-    """What a pass came to: the loss in nats per token, and how many microbatches there were."""
+    """The result of a pass: the loss in nats per token, and the number of microbatches."""
 
     loss: float
     microbatches: int
 
 
 class SupervisedPass:
-    """Forward and backward over the rows of one step; a `BatchPass` (update/memory_retry.py).
+    """A pass forward and backward over the rows of one step; a `BatchPass`
+    (update/memory_retry.py).
 
     Attributes:
-        supervised_tokens: how many tokens of the batch are trained.
+        supervised_tokens: the number of trained tokens, by which the loss is divided.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class SupervisedPass:
         """Prepare passes over the rows in `batch`, which add to the gradients of `policy`.
 
         Args:
-            packing: several rows go through the model together; without it each goes alone.
-            supervised_tokens: what the loss is divided by, where `batch` is a part of a larger one;
-                None: the supervised tokens of `batch`.
+            packing: several rows go through the model together; otherwise each row goes alone.
+            supervised_tokens: what the loss is divided by if `batch` is a part of a larger batch;
+                None: the number of trained tokens in `batch`.
         """
         self.policy = policy
         self.batch = batch
@@ -48,8 +49,9 @@ class SupervisedPass:
         self.supervised_tokens = supervised_tokens
 
     def run(self, token_limit: int) -> Pending[SupervisedSums]:
-        """Add the gradients of the batch's loss, the mean over all its supervised tokens, to the
-        adapter, in microbatches of at most `token_limit` tokens."""
+        """Add the gradients of the batch's loss (the mean over all its trained tokens) to the
+        adapter's gradients, in microbatches of at most `token_limit` tokens. Returns the pending
+        loss and the number of microbatches."""
         losses: list[torch.Tensor] = []
         microbatches = self._split(token_limit)
         for rows in microbatches:
@@ -61,12 +63,13 @@ class SupervisedPass:
         return Pending(torch.stack(losses).double(), lambda each: SupervisedSums(sum(each), count))
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with `token_limit` every row already goes alone, so that a smaller limit would
-        change nothing."""
+        """Whether `token_limit` already puts every row into a microbatch of its own, so that a
+        smaller limit would change nothing."""
         return len(self._split(token_limit)) == len(self.batch)
 
     def _split(self, token_limit: int) -> list[list[Row]]:
-        """The rows in microbatches of at most `token_limit` tokens; one row each if not packing."""
+        """Divide the rows into microbatches of at most `token_limit` tokens, or of one row each if
+        packing is off."""
         if not self.packing:
             return [[row] for row in self.batch]
         groups = self.policy.split(self.batch, token_limit)

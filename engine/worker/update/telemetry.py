@@ -1,4 +1,4 @@
-"""What a GPU's sensors said while it trained: utilisation, temperature and power of each step."""
+"""Readings of a GPU's sensors while it trains: utilisation, temperature and power of each step."""
 
 import statistics
 import threading
@@ -7,14 +7,14 @@ import torch
 
 from engine.core.hardware import Gauges, detect, read_gauges
 
-EVERY_S = 1.0  # between two looks
+EVERY_S = 1.0  # seconds between two readings
 
 
 class Telemetry:
-    """Looks at a GPU's sensors in a thread, until this process ends."""
+    """Reads a GPU's sensors in a thread, until `close` is called or this process ends."""
 
     def __init__(self, visible: str, every_s: float = EVERY_S) -> None:
-        """Look at once, and then every `every_s` seconds. `visible` is the GPU's UUID."""
+        """Read the sensors now, and then every `every_s` seconds. `visible` is the GPU's UUID."""
         self.visible = visible
         self._every_s = every_s
         self._lock = threading.Lock()
@@ -24,12 +24,13 @@ class Telemetry:
         threading.Thread(target=self._keep_looking, name="telemetry", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop reading the sensors."""
         self._over.set()
 
     def step(self) -> dict[str, float]:
-        """The metrics of the time since the last call, of the sensors that there are."""
-        self._look()  # a step may be shorter than the time between two looks
+        """Return the metrics of all readings since the last call: mean utilisation and power,
+        highest temperature. A sensor that the GPU does not have is left out."""
+        self._look()  # a step may be shorter than the time between two readings
         with self._lock:
             seen, self._seen = self._seen, []
         shares = [one.utilization for one in seen if one.utilization is not None]
@@ -45,10 +46,12 @@ class Telemetry:
         return metrics
 
     def _keep_looking(self) -> None:
+        """Read the sensors every `_every_s` seconds until `close` is called."""
         while not self._over.wait(self._every_s):
             self._look()
 
     def _look(self) -> None:
+        """Read the sensors once and keep the reading, if the driver answers."""
         gauges = read_gauges(self.visible)
         if gauges is not None:
             with self._lock:
@@ -56,5 +59,5 @@ class Telemetry:
 
 
 def telemetry_of(device: torch.device) -> Telemetry | None:
-    """The sensors of the GPU that this process trains on; None on a CPU."""
+    """Start reading the sensors of the GPU that this process trains on; None on a CPU."""
     return Telemetry(detect().device.visible) if device.type == "cuda" else None

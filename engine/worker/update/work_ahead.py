@@ -1,7 +1,8 @@
-"""How much an attempt of a training run still does: steps, answers of evaluations, checkpoints.
+"""How much work an attempt of a training run still has to do: steps, answers of evaluations,
+checkpoints.
 
-The forecast of the run's end multiplies these by what each has taken so far
-(engine/pace/forecast.py).
+The forecast of the run's end multiplies these numbers by the seconds that each unit has taken so
+far (engine/pace/forecast.py).
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from engine.records.settings import STOP_EARLY_PATIENCE, CommonSettings
 
 @dataclass(frozen=True)
 class Exam:
-    """What the exams of a run ask.
+    """The number of questions in a run's exams (evaluations on held-out tasks).
 
     Attributes:
-        choosing: answers and losses of one evaluation on the way, which chooses the checkpoint.
-        reported: those of the other half, asked before the first step and at the end.
-        questions: of the skill check, asked before the first step and at the end.
+        choosing: answers and losses of one evaluation on the way, which chooses the best
+            checkpoint.
+        reported: answers and losses on the other half of the held-out tasks, asked before the first
+            step and at the end.
+        questions: questions of the skill check, asked before the first step and at the end.
     """
 
     choosing: int = 0
@@ -28,31 +31,33 @@ class Exam:
 def work_ahead(
     settings: CommonSettings, steps_done: int, total_steps: int, exam: Exam, *, resumed: bool
 ) -> dict[Phase, int]:
-    """Return the units of each phase that an attempt does from now on, as `pulse.plan` takes them.
+    """Return how many units of each phase an attempt does from now on, in the form that
+    `pulse.plan` takes.
 
     Args:
         settings: those of the run.
-        steps_done: steps that earlier attempts have done, of `total_steps`.
+        steps_done: how many of the `total_steps` steps earlier attempts have done.
         exam: how many answers and questions an evaluation asks.
-        resumed: whether the attempt goes on from a checkpoint: then nothing is asked before its
+        resumed: whether the attempt goes on from a checkpoint. Then nothing is asked before its
             first step.
     """
-    evaluations = _due_between(steps_done, total_steps, settings.eval_every)  # steps
-    saves = _due_between(steps_done, total_steps, settings.save_every)  # steps
+    # The numbers of the steps after which an evaluation, and a checkpoint, is due.
+    evaluations = _due_between(steps_done, total_steps, settings.eval_every)
+    saves = _due_between(steps_done, total_steps, settings.save_every)
     steps = total_steps - steps_done
     has_exam = exam.choosing + exam.reported > 0
     if not has_exam:
         return {"training": steps, "evaluation": 0, "skill check": 0, "checkpoint": len(saves)}
     answers = exam.choosing * len(evaluations) + exam.reported
     questions = exam.questions  # at the end
-    if not resumed:  # all are also asked before the first step
+    if not resumed:  # a run that begins asks everything before its first step too
         answers += exam.choosing + exam.reported
         questions += exam.questions
     return {
         "training": steps,
         "evaluation": answers,
         "skill check": questions,
-        # An evaluation saves a checkpoint where it is the best so far: at most each of them.
+        # An evaluation saves a checkpoint if it is the best so far. At most every one does.
         "checkpoint": len(saves | evaluations),
     }
 
@@ -60,11 +65,9 @@ def work_ahead(
 def earliest_end(
     settings: CommonSettings, steps_done: int, total_steps: int, evaluations_without_progress: int
 ) -> int | None:
-    """Return the step at which `stop_early=heldout` ends a run at the earliest.
-
-    That is so if no evaluation brings progress from now on. None where the run does all its steps
-    in any case.
-    """
+    """Return the earliest step at which `stop_early=heldout` may end the run: the step at which it
+    ends if no evaluation from now on brings progress. Returns None if the run does all its steps in
+    any case."""
     if settings.stop_early != "heldout":
         return None
     evaluations_to_come = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
@@ -74,6 +77,7 @@ def earliest_end(
 
 
 def _due_between(done: int, total: int, every: int) -> set[int]:
-    """The steps after `done` that are due, once every `every` steps and at the last one."""
+    """List the steps after `done` at which something is due that is due every `every` steps and at
+    the last step, `total`."""
     first = (done // every + 1) * every
     return {*range(first, total + 1, every), total} if done < total else set()
